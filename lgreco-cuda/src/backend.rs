@@ -1,4 +1,4 @@
-//! The backend: the core's interface, and the same on the embedder's device memory.
+//! The backend: the core's interface, and the same operations on the embedder's device memory.
 
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::device::{Device, Part};
@@ -42,8 +42,8 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Device number `ordinal` (0 is the first), in its primary context (PyTorch's, libtorch's and the CUDA runtime's), on
-    /// a stream of its own.
+    /// Opens device number `ordinal` (0 is the first) in its primary context, on a stream of its own. PyTorch, libtorch
+    /// and the CUDA runtime share that context.
     ///
     /// ```
     /// match lgreco_cuda::CudaBackend::new(0) {
@@ -53,17 +53,18 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`], each with what
-    /// is missing; [`Error::Driver`], also when the device has no memory for a context.
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`]: each
+    /// says what is missing. [`Error::Driver`], also if the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self> {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
-    /// The embedder's stream (`cudaStream_t` and `CUstream` are the same; null is the default stream), in its context,
-    /// from any thread; a default stream's is the one that is current on the calling thread. All work goes to that stream.
-    /// While it is being captured into a graph, calls are refused ([`Error::Captured`]): they wait and allocate, and a
-    /// replay would repeat the random words. A backend that is dropped meanwhile frees nothing: its
-    /// workspace, kernels, page-locked memory and events stay until the context ends.
+    /// Uses the embedder's stream, in its context; calls may come from any thread. `cudaStream_t` and `CUstream` are
+    /// the same type, and null is the default stream. The context of a default stream is the one that is current on the
+    /// calling thread. All work goes to that stream. Calls are refused while it is being captured into a graph
+    /// ([`Error::Captured`]): they wait and allocate, and a replay would repeat the random words. A backend that is
+    /// dropped during a capture frees nothing. Its workspace, kernels, page-locked memory and events then stay until
+    /// the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -75,12 +76,12 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream when no context is current.
+    /// Those of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
     ///
     /// # Safety
-    /// The context and the stream, which belongs to it, outlive the backend.
+    /// The stream belongs to its context, and both outlive the backend.
     pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises it.
         Ok(Self::on(Box::new(unsafe { Driver::with_stream(stream) }?)))
     }
 
@@ -88,10 +89,13 @@ impl CudaBackend {
         CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
-    /// Whether this backend makes rows and payloads of such gradients. It does under QSGD with buckets that are powers of two from
-    /// 64 to 4096, under TopK, also in few bits, under EDEN, and under PowerSGD of ranks up to 1024, or of any rank where a matrix has no more
-    /// rows or columns, with sides up to 2^31. It refuses others ([`Error::Method`]), but for host gradients under QSGD with other
-    /// buckets: the core compresses these.
+    /// Whether this backend makes rows and payloads of gradients of this shape under this setting. It supports:
+    /// * QSGD with buckets that are powers of two from 64 to 4096;
+    /// * TopK, also in few bits, and EDEN;
+    /// * PowerSGD for sides up to 2^31, if the rank is at most 1024 or the matrix has at most 1024 rows or columns.
+    ///
+    /// It refuses other settings ([`Error::Method`]). One exception: the core compresses host gradients under QSGD with
+    /// other buckets.
     ///
     /// ```
     /// use lgreco::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
@@ -115,27 +119,28 @@ impl CudaBackend {
         }
     }
 
-    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer (under PowerSGD,
-    /// and under TopK in few bits, also with their number, up to 512 MiB and one layer's each), and which [`reserve`](CudaBackend::reserve) makes beforehand.
+    /// Bytes of device memory held between calls: the workspace. It grows with the largest layer. Under PowerSGD, and
+    /// under TopK in few bits, it also grows with the number of layers, up to 512 MiB and one layer each.
+    /// [`reserve`](CudaBackend::reserve) allocates it beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
 
-    /// Done: waits for all that is enqueued.
+    /// Done: waits for all enqueued work.
     ///
     /// # Errors
-    /// [`Error::Driver`], also when something enqueued before has failed.
+    /// [`Error::Driver`], also if work that was enqueued earlier has failed.
     pub fn synchronise(&mut self) -> Result<()> {
         self.gpu.synchronise()
     }
 
-    /// What the device said, in full, when a call through [`Backend`] last answered
-    /// [`Device`](lgreco::Error::Device), whose text is shorter.
+    /// The device's error in full, for the last call through [`Backend`] that returned
+    /// [`Device`](lgreco::Error::Device). The text of that error is shorter.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back.
+    /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back to the host.
     ///
     /// ```no_run
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -153,13 +158,13 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; without a job [`Length`](lgreco::Error::Length) when `rows` has
-    /// not one place per candidate, and what the device says.
+    /// The first job that fails, with its reason. Without a job: [`Length`](lgreco::Error::Length) unless `rows` has
+    /// one place per candidate, and errors of the device.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work(jobs), rows)
     }
 
-    /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
+    /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back to the host.
     ///
     /// ```no_run
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -174,7 +179,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
+    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
     pub fn encode_device(
         &mut self,
         setting: &Setting,
@@ -185,9 +190,9 @@ impl CudaBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a
-    /// multiple of 4. Nothing of them may be used when an error is returned. The payload is read before the call returns,
-    /// which waits for the stream to take 2 MiB where more than 4 MiB are under way.
+    /// Enqueued for QSGD, done for other methods: decodes a payload in host memory into f32 values at `address`, a
+    /// multiple of 4. After an error none of the values may be used. The payload is read before the call returns. If
+    /// more than 4 MiB are in flight, the call waits until the stream has taken 2 MiB.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
@@ -199,11 +204,11 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`decode`](lgreco::compress::decode), and those of the device.
+    /// Those of [`decode`](lgreco::compress::decode), and those of the device.
     ///
     /// # Safety
-    /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
-    /// work ordered before or after on the backend's stream.
+    /// `address` is valid memory of four bytes per element in the backend's context. Nothing else uses it, except work
+    /// that is ordered before or after on the backend's stream.
     pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<()> {
         let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
         self.decode_to_part(payload, target)
@@ -238,9 +243,10 @@ impl CudaBackend {
     }
 }
 
-/// Rows agree with the core's within 1e-4, payloads of QSGD, TopK and EDEN and what they decode to bit for bit.
+/// Rows agree with the core's within 1e-4. Payloads of QSGD, TopK and EDEN, and the values they decode to, have the
+/// core's bits.
 impl Backend for CudaBackend {
-    /// 0: the workspace is the device's.
+    /// 0: the workspace is in device memory.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
         0
     }
@@ -282,7 +288,7 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Done: as [`decode`], into `values`.
+    /// Done: decodes as [`decode`] does, into `values`.
     fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool> {
         let part = self.gpu.scratch(Scratch::Output, decoded_bytes(payload.header.shape))?;
         if !decode(&mut self.gpu, bytes, payload, part)? {

@@ -1,4 +1,4 @@
-//! Payloads: gradients to bytes and back, whatever the method.
+//! Payloads of all methods: gradients to bytes and back.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
@@ -17,13 +17,13 @@ use lgreco::error::expect_room;
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
-/// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
-/// second TopK's k-th largest, or PowerSGD's or EDEN's faults.
+/// Bytes of a status: two words. The first has the bits of the largest magnitude, or 0 if that is known to be finite.
+/// The second has TopK's k-th largest magnitude, or the faults of PowerSGD or EDEN.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
-/// A payload's header.
+/// The header of the payload for a gradient under this setting.
 pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     let shape = input.shape();
     Ok(match *setting {
@@ -37,14 +37,14 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     })
 }
 
-/// Bytes of the payload, when there is `room` for it.
+/// Length of the payload in bytes; `Err` if `room` is less.
 pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
     expect_room("payload bytes", len, room)?;
     Ok(len)
 }
 
-/// Enqueued: a payload's body at its place in `payload`, and its status, zeros before.
+/// Enqueued: writes a payload's body to its place in `payload`, and its status. The status must be zeros before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -54,7 +54,7 @@ pub(crate) fn enqueue(
     status: Part,
 ) -> Result<()> {
     if input.shape().elements() == 0 {
-        // There may be means of nothing.
+        // A payload of TopK in few bits has means even without elements; they are zeros.
         return gpu.clear(payload.from(HEADER_LEN as u64));
     }
     let tensor = input.tensor(gpu)?;
@@ -75,8 +75,9 @@ pub(crate) fn enqueue(
     }
 }
 
-/// Enqueued: decodes a payload that [`enqueue`] wrote, with any header, of a gradient of this shape. Returns what
-/// `status`, zeros before, must be afterwards, which [`check_decoded`] compares; `None` when any bytes do.
+/// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape; its header is not read. `status`
+/// must be zeros before. Returns the value that `status` must have afterwards, which [`check_decoded`] compares, or
+/// `None` if any bytes are valid.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -99,7 +100,7 @@ pub(crate) fn enqueue_decoding(
     }
 }
 
-/// What a status says of the gradient.
+/// Returns the error that a status reports for the gradient, if any.
 pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<()> {
     let finite = check_finite(gpu, input, status[0]);
     if let Setting::Eden(_) = setting {
@@ -113,10 +114,10 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
-/// Bytes of a status with room for what is at fault: two words more.
+/// Bytes of a status with two more words, for the element at fault.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
-/// The magnitude from which on a gradient cannot be encoded.
+/// The magnitude from which on a gradient cannot be encoded, as bits of f32.
 fn limit(setting: &Setting) -> u32 {
     match *setting {
         Setting::TopK(TopK { values, .. }) => overflow_from(values),
@@ -124,7 +125,8 @@ fn limit(setting: &Setting) -> u32 {
     }
 }
 
-/// Enqueued: [`enqueue`] with the header, and what is at fault, if anything is, to the second half of `status`, of [`TOLD`] bytes.
+/// Enqueued: [`enqueue`], and the header. The element at fault, if any, goes to the second half of `status`, which has
+/// [`TOLD`] bytes.
 pub(crate) fn enqueue_told(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -144,7 +146,7 @@ pub(crate) fn enqueue_told(
     magnitude::end_payload(gpu, &tensor, limit(setting), [status, status.from(STATUS)], (header, payload))
 }
 
-/// What a status of [`TOLD`] bytes says of a gradient that may have gone.
+/// Returns the error that a status of [`TOLD`] bytes reports. The gradient may be gone by then.
 pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
     let is_finite = largest < INFINITY;
@@ -159,7 +161,7 @@ pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 
     if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
 
-/// `Err` when a status is not the one that decoding an encoder's payload leaves.
+/// `Err` unless the status is the one that a payload of an encoder leaves.
 pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<()> {
     if expected.is_none_or(|expected| status == expected) {
         return Ok(());
@@ -167,7 +169,7 @@ pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Resul
     Err(lgreco::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
 }
 
-/// Done: [`Compressor::encode`], of values on either side.
+/// Done: [`Compressor::encode`] for values on the host or the device.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -194,8 +196,8 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
-/// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
+/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for other methods.
+/// Returns `false` without work if the core must decode: dense payloads, empty ones, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
@@ -213,7 +215,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     Ok(good)
 }
 
-/// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.
+/// A setting that decodes payloads like this one, or `None` if the core must decode it.
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
     Ok(match payload.header.method {
         Method::Qsgd => Some(Setting::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),

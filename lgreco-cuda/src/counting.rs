@@ -1,4 +1,4 @@
-//! A device that only notes what it is asked for, to know a workspace and its kernels before there is work.
+//! A device that only records the requests, so that workspace and kernels are known before there is work.
 
 use crate::Result;
 use crate::device::{Device, Launch, Part};
@@ -23,11 +23,11 @@ impl Kernels {
     }
 }
 
-/// The device; what is read from it is what was there before.
+/// The recording device. A download leaves the caller's bytes as they were.
 #[derive(Default)]
 pub(crate) struct Counting {
     pub(crate) kernels: Kernels,
-    /// Bytes of the host that were brought to the device.
+    /// Host bytes that were uploaded to the device.
     pub(crate) uploaded: Arc<AtomicUsize>,
 }
 

@@ -1,10 +1,10 @@
-//! What the backend needs of a device. All other code is written once, over this.
+//! What the backend needs from a device. All other host code is written once, over this trait.
 
 use crate::Result;
 use crate::kernels::Kernel;
 
-/// Memory of a device, whose address is only ever passed on. Made by allocation, by cutting, or from what an embedder
-/// promised, so that a kernel is never given memory that is not there.
+/// Memory of a device; the host never dereferences its address. A part comes from an allocation, from cutting another
+/// part, or from an embedder's promise. So a kernel never gets memory that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) address: u64,
@@ -12,18 +12,18 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The part's bytes `at .. at + bytes`, both at most the part's own.
+    /// The bytes `at .. at + bytes` of this part. The range must lie within the part.
     pub(crate) fn cut(self, at: u64, bytes: u64) -> Part {
         assert!(at <= self.bytes && bytes <= self.bytes - at, "{bytes} bytes at {at} of {} bytes", self.bytes);
         Part { address: self.address + at, bytes }
     }
 
-    /// All from byte `at` on.
+    /// The bytes from `at` to the end.
     pub(crate) fn from(self, at: u64) -> Part {
         self.cut(at, self.bytes - at)
     }
 
-    /// Consecutive parts of these sizes, the first at the part's begin.
+    /// Consecutive parts of these sizes, starting at the beginning of this part.
     pub(crate) fn split<const N: usize>(self, sizes: [u64; N]) -> [Part; N] {
         let mut rest = self;
         sizes.map(|bytes| {
@@ -34,72 +34,74 @@ impl Part {
     }
 }
 
-/// Threads of a block, `BLOCK` in `device.cu`.
+/// Threads of a block; `BLOCK` in `device.cu`.
 pub(crate) const BLOCK: u32 = 256;
 
-/// One launch of a kernel: its arguments are `params`, by value, then the addresses of `parts`.
+/// One launch of a kernel. Its arguments are `params`, by value, and then the addresses of `parts`.
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: Kernel,
     pub(crate) blocks: u32,
     /// Threads per block.
     pub(crate) block: u32,
-    /// The kernel's `Params`.
+    /// The kernel's `Params`, as bytes.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
-    /// Whether it may become part of a graph: no argument changes from step to step, and the kernel is loaded.
+    /// Whether the launch may be captured into a graph. No argument may change from step to step, and the kernel must
+    /// be loaded.
     pub(crate) capturable: bool,
 }
 
-/// A device with one stream: whatever is enqueued happens in the order of the calls. Every error may be that of earlier
+/// A device with one stream: enqueued work happens in the order of the calls. Any call may return an error of earlier
 /// work.
 pub(crate) trait Device: Send {
-    /// `Err` while the device takes no memory back, because its stream is being captured.
+    /// `Err` while memory cannot be freed, because the stream is being captured.
     fn may_free(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Done: memory aligned to 256 bytes, its content undefined.
+    /// Done: allocates memory aligned to 256 bytes. Its content is undefined.
     fn allocate(&mut self, bytes: u64) -> Result<Part>;
 
-    /// Memory that only what has been enqueued before may use.
+    /// Frees memory. Only work that was enqueued before may use it.
     fn free(&mut self, part: Part);
 
-    /// Done: makes a kernel ready, so that its first launch takes no longer than others.
+    /// Done: loads a kernel, so that its first launch takes no longer than later ones.
     fn prepare(&mut self, kernel: Kernel) -> Result<()>;
 
-    /// Done: from now on so many bytes can be uploaded one after another without a wait, unless the device has not read those before.
+    /// Done: makes room so that this many bytes can be uploaded in a row without a wait. An upload still waits if the
+    /// device has not yet read earlier bytes.
     fn stage(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
-    /// Whether memory may be used for more than one purpose after another. A device that looks for errors says no.
+    /// Whether memory may be reused for another purpose. A device that looks for errors says no.
     fn reuses(&self) -> bool {
         true
     }
 
-    /// Enqueued: a word, which goes with the command.
+    /// Enqueued: sets a word. The value is part of the command.
     fn set(&mut self, word_at: Part, word: u32) -> Result<()>;
 
-    /// Enqueued: `bytes`, of the same length, which are read before the call returns.
+    /// Enqueued: uploads `bytes`, as many as the part has. They are read before the call returns.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()>;
 
-    /// Enqueued: fills with zeros.
+    /// Enqueued: fills the part with zeros.
     fn clear(&mut self, part: Part) -> Result<()>;
 
-    /// Enqueued: parts of the same length that do not overlap.
+    /// Enqueued: copies between parts of the same length that do not overlap.
     fn copy(&mut self, from: Part, to: Part) -> Result<()>;
 
-    /// Enqueued.
+    /// Enqueued: launches a kernel.
     fn launch(&mut self, launch: Launch<'_>) -> Result<()>;
 
-    /// Blocks of a kernel, of so many threads, that run at a time.
+    /// Number of the kernel's blocks, with this many threads each, that run at the same time.
     fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64> {
         Ok(2048)
     }
 
-    /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
+    /// Done, and so is all work that was enqueued before: copies the part to `bytes`, which must be as long as `from`.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
-    /// Done: everything.
+    /// Done: waits for all enqueued work.
     fn synchronise(&mut self) -> Result<()>;
 }

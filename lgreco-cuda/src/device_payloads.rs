@@ -1,8 +1,8 @@
-//! Payloads that never leave the device: what goes through NCCL or the like.
+//! Payloads that never leave the device, for collectives such as NCCL's.
 //!
-//! Where a gradient cannot be compressed, a kernel that ends at once for good ones notes the position and the value at
-//! fault, so that gradients may be overwritten by what is enqueued next. What the driver says names no layer, because it may
-//! be about what was enqueued earlier.
+//! If a gradient cannot be compressed, a kernel records the position and the value at fault. For good gradients this
+//! kernel ends at once. So work that is enqueued next may overwrite gradients. Errors of the driver name no layer,
+//! because they may belong to work that was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -16,9 +16,9 @@ use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
 impl CudaBackend {
-    /// Enqueued: [`Backend::encode`](lgreco::backend::Backend::encode) from device memory to device memory;
-    /// returns the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed;
-    /// what is enqueued after this call may overwrite it.
+    /// Enqueued: [`Backend::encode`](lgreco::backend::Backend::encode) from device memory to device memory. Returns the
+    /// payload's length. Later, [`check`](CudaBackend::check) says whether the gradient could be compressed. Work that
+    /// is enqueued after this call may overwrite the gradient.
     ///
     /// ```no_run
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -49,13 +49,13 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), but for the values, and those of the
-    /// device; [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 calls without a check.
+    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), except those about values, and those of
+    /// the device. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a check.
     ///
     /// # Safety
-    /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the
-    /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after
-    /// on the backend's stream.
+    /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the backend's
+    /// context. It does not overlap the gradient. Nothing else uses it, except work that is ordered before or after on
+    /// the backend's stream.
     pub unsafe fn encode_to_device(
         &mut self,
         setting: &Setting,
@@ -73,9 +73,9 @@ impl CudaBackend {
         Ok(len)
     }
 
-    /// Done: whether all gradients encoded by [`encode_to_device`](CudaBackend::encode_to_device) since the last check
-    /// could be compressed, and all payloads decoded by [`decode_on_device`](CudaBackend::decode_on_device) were an
-    /// encoder's. Waits once. Reads no gradient.
+    /// Done: checks all calls since the last check, with one wait. It tells whether every gradient passed to
+    /// [`encode_to_device`](CudaBackend::encode_to_device) could be compressed. It also tells whether every payload
+    /// passed to [`decode_on_device`](CudaBackend::decode_on_device) was written by an encoder. It reads no gradient.
     ///
     /// ```no_run
     /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
@@ -84,23 +84,22 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first call that failed, as `job`: its number, from 0, among the calls of both kinds that returned `Ok` since
-    /// the last check, those included that cannot fail. With it comes the reason that
-    /// [`Compressor::encode`](lgreco::compress::Compressor::encode) has, or
-    /// [`PayloadBody`](lgreco::Error::PayloadBody). Calls after it may have failed too, and are not told of: nothing of what came out of any of them
-    /// may be used. Those of the device, without a number; then nothing is known of any call, and the next check asks
-    /// again.
+    /// The first call that failed. `job` is its number, from 0, among the calls of both kinds that returned `Ok` since
+    /// the last check; calls that cannot fail count too. The error is that of
+    /// [`Compressor::encode`](lgreco::compress::Compressor::encode), or [`PayloadBody`](lgreco::Error::PayloadBody).
+    /// Later calls may have failed too, without a report: no output of any of these calls may be used. Errors of the
+    /// device come without a number. Then no call has been checked, and the next check tries again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
         if pending.calls.is_empty() {
             return Ok(());
         }
         let Some(statuses) = pending.statuses else {
-            // None of them has a status.
+            // None of the calls has a status.
             pending.calls.clear();
             return Ok(());
         };
-        // If that fails, the calls are still to be checked.
+        // If the read fails, the calls remain to be checked.
         let words = gpu.read::<u32>(statuses.cut(0, TOLD * pending.calls.len() as u64))?;
         let calls = pending.clear(gpu)?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<4>().0).enumerate() {
@@ -113,21 +112,21 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Enqueued: decodes a payload that lies at the device address `payload` into f32 values at the address `values`, a
-    /// multiple of 4. Where payloads of several workers lie one after another, most do not begin at a multiple of 4: these
-    /// are copied to the workspace first. It is one that [`encode_to_device`](CudaBackend::encode_to_device), of any worker, made of a
-    /// gradient of this shape under this setting; of other bytes some values come out, or [`check`](CudaBackend::check)
-    /// tells. Its header is not read.
+    /// Enqueued: decodes a payload at the device address `payload` into f32 values at the address `values`, a multiple
+    /// of 4. If payloads of several workers lie one after another, most do not begin at a multiple of 4. Those are
+    /// first copied to the workspace. The payload must come from [`encode_to_device`](CudaBackend::encode_to_device),
+    /// on any worker, for a gradient of this shape under this setting. Other bytes decode to arbitrary values, or
+    /// [`check`](CudaBackend::check) reports them. The header is not read.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or that of the
-    /// values no multiple of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
-    /// the device; those of the device.
+    /// [`Parameter`](lgreco::Error::Parameter) for a wrong parameter of the setting. [`Error::Memory`] if an address is
+    /// 0, if that of the values is not a multiple of 4, and after 4096 calls without a check. [`Error::Method`] for
+    /// methods that the device does not decode. Errors of the device.
     ///
     /// # Safety
-    /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes, `values` of
-    /// four bytes per element, both in the backend's context, apart from each other, and used by nothing else, other
-    /// than work ordered before or after on the backend's stream.
+    /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes, and `values` of
+    /// four bytes per element. Both are in the backend's context and do not overlap. Nothing else uses them, except
+    /// work that is ordered before or after on the backend's stream.
     pub unsafe fn decode_on_device(
         &mut self,
         setting: &Setting,

@@ -1,4 +1,5 @@
-//! Rows whose results stay on the device: enqueued in the caller's memory, read when the caller has brought them to the host.
+//! Rows of the error table whose results stay on the device. The caller provides the memory and brings the results to
+//! the host.
 
 use crate::backend::CudaBackend;
 use crate::counting::Counting;
@@ -12,7 +13,7 @@ use lgreco::error::expect_len;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What [`enqueue_rows`](CudaBackend::enqueue_rows) takes of device memory, in bytes.
+/// Device memory that [`enqueue_rows`](CudaBackend::enqueue_rows) needs, in bytes.
 ///
 /// ```no_run
 /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError, RowsBytes};
@@ -24,13 +25,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsBytes {
-    /// To work in, until what was enqueued is done.
+    /// Bytes of working memory, in use until the enqueued work is done.
     pub workspace: u64,
-    /// Of results, a multiple of 8.
+    /// Bytes of the results, a multiple of 8.
     pub results: u64,
 }
 
-/// A workspace after the jobs were enqueued, and the bytes of the host that they took.
+/// Enqueues the jobs on a recording device. Returns it with its workspace, and the number of host bytes that they
+/// upload.
 fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
     check_all(jobs)?;
     let uploaded = Arc::new(AtomicUsize::new(0));
@@ -40,11 +42,11 @@ fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
 }
 
 impl CudaBackend {
-    /// Bytes of device memory that [`enqueue_rows`](CudaBackend::enqueue_rows) takes for `jobs`. No device is asked, and no gradient
-    /// read.
+    /// Bytes of device memory that [`enqueue_rows`](CudaBackend::enqueue_rows) needs for `jobs`. The call neither uses
+    /// the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, whatever its values.
+    /// The first job that cannot be measured, whatever its values are.
     ///
     /// # Complexity
     /// That of enqueuing the jobs.
@@ -54,11 +56,13 @@ impl CudaBackend {
         Ok(RowsBytes { workspace: gpu.room(), results: results_bytes(&jobs) })
     }
 
-    /// Enqueued: [`measure_device`](CudaBackend::measure_device) but for its wait, in memory of the caller's. Results are at
-    /// `results` when that is done; brought to the host, by a copy to page-locked memory and an event behind it for example,
-    /// [`read_rows`](CudaBackend::read_rows) makes rows of them. The first call of a backend loads kernels, and one with more tables
-    /// than those before makes room for them in page-locked memory: these wait. So does one while tables of earlier calls, which the device has
-    /// not read, fill that memory: room is for twice the tables of a call.
+    /// Enqueued: [`measure_device`](CudaBackend::measure_device) without its wait, in the caller's memory. The results
+    /// will be at `results`. The caller brings them to the host, for example by a copy to page-locked memory with an
+    /// event behind it. [`read_rows`](CudaBackend::read_rows) then makes rows of them.
+    ///
+    /// Three cases wait. The first call of a backend loads kernels. A call with more tables than those before enlarges
+    /// the page-locked memory, which has room for twice the tables of a call. A call also waits if that memory is full
+    /// of tables that the device has not read.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};
@@ -82,15 +86,17 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`rows_bytes`](CudaBackend::rows_bytes); without a job [`Error::Memory`] when the workspace's address is 0 or no multiple of
-    /// 256, or that of the results no multiple of 8, and those of the device.
+    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). Without a job: [`Error::Memory`] if an address is 0. The same
+    /// if the workspace's address is not a multiple of 256, or that of the results not a multiple of 8. Errors of the
+    /// device.
     ///
     /// # Complexity
-    /// That of [`measure_device`](CudaBackend::measure_device), with the tables of layers made twice on the host.
+    /// That of [`measure_device`](CudaBackend::measure_device); the host makes the tables of layers twice.
     ///
     /// # Safety
-    /// Both are valid memory of [`rows_bytes`](CudaBackend::rows_bytes) in the backend's context, apart from each other and from the
-    /// gradients, which nothing else uses, other than work ordered before or after on the backend's stream.
+    /// Both are valid memory of the sizes that [`rows_bytes`](CudaBackend::rows_bytes) returns, in the backend's
+    /// context. They overlap neither each other nor the gradients. Nothing else uses them, except work that is ordered
+    /// before or after on the backend's stream.
     pub unsafe fn enqueue_rows(
         &mut self,
         jobs: &[DeviceJob<'_>],
@@ -106,26 +112,26 @@ impl CudaBackend {
         gpu.within(memory, &rehearsed, |gpu| enqueue(gpu, &jobs, results))
     }
 
-    /// Done: brings as many words as there are from `results` to the host, for who waits on a thread that nobody waits for.
+    /// Done: copies `words.len()` words from `results` to the host. It is meant for a thread that may block.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the address is 0 or no multiple of 8; those of the device.
+    /// [`Error::Memory`] if the address is 0 or not a multiple of 8; errors of the device.
     ///
     /// # Safety
-    /// There are as many words at `results` in the backend's context, which nothing else writes, other than work ordered before or
-    /// after on the backend's stream.
+    /// `results` has that many words in the backend's context. Nothing else writes them, except work that is ordered
+    /// before or after on the backend's stream.
     pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<()> {
         let results = checked(results, size_of_val(words) as u64, 8)?;
         self.gpu_mut().read_into(results, bytemuck::cast_slice_mut(words))
     }
 
-    /// Makes rows, one after another, of the words that [`enqueue_rows`](CudaBackend::enqueue_rows) has left of these jobs. Asks the
-    /// device only where a gradient is not finite, or so large that the core would look more closely: then it waits, and the
-    /// gradients must still be there.
+    /// Makes the rows of these jobs, one after another, from the words that [`enqueue_rows`](CudaBackend::enqueue_rows)
+    /// left. It uses the device only if a gradient is not finite, or so large that the core would look more closely.
+    /// Then the call waits, and the gradients must still exist.
     ///
     /// # Errors
-    /// As [`measure_device`](CudaBackend::measure_device); without a job [`Length`](lgreco::Error::Length), also when there are
-    /// not as many words.
+    /// Those of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length), also
+    /// if the number of words is wrong.
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

@@ -1,5 +1,5 @@
-//! The driver: a context, a stream, modules. Every call makes the context current and afterwards what was current
-//! before.
+//! The driver: a context, a stream, modules. Every call makes the context current, and afterwards restores the previous
+//! one.
 
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;
@@ -15,11 +15,11 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// The driver, initialised, and the version of CUDA that it supports.
+/// The initialised driver, and the CUDA version that it supports.
 #[derive(Clone, Copy)]
 pub(crate) struct Started {
     cuda: &'static Cuda,
-    /// Major and minor.
+    /// Major and minor version.
     pub(crate) version: (u32, u32),
 }
 
@@ -27,14 +27,14 @@ pub(crate) struct Started {
 pub(crate) fn start() -> Result<Started> {
     let cuda = Cuda::load()?;
     let mut number = 0;
-    // SAFETY: a place for an int.
+    // SAFETY: the pointer is valid for an int.
     unsafe { cuda.cuDriverGetVersion(&mut number) }?;
     let found = (number as u32 / 1000, number as u32 % 1000 / 10);
     if found < shipped::DRIVER {
         let (needed, found) = (version(shipped::DRIVER), version(found));
         return Err(Error::TooOld { what: "the CUDA version of the NVIDIA driver", needed, found });
     }
-    // SAFETY: the flags that CUDA knows: none.
+    // SAFETY: CUDA defines no flags, so 0 is the only valid value.
     match unsafe { cuda.cuInit(0) } {
         Err(failure) if failure.code == NO_DEVICE => Err(Error::NoDevice { ordinal: 0, reason: failure.reason }),
         outcome => {
@@ -45,26 +45,26 @@ pub(crate) fn start() -> Result<Started> {
 }
 
 impl Started {
-    /// Devices there are.
+    /// Number of devices.
     pub(crate) fn count(self) -> Result<usize> {
         let mut count = 0;
-        // SAFETY: a place for an int.
+        // SAFETY: the pointer is valid for an int.
         unsafe { self.cuda.cuDeviceGetCount(&mut count) }?;
         Ok(count as usize)
     }
 
-    /// The device of this number.
+    /// The device with this number.
     pub(crate) fn device(self, ordinal: usize) -> Result<CUdevice> {
         let mut device = 0;
-        // SAFETY: a place for a device.
+        // SAFETY: the pointer is valid for a device.
         let found = unsafe { self.cuda.cuDeviceGet(&mut device, i32::try_from(ordinal).unwrap_or(i32::MAX)) };
         found.map(|()| device).map_err(|failure| Error::NoDevice { ordinal, reason: failure.reason })
     }
 
-    /// A device's name, and the bytes of its memory.
+    /// A device's name, and its memory in bytes.
     pub(crate) fn name_and_memory(self, device: CUdevice) -> Result<(String, u64)> {
         let (mut name, mut bytes) = ([0u8; 256], 0);
-        // SAFETY: places of these sizes; the driver gave the device.
+        // SAFETY: the pointers are valid for these sizes; the device is the driver's.
         unsafe {
             self.cuda.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)?;
             self.cuda.cuDeviceTotalMem_v2(&mut bytes, device)?;
@@ -75,19 +75,20 @@ impl Started {
 
     fn attribute(self, device: CUdevice, attribute: CUdevice_attribute) -> Result<i32> {
         let mut value = 0;
-        // SAFETY: a place for an int; the driver gave the device.
+        // SAFETY: the pointer is valid for an int; the device is the driver's.
         unsafe { self.cuda.cuDeviceGetAttribute(&mut value, attribute as i32, device) }?;
         Ok(value)
     }
 
-    /// A device's compute capability, 80 for 8.0.
+    /// A device's compute capability as a number, such as 80 for 8.0.
     pub(crate) fn compute_capability(self, device: CUdevice) -> Result<u32> {
         use CUdevice_attribute::*;
         let major = self.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         Ok((10 * major + self.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
     }
 
-    /// Which kernels a device runs. `Err` when there are none for it, or it lacks something else.
+    /// The architecture whose kernels a device runs. `Err` if the crate has none for it, or if the device lacks another
+    /// feature.
     pub(crate) fn architecture(self, device: CUdevice) -> Result<Architecture> {
         let architecture = shipped::architecture(self.version, self.compute_capability(device)?)?;
         if self.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
@@ -102,21 +103,21 @@ pub(crate) struct Driver {
     cuda: &'static Cuda,
     context: CUcontext,
     stream: CUstream,
-    /// The device whose primary context is held, with a stream of its own on it.
+    /// The device, if this value retains its primary context and owns the stream.
     own: Option<CUdevice>,
     architecture: Architecture,
-    /// Shared by all backends of the context; `None` once they are given back.
+    /// Shared by all backends of the context; `None` after this value has given them back.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
-    /// Blocks that run at a time.
+    /// Number of blocks of each kernel that run at the same time.
     resident: HashMap<Kernel, u64>,
     staging: Option<Staging>,
 }
 
-// SAFETY: the driver's handles may be used from any thread; every call makes the context current on its own.
+// SAFETY: any thread may use the driver's handles, because every call makes the context current itself.
 unsafe impl Send for Driver {}
 
-/// While it lives, a context is current on this thread.
+/// Keeps a context current on this thread during its lifetime.
 struct Current(&'static Cuda);
 
 impl Current {
@@ -130,17 +131,17 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut popped = null_mut();
-        // SAFETY: takes off what `make` put on.
+        // SAFETY: pops the context that `make` pushed.
         let _ = unsafe { self.0.cuCtxPopCurrent_v2(&mut popped) };
     }
 }
 
-/// `Err` when the stream is being captured. Its context is current.
+/// `Err` if the stream is being captured. The stream's context must be current.
 fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<()> {
     let mut status = 0;
-    // SAFETY: a place for a status; the stream lives.
+    // SAFETY: the pointer is valid for a status; the stream is alive.
     match unsafe { cuda.cuStreamIsCapturing(stream, &mut status) } {
-        // Of the default stream, which waits for the one that is.
+        // Returned for the default stream while it waits for a captured stream.
         Err(failure) if failure.code == STREAM_CAPTURE_IMPLICIT => return Err(Error::Captured),
         outcome => outcome?,
     }
@@ -153,18 +154,18 @@ impl Driver {
         let device = started.device(ordinal)?;
         let (cuda, architecture) = (started.cuda, started.architecture(device)?);
         let mut context = null_mut();
-        // SAFETY: the driver gave the device. It is released when the value is dropped, from here on also on errors.
+        // SAFETY: the device is the driver's. Dropping `driver`, made next, releases the context, also after an error.
         unsafe { cuda.cuDevicePrimaryCtxRetain(&mut context, device) }?;
         let mut driver = Driver::of(cuda, context, null_mut(), Some(device), architecture);
         let current = Current::make(cuda, context)?;
-        // SAFETY: a place for a stream.
+        // SAFETY: the pointer is valid for a stream.
         unsafe { cuda.cuStreamCreate(&mut driver.stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
         driver.staging()?;
         drop(current);
         Ok(driver)
     }
 
-    /// A stream and its context; of a default stream, the current one.
+    /// Uses a stream in its context; for a default stream, in the current context.
     ///
     /// # Safety
     /// Both outlive the value.
@@ -173,7 +174,7 @@ impl Driver {
         let cuda = started.cuda;
         let mut context = null_mut();
         let none = || Error::NoDevice { ordinal: 0, reason: "no context is current on this thread".into() };
-        // SAFETY: a place for a context; the stream lives.
+        // SAFETY: the pointer is valid for a context; the stream is alive.
         match unsafe { cuda.cuStreamGetCtx(stream, &mut context) } {
             Err(failure) if failure.code == INVALID_CONTEXT => return Err(none()),
             outcome => outcome?,
@@ -184,7 +185,7 @@ impl Driver {
         let _current = Current::make(cuda, context)?;
         uncaptured(cuda, stream)?;
         let mut device = 0;
-        // SAFETY: a place for a device.
+        // SAFETY: the pointer is valid for a device.
         unsafe { cuda.cuCtxGetDevice(&mut device) }?;
         let mut driver = Driver::of(cuda, context, stream, None, started.architecture(device)?);
         driver.staging()?;
@@ -202,7 +203,7 @@ impl Driver {
         Driver { cuda, context, stream, own, architecture, modules, functions, resident, staging: None }
     }
 
-    /// What bytes of the host go through. The context is current.
+    /// The page-locked memory through which host bytes go. The context must be current.
     fn staging(&mut self) -> Result<&mut Staging> {
         match &mut self.staging {
             Some(staging) => Ok(staging),
@@ -214,15 +215,15 @@ impl Driver {
         Current::make(self.cuda, self.context)
     }
 
-    /// Makes the context current for a call that enqueues. A graph would replay it with the random words, the addresses and
-    /// the bytes of now, so a stream that is being captured is refused.
+    /// Makes the context current for a call that enqueues. Refuses a stream that is being captured. A replay of the
+    /// graph would repeat the random words, the addresses and the bytes of this call.
     fn enter(&self) -> Result<Current> {
         let current = self.current()?;
         uncaptured(self.cuda, self.stream)?;
         Ok(current)
     }
 
-    /// A kernel, loaded on first use. The context is current.
+    /// The function of a kernel, loaded on first use. The context must be current.
     fn function(&mut self, kernel: Kernel) -> Result<CUfunction> {
         if let Some(&function) = self.functions.get(&kernel) {
             return Ok(function);
@@ -231,7 +232,7 @@ impl Driver {
         let load = || {
             let code = shipped::code(kernel.module, architecture)?;
             let mut module = null_mut();
-            // SAFETY: a whole object of the compiler's, or text that ends with NUL, that comes with the crate.
+            // SAFETY: the code comes with the crate, as a whole object file or as text that ends with NUL.
             unsafe { cuda.cuModuleLoadData(&mut module, code.as_ptr().cast()) }?;
             Ok(module)
         };
@@ -240,15 +241,15 @@ impl Driver {
         let no_nul = Error::Driver { call: "cuModuleGetFunction", reason: "a NUL in a kernel's name".into() };
         let name = CString::new(kernel.entry).map_err(|_| no_nul)?;
         let mut function = null_mut();
-        // SAFETY: the module is loaded.
+        // SAFETY: the module is loaded, and the name ends with NUL.
         unsafe { self.cuda.cuModuleGetFunction(&mut function, module, name.as_ptr()) }?;
         self.functions.insert(kernel, function);
         Ok(function)
     }
 
-    /// Waits for the stream. The context is current.
+    /// Waits for the stream. The context must be current.
     fn wait(&self) -> Result<(), Failure> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { self.cuda.cuStreamSynchronize(self.stream) }
     }
 }
@@ -261,8 +262,8 @@ impl Device for Driver {
     fn allocate(&mut self, bytes: u64) -> Result<Part> {
         let _current = self.enter()?;
         let mut address = 0;
-        // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests; all
-        // that uses it is enqueued on the same stream.
+        // SAFETY: kernels write the memory before they read it, which tests check. All work that uses it is enqueued on
+        // the same stream.
         match unsafe { self.cuda.cuMemAllocAsync(&mut address, bytes as usize, self.stream) } {
             Err(failure) if failure.code == OUT_OF_MEMORY => Err(Error::OutOfMemory { bytes }),
             outcome => {
@@ -274,12 +275,12 @@ impl Device for Driver {
 
     fn free(&mut self, part: Part) {
         let Ok(_current) = self.current() else { return };
-        // It stays then, since freeing would spoil the capture.
+        // During a capture the memory stays allocated, because freeing would spoil the capture.
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return;
         }
-        // SAFETY: `allocate` gave it, and what uses it has been enqueued before, on the same stream. Nothing can be done
-        // about an error.
+        // SAFETY: the part comes from `allocate`. All work that uses it was enqueued before, on the same stream. An
+        // error is ignored, because nothing can be done about it.
         let _ = unsafe { self.cuda.cuMemFreeAsync(part.address, self.stream) };
     }
 
@@ -295,7 +296,7 @@ impl Device for Driver {
         let function = self.function(kernel)?;
         let (mut each, mut device, mut multiprocessors) = (0, 0, 0);
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as i32;
-        // SAFETY: places for two ints and a device; the kernel is loaded, and its context is current.
+        // SAFETY: the pointers are valid for two ints and a device. The kernel is loaded, and its context is current.
         unsafe {
             let block = threads as i32;
             self.cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, function, block, 0)?;
@@ -314,14 +315,14 @@ impl Device for Driver {
         }
         let larger = Staging::new(self.cuda, bytes)?;
         let done = self.wait();
-        // What has not been read stays.
+        // If the wait failed, the old memory is not freed, because the device may still read it.
         self.staging.replace(larger).filter(|_| done.is_ok()).iter_mut().for_each(Staging::free);
         Ok(done?)
     }
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: a part is memory that is there; this one has a word, and is aligned for it.
+        // SAFETY: a part is valid memory. This one has a word, and is aligned for it.
         Ok(unsafe { self.cuda.cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) }?)
     }
 
@@ -334,14 +335,14 @@ impl Device for Driver {
     fn clear(&mut self, part: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = part.bytes as usize;
-        // SAFETY: a part is memory that is there.
+        // SAFETY: a part is valid memory.
         Ok(unsafe { self.cuda.cuMemsetD8Async(part.address, 0, bytes, self.stream) }?)
     }
 
     fn copy(&mut self, from: Part, to: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = from.bytes as usize;
-        // SAFETY: parts are memory that is there.
+        // SAFETY: parts are valid memory.
         Ok(unsafe { self.cuda.cuMemcpyDtoDAsync_v2(to.address, from.address, bytes, self.stream) }?)
     }
 
@@ -350,7 +351,7 @@ impl Device for Driver {
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
         // SAFETY: the arguments are those of the kernel, as tests of every kernel assert, and are read before the call
-        // returns; what it does with its memory is checked on the processor, under a sanitizer.
+        // returns. Tests on the processor, under a sanitizer, check how kernels use their memory.
         let launched = unsafe {
             let (blocks, block, stream) = (launch.blocks, launch.block, self.stream);
             let mut params = params.pointers();
@@ -361,7 +362,7 @@ impl Device for Driver {
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: as long as the part; waited for, so that nothing writes the bytes after the call.
+        // SAFETY: `bytes` is as long as the part. The wait ensures that nothing writes to it after the call.
         let copied = unsafe {
             self.cuda.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from.address, bytes.len(), self.stream)
         };
@@ -383,12 +384,12 @@ impl Device for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let Ok(current) = self.current() else { return };
-        // All of it stays then, since waiting would spoil the capture.
+        // During a capture everything stays allocated, because waiting would spoil the capture.
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return self.modules.take().into_iter().for_each(Modules::leave);
         }
-        // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be
-        // done about an error.
+        // SAFETY: all handles belong to this value and are not used again; the wait covers enqueued work. Errors are
+        // ignored, because nothing can be done about them.
         unsafe {
             let _ = self.wait();
             self.staging.iter_mut().for_each(Staging::free);
@@ -404,7 +405,7 @@ impl Drop for Driver {
     }
 }
 
-/// A launch's arguments where the driver looks for them: the parameters, aligned, then addresses.
+/// The arguments of a launch in the layout that the driver expects: the aligned parameters, then addresses.
 pub(crate) struct Arguments {
     params: Vec<u64>,
     addresses: Vec<u64>,

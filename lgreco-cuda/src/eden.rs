@@ -1,8 +1,8 @@
-//! EDEN: what `eden.cu` is asked to do.
+//! EDEN: launches of `eden.cu`.
 //!
-//! A thread block takes a chunk of 4096 values: one block, or the shorter blocks at the end of a tensor. It holds the chunk in
-//! shared memory, where the Walsh–Hadamard transform takes three steps of four levels each, in registers. Additions have the
-//! order of the core, so payloads have its bits.
+//! A thread block takes a chunk of 4096 values: one EDEN block, or the shorter EDEN blocks at the end of a tensor. It
+//! holds the chunk in shared memory. There the Walsh–Hadamard transform takes three steps of four levels each, in
+//! registers. Additions have the order of the core, so payloads have the core's bits.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, looping_pieces};
@@ -14,7 +14,7 @@ use lgreco::compress::eden::{BLOCK, Eden, Scale};
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::rng::Stream;
 
-/// `Params` of `eden.cu`.
+/// The struct `Params` in `eden.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -34,7 +34,7 @@ impl Params {
 }
 
 impl Params {
-    /// Of rows, whose layers say the rest.
+    /// Parameters of a launch over rows; the table of layers has the other fields.
     pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
         Params { least_squares: least_squares(scale), widths, ..Params::default() }
     }
@@ -54,12 +54,12 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
     }
 }
 
-/// Whether it is this scale, as kernels are told.
+/// 1 for this scale, as kernels expect it; else 0.
 pub(crate) fn least_squares(scale: Scale) -> u32 {
     u32::from(scale == Scale::LeastSquares)
 }
 
-/// Pieces of work that a thread block takes.
+/// Number of chunks; each is one thread block's piece of work.
 pub(crate) fn chunks(elements: u32) -> u64 {
     u64::from(elements).div_ceil(BLOCK as u64)
 }
@@ -70,7 +70,8 @@ pub(crate) fn seed(stream: Stream) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 
-/// Enqueued: all of `payload` but the header. The two words of `status`, zeros before, become what [`check`] reads.
+/// Enqueued: writes all of `payload` except the header. The two words of `status` must be zeros before; [`check`] reads
+/// them.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -85,15 +86,15 @@ pub(crate) fn encode(
     gpu.launch(kernel("encode_rotated"), params, &parts, looping_pieces(chunks(tensor.elements)))
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status`, zeros before,
-/// must be 0 still: else a scale or a decoded value is not finite, or unused bits are set.
+/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before.
+/// They stay 0 unless a scale or a decoded value is not finite, or unused bits are set.
 pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, status: Part) -> Result<()> {
     let parts = [payload.from(HEADER_LEN as u64), target.part, status];
     gpu.launch(kernel("decode_rotated"), params(target, eden), &parts, looping_pieces(chunks(target.elements)))
 }
 
-/// What is wrong with a gradient. `found` tells the first value that is not finite; `overflow` is the complement of the first value
-/// of the first block that does not decode to finite values, or 0. The earlier of both counts.
+/// The error of a gradient, if any. `found` has the first value that is not finite. `overflow` is 0, or the complement
+/// of a position: the first value of the first block that does not decode to finite values. The earlier position wins.
 pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
     let comes_later = |index: usize| index as u64 >= u64::from(!overflow);
     match &found {

@@ -1,8 +1,8 @@
-//! EDEN's rows: what `eden_rows.cu` is asked to do.
+//! EDEN's rows: launches of `eden_rows.cu`.
 //!
-//! A block is rotated once. 64 threads then measure a width, four widths at a time, with sums in the order of the core. What the
-//! core measures by decoding is decoded here too: blocks of fewer than 256 values, and those whose errors are too small to be told
-//! from the rounding of f32.
+//! A block is rotated once. Then 64 threads measure a width, four widths at a time, with sums in the order of the core.
+//! The core measures some blocks by decoding, and so do the kernels. These are blocks of fewer than 256 values, and
+//! blocks with errors near the rounding of f32.
 
 use crate::Result;
 use crate::device::Part;
@@ -14,11 +14,11 @@ use bytemuck::{Pod, Zeroable};
 use lgreco::compress::eden::Scale;
 use lgreco::rng::Stream;
 
-/// Widths of a record of sums.
+/// Bit widths in a record of sums.
 const WIDTHS: u64 = 8;
 
-/// Words of results of a layer: what is at fault, and a record of sums. The first half of the first word is infinity where a value is
-/// not finite, the second half is what [`check`](crate::eden::check) calls `overflow`.
+/// Result words of a layer: a word of faults, and a record of sums. The first half of the fault word is infinity if a
+/// value is not finite. The second half is the `overflow` of [`check`](crate::eden::check).
 pub(crate) const RESULT_WORDS: usize = 1 + WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
@@ -31,7 +31,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Blocks that read all values, a record of sums each.
+    /// Number of blocks that read the values; each writes a record of sums.
     fn blocks(&self) -> u64 {
         summing_blocks(chunks(self.tensor.elements))
     }
@@ -42,7 +42,7 @@ impl Job {
     }
 }
 
-/// `Layer` of `eden_rows.cu`.
+/// The struct `Layer` in `eden_rows.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {
@@ -68,7 +68,8 @@ impl Layer {
     ];
 }
 
-/// Enqueued: the squared errors of `bits`, of which there are some, for every job; results, zeros before, follow each other.
+/// Enqueued: measures the squared errors of `bits`, which is not empty, for every job. The results follow each other
+/// and must be zeros before.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Job], scale: Scale, bits: &[u8], results: Part) -> Result<()> {
     let widths = bits.iter().fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
     let params = Params::of_rows(scale, widths);

@@ -1,11 +1,11 @@
-//! What can go wrong on a device.
+//! Errors of a device.
 //!
-//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
-//! backend keeps the text (`CudaBackend::failure`).
+//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the backend
+//! keeps the text (`CudaBackend::failure`).
 
 use lgreco::backend::JobError;
 
-/// Why a call failed: bad input, in the core's words, or the device.
+/// Why a call failed: bad input, as the core's error, or the device.
 ///
 /// ```
 /// use lgreco_cuda::Error;
@@ -15,23 +15,23 @@ use lgreco::backend::JobError;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The input is at fault.
+    /// The input is invalid.
     #[error(transparent)]
     Core(#[from] lgreco::Error),
-    /// A bucket is at fault.
+    /// An error of lgreco-train about a bucket or its steps.
     #[cfg(feature = "train")]
     #[error(transparent)]
     Train(lgreco_train::Error),
-    /// The driver's library is not there.
+    /// The driver's library was not found.
     #[error("no NVIDIA driver: the library libcuda (nvcuda on Windows) was not found")]
     NoDriver,
-    /// No kernels come with the crate for the device.
+    /// The crate has no kernels for the device.
     #[error("no kernels come with this crate for devices of compute capability {capability}")]
     Unsupported {
-        /// The device's.
+        /// The device's compute capability.
         capability: String,
     },
-    /// The compiled kernels are of other sources than the crate's: somebody has changed a kernel and not compiled it.
+    /// The compiled kernels do not match the crate's sources: a kernel was changed and not compiled.
     #[error(
         "compiled/kernels has no code of {module} for {architecture}: its sources have changed; run \
          `cargo run --release -p lgreco-cuda --features testing --example compile_kernels`"
@@ -42,23 +42,23 @@ pub enum Error {
         /// The device's architecture.
         architecture: String,
     },
-    /// A library is there, but not all of it, or it is none.
+    /// A library was found, but it is incomplete or no library.
     #[error("{library} does not load: {reason}")]
     Library {
-        /// Which file, or what was looked for under this name.
+        /// The file, or the name that was searched for.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         reason: String,
     },
-    /// There is no device of this number, or none at all.
+    /// No device has this number, or there is no device at all.
     #[error("no CUDA device {ordinal}: {reason}")]
     NoDevice {
-        /// Number of the device asked for.
+        /// Number of the requested device.
         ordinal: usize,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
-    /// The device cannot allocate in the order of a stream, as is the case of some virtual GPUs.
+    /// The device cannot allocate memory in the order of a stream. Some virtual GPUs cannot.
     #[error("the device has no memory pools, which the backend allocates from")]
     NoPools,
     /// The driver or the device is too old.
@@ -68,30 +68,32 @@ pub enum Error {
         what: &'static str,
         /// What is needed.
         needed: String,
-        /// What there is.
+        /// What was found.
         found: String,
     },
-    /// The device has no room.
+    /// The device is out of memory.
     #[error("the device is out of memory: {bytes} bytes cannot be allocated")]
     OutOfMemory {
         /// Size of the allocation.
         bytes: u64,
     },
-    /// The driver refused a call, or work enqueued before failed; after some such errors a context is of no more use.
+    /// The driver refused a call, or work that was enqueued before failed. After some of these errors a context is
+    /// unusable.
     #[error("the driver failed in {call}: {reason}")]
     Driver {
-        /// Which call.
+        /// The driver call that failed.
         call: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
-    /// The stream is being captured into a graph, whose replays would repeat the random words and the addresses of now.
+    /// The stream is being captured into a graph. Replays would repeat the random words and the addresses of the
+    /// capture.
     #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Captured,
-    /// Memory of the embedder cannot be used.
+    /// The embedder's memory cannot be used.
     #[error("the device memory {what}")]
     Memory {
-        /// What is wrong with it.
+        /// What is wrong with the memory.
         what: &'static str,
     },
     /// There is no kernel for this method.
@@ -109,12 +111,12 @@ impl From<lgreco_train::Error> for Error {
     }
 }
 
-/// What a call of this crate gives: a `T`, or an [`Error`] unless another type is named.
+/// Result of this crate's calls: a `T`, or an [`Error`] unless another type is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the device or its driver failed, and not what the call was given. It may then have been at
-    /// something that was enqueued by an earlier call.
+    /// Whether the device or its driver failed, as opposed to the input of the call. Work of an earlier call may have
+    /// caused the failure.
     ///
     /// ```
     /// use lgreco_cuda::Error;
@@ -130,7 +132,7 @@ impl Error {
         }
     }
 
-    /// The core's error of the same kind, without the text only this crate's has.
+    /// The core's error of the same kind. Details of the text are lost.
     pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
@@ -152,7 +154,7 @@ impl Error {
     }
 }
 
-/// An error, and the job of the batch that is at fault.
+/// An error, and the job of the batch that caused it.
 ///
 /// ```
 /// use lgreco_cuda::{DeviceJobError, Error};
@@ -164,12 +166,12 @@ impl Error {
 /// ```
 pub type DeviceJobError = JobError<Error>;
 
-/// A version as it is written.
+/// A version as text.
 pub(crate) fn version((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }
 
-/// What went wrong while job `index` was worked on: the batch, when it was the device that failed.
+/// Wraps an error of job `index`. Errors of the device belong to the batch and get no job.
 pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> DeviceJobError {
     move |error| JobError { job: (!error.is_of_device()).then_some(index), error }
 }

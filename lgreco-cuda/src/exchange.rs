@@ -1,11 +1,10 @@
-//! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD, whose payloads
-//! `check_payloads` of `kept_means.cu` looks at with TopK's.
-//! [`rotated`] has those under EDEN, [`selection`](crate::selection) those under TopK, [`sums`] uncompressed ones and those under
-//! PowerSGD.
+//! One exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
+//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] has layers under EDEN,
+//! [`selection`](crate::selection) layers under TopK, and [`sums`] uncompressed layers and those under PowerSGD.
 //!
-//! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
-//! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
-//! out to have failed on another rank has changed nothing.
+//! Residuals exist twice in device memory. A step reads one half and writes the other. The halves change roles only if
+//! no rank has failed. So one read of gradients and residuals makes payloads and new residuals. A step that fails on
+//! another rank changes nothing.
 
 #[cfg(feature = "train")]
 mod bucket;
@@ -40,7 +39,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
 }
 
-/// A program with its memory.
+/// A program with its device memory.
 #[derive(Debug)]
 pub struct DeviceExchange {
     program: ExchangeProgram,
@@ -49,7 +48,7 @@ pub struct DeviceExchange {
 }
 
 impl DeviceExchange {
-    /// The parts that kernels take first: layers, the layers of spans, the program.
+    /// The three parts that kernels take first: layers, the layer of each span, the program.
     fn parts(&self) -> [Part; 3] {
         let layers = size_of_val(&*self.program.layers) as u64;
         let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
@@ -57,13 +56,13 @@ impl DeviceExchange {
         [rest.cut(0, layers), rest.from(layers), self.head()]
     }
 
-    /// The same with the layers of spans under EDEN.
+    /// The same parts, with the spans of layers under EDEN.
     fn rotated_parts(&self) -> [Part; 3] {
         let [layers, layer_of, head] = self.parts();
         [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
     }
 
-    /// Where messages begin, and where slips do behind what is summed.
+    /// Where messages begin. `slips` has where the status records begin, behind the summed values.
     fn heads(&self) -> Part {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
@@ -72,17 +71,17 @@ impl DeviceExchange {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
 
-    /// The program.
+    /// The program's own part.
     fn head(&self) -> Part {
         self.memory.cut(0, PROGRAM)
     }
 
-    /// The world, and the memory that TopK has to itself.
+    /// The world size, and the memory that only TopK uses.
     fn of_tops(&self) -> (u32, Part) {
         (self.program.head.world, self.memory.from(self.program.table_bytes()))
     }
 
-    /// The `P` that are orthonormal, in f32.
+    /// PowerSGD's orthonormal factors `P`, in f32.
     #[cfg(test)]
     pub(crate) fn of_rows(&self) -> Part {
         self.program.places(self.memory).of_rows
@@ -92,7 +91,7 @@ impl DeviceExchange {
         looping_pieces(self.program.head.spans.into())
     }
 
-    /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
+    /// The address of an f32 that is 1 after a step that failed on any rank, else 0. PyTorch's `GradScaler` calls it
     /// `found_inf`.
     pub fn found_inf_address(&self) -> u64 {
         self.memory.address + std::mem::offset_of!(Program, found_inf) as u64
@@ -100,7 +99,8 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Enqueued: brings a program into `memory`, and sets its residuals to zeros. Loads the kernels first, which waits.
+    /// Enqueued: uploads a program into `memory`, and sets its residuals to zeros. It first loads the kernels, which
+    /// waits.
     ///
     /// ```no_run
     /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -135,12 +135,12 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Memory`] when an address is 0 or no multiple of 16; those of the device.
+    /// [`Error::Memory`] if an address is 0 or not a multiple of 16; errors of the device.
     ///
     /// # Safety
-    /// Until the exchange is dropped, and until all work enqueued with it is done, both are valid memory of
-    /// [`memory_bytes`](ExchangeProgram::memory_bytes) and [`residual_bytes`](ExchangeProgram::residual_bytes) in the
-    /// backend's context, apart from each other, which nothing else writes.
+    /// Both are valid memory of [`memory_bytes`](ExchangeProgram::memory_bytes) and
+    /// [`residual_bytes`](ExchangeProgram::residual_bytes) in the backend's context, and do not overlap. They stay
+    /// valid until the exchange is dropped and all its enqueued work is done. Nothing else writes them.
     pub unsafe fn begin_exchange(
         &mut self,
         program: ExchangeProgram,
@@ -181,27 +181,32 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches, with layers under TopK in at most six, and in one more where EDEN comes to others: this rank's
-    /// message for all layers under QSGD, EDEN and TopK, `residual + gradient` under each one's setting with the random words of the
-    /// exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all
-    /// layers travel by sums. May be captured into a graph.
+    /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and their next residuals. It
+    /// compresses `residual + gradient` under each layer's setting, with the random words of the exchange's step. The
+    /// payloads have the core's bits; each begins at a multiple of 16. This takes two launches; at most six with layers
+    /// under TopK; one more if layers under EDEN are mixed with others. It does nothing if all layers travel as sums.
+    /// It may be captured into a graph.
     ///
     /// # Errors
-    /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
-    /// those of the device. What is wrong with values is found on the device: see
+    /// [`Error::Memory`] if an address is 0. The same if the message's address is not a multiple of 16, or that of the
+    /// gradients not a multiple of their type's size. Errors of the device. The device finds bad values: see
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, under EDEN two, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits
-    /// under QSGD. Under TopK, a sample more: a sixteenth of a layer, 65,536 values at most. The next residuals are read three times more in layers of
-    /// more than 32,768 values that keep more than 7 of 32, in layers with so many ties that there is no room for what is gathered,
-    /// and where the sample is wrong, by a chance of less than one in 10^8. A gain below 1 adds another read and write of the next
-    /// residuals, and another read of the last ones.
+    /// It reads gradients and residuals once, under EDEN twice, and writes payloads and residuals once: 12.5 bytes per
+    /// f32 value at 4 bits under QSGD. TopK also reads a sample: a sixteenth of a layer, at most 65,536 values. In
+    /// three cases TopK reads the next residuals three more times:
+    /// * A layer of more than 32,768 values keeps more than 7 of 32.
+    /// * A layer has too many ties for the gathered values to fit.
+    /// * The sample is wrong, with a probability below 1 in 10^8.
+    ///
+    /// A gain below 1 adds another read and write of the next residuals, and another read of the last ones.
     ///
     /// # Safety
-    /// The gradients are valid memory of all layers' values, one after the other, and the message of
-    /// [`message_bytes`](ExchangeProgram::message_bytes), in the backend's context, apart from each other, which nothing else
-    /// uses, other than work ordered before or after on the backend's stream. The exchange was begun on this backend.
+    /// The gradients are valid memory of all layers' values, one after the other. The message is valid memory of
+    /// [`message_bytes`](ExchangeProgram::message_bytes). Both are in the backend's context and do not overlap. Nothing
+    /// else uses them, except work that is ordered before or after on the backend's stream. The exchange was begun on
+    /// this backend.
     pub unsafe fn encode_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -225,36 +230,39 @@ impl CudaBackend {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
-        // TopK's last launch has done it; by shards it is done when more is known.
+        // TopK's last launch has announced the status. With shards it is announced later, when more is known.
         let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
-    /// Enqueued, in one launch: what this rank tells of itself at the head of its message or, by shards, of the messages for all
-    /// ranks, of which its own begins there.
+    /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards it writes it at the
+    /// head of each message; this rank's message to itself begins at `message`.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
     }
 
-    /// Enqueued, in two launches, with layers under TopK in at most four, and in two more with layers under EDEN: the means of all
-    /// ranks' messages, which lie one after another, in the order of the ranks, and the step's end. Nothing where all layers travel
-    /// by sums: then [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another
-    /// step, or has another program, or a payload that no encoder wrote, the means of all layers are what [`OnFault`] says and
-    /// residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places.
-    /// May be captured into a graph.
+    /// Enqueued: makes the means of all ranks' messages, and ends the step. The messages lie one after another, in the
+    /// order of the ranks. This takes two launches, at most four with layers under TopK, and two more with layers under
+    /// EDEN. It does nothing if all layers travel as sums: then [`average_exchange`](CudaBackend::average_exchange)
+    /// ends the step.
+    ///
+    /// A step fails if a rank has failed, is at another step, has another program, or sent a payload that no encoder
+    /// wrote. Then [`OnFault`] says what the means of all layers become, and residuals stay as they were, on all ranks.
+    /// Residuals also stay if a mean leaves the range of its type. The means may replace the gradients in place. The
+    /// call may be captured into a graph.
     ///
     /// # Errors
-    /// As [`encode_exchange`](CudaBackend::encode_exchange).
+    /// Those of [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// One read of all payloads, and one of QSGD's and EDEN's scales before; one write of the means; under TopK three reads of the
-    /// positions.
+    /// It reads all payloads once, and before that the scales of QSGD and EDEN once. It writes the means once. TopK
+    /// reads the positions three times.
     ///
     /// # Safety
-    /// The messages are valid memory of as many as there are ranks, and the means of all layers' values, in the backend's
-    /// context, apart from each other, which nothing else uses, other than work ordered before or after on the backend's
-    /// stream. The exchange was begun on this backend.
+    /// The messages are valid memory for one message per rank, and the means for all layers' values. Both are in the
+    /// backend's context and do not overlap. Nothing else uses them, except work that is ordered before or after on the
+    /// backend's stream. The exchange was begun on this backend.
     pub unsafe fn finish_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -279,7 +287,7 @@ impl CudaBackend {
             }
         }
         let parts = [layers, layer_of, head, messages, means];
-        // Those under EDEN are filled here where a step fails.
+        // If a step fails, this launch fills the means of layers under EDEN.
         let pieces = spans.max(program.head.own_rotated).max(1);
         gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(pieces.into()))
     }

@@ -1,12 +1,12 @@
-//! Tables of matrices and their factors: what `factors.cu` and `orthonormal.cu` are told of many matrices at once, and how
-//! the work on each is divided, by its shape alone.
+//! Tables of matrices and their factors, from which `factors.cu` and `orthonormal.cu` work on many matrices at once.
+//! The shape of a matrix alone determines how its work is divided.
 
 use crate::device::BLOCK;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Shape;
 
-/// `Factors` of `factors.cu`.
+/// The struct `Factors` in `factors.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Factors {
@@ -68,41 +68,41 @@ impl Factors {
     ];
 }
 
-/// A block's part of a product: rows, columns at the most, and terms that its warps fetch at a time together.
+/// A block's part of a product: rows, most columns, and the number of terms that its warps fetch together.
 const OUTER: u32 = 64;
 const WIDEST: u32 = 16;
 const DEPTH: u32 = 32;
-/// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
+/// Most terms of a product that are added in f32, and the number of blocks that share a product with enough terms.
 const CHUNK: u32 = 4096;
 const SPREAD: u32 = 1024;
-/// Least rows of an inner product that a thread adds up, and most parts an inner product has.
+/// Fewest rows of an inner product that a thread adds up, and most parts of an inner product.
 const STRETCH: u32 = 128;
 const STRETCHES: u32 = 64;
-/// A block's part of the Gram matrix.
+/// Side of a block's part of the Gram matrix.
 const EDGE: u32 = 16;
-/// A block's part of the matrix that factors make.
+/// A block's part of the matrix product of the factors: rows and columns.
 const HIGH: usize = 64;
 const SIDE: usize = 32;
 
-/// Tiles of the matrix that factors make.
+/// Tiles of the matrix product of the factors.
 pub(crate) fn tiles(shape: Shape) -> u64 {
     shape.rows().div_ceil(HIGH) as u64 * shape.cols().div_ceil(SIDE) as u64
 }
 
-/// How much there is of everything, of all matrices together.
+/// Sizes of everything, over all matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// f32 of all `P`, all `Q` and all chunks of the larger of both products.
+    /// f32 values of all `P`, of all `Q`, and of all chunks of the larger of both products.
     pub(crate) p: u64,
     pub(crate) q: u64,
     pub(crate) partial: u64,
-    /// f64 of all parts of Gram matrices, and of all their factors.
+    /// f64 values of all parts of Gram matrices, and of all their triangular factors.
     pub(crate) gram: u64,
     pub(crate) triangle: u64,
     pub(crate) counters: u32,
     /// Columns of factors.
     pub(crate) columns: u32,
-    /// Pieces of work, as they are numbered through.
+    /// Pieces of work of each kernel; they are numbered across all matrices.
     pub(crate) products: u32,
     pub(crate) backs: u32,
     pub(crate) grams: u32,
@@ -114,14 +114,14 @@ pub(crate) struct Totals {
 struct Division {
     chunk: u32,
     chunks: u32,
-    /// Blocks that each chunk has.
+    /// Blocks per chunk.
     across: u64,
 }
 
 impl Division {
     fn new(outer: u32, inner: u32, columns: u32) -> Division {
         let tiles = outer.div_ceil(OUTER);
-        // Columns must not depend on how many there are, so neither does the division.
+        // A column's bits must not depend on the number of columns, so the division does not either.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         let across = u64::from(tiles) * u64::from(columns.div_ceil(WIDEST));
         Division { chunk, chunks: inner.div_ceil(chunk), across }
@@ -131,7 +131,7 @@ impl Division {
         self.across * u64::from(self.chunks)
     }
 
-    /// f32 of all chunks of a product that has more than one.
+    /// f32 values of all chunks of a product, if it has more than one.
     fn partial(&self, outer: u32, columns: u32) -> u64 {
         if self.chunks > 1 { u64::from(self.chunks) * u64::from(outer) * u64::from(columns) } else { 0 }
     }
@@ -145,17 +145,18 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Says where the last matrix has its `P` in what is summed.
+    /// Sets where the last matrix has its `P` in the summed buffer.
     pub(crate) fn place_sum(&mut self, at: u64) {
         if let Some(last) = self.matrices.last_mut() {
             last.sum = at;
         }
     }
 
-    /// Adds a matrix of this shape with factors of `columns` columns, at most its sides, whose values begin at `values`.
+    /// Adds a matrix of this shape with factors of `columns` columns, at most its smaller side. Its values begin at
+    /// `values`.
     ///
     /// # Errors
-    /// [`TooManyElements`](lgreco::Error::TooManyElements) when the pieces of work are more than have numbers.
+    /// [`TooManyElements`](lgreco::Error::TooManyElements) if the pieces of work are too many to number.
     pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<()> {
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));

@@ -1,11 +1,12 @@
-//! Rows of TopK in few bits: what `kept_errors.cu` is asked to do.
+//! Rows of TopK in few bits: launches of `kept_errors.cu`.
 //!
-//! What is left out is measured as for TopK in full. What the largest k keeps is written down once, as in a payload; among that the cut
-//! of each k is found, and what it keeps fills the bins of its range. Layers share these launches, five to write down and four to
-//! measure, and so do all their k: as many as the workspace has room for.
+//! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once,
+//! as in a payload. Among them the kernels find the cut of each k, and fill the bins of its range with the values that
+//! it keeps. Layers share these launches, five to write and four to measure, and so do all their k, as far as the
+//! workspace has room.
 //!
-//! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread, and then errors
-//! are up to 0.4 % off and some plans change: those of the built-in sample in 2 of 15 layers.
+//! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread.
+//! Then errors are up to 0.4 % off and some plans change: those of the built-in sample in 2 of 15 layers.
 
 use crate::Result;
 use crate::device::Part;
@@ -22,28 +23,28 @@ use lgreco::gradient::Dtype;
 const MOST_BITS: usize = 8;
 /// Bytes of `BinSquares`.
 const SQUARES: u64 = 128 * (3 * 8 + 4);
-/// Two words for what is known of magnitudes, of which rows need nothing.
+/// Two words for the largest magnitudes; rows ignore them.
 const TOLD: u64 = 8;
-/// Bytes of workspace from which on no more layers, and no more k, are measured together.
+/// Bytes of workspace beyond which no further layers or k are measured together.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Words of results that a row takes: those of TopK in full, then errors by the number of bits for each k.
+/// Result words of a row: those of TopK in full, then for each k the errors by number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
 
-/// A layer that is measured.
+/// A layer to measure.
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
-    /// Of which there are some, all from 1 to the number of elements.
+    /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
     /// Where its words begin among all results.
     pub(crate) word: usize,
 }
 
 impl Layer<'_> {
-    /// What each k keeps of as many values as the largest does, which are written down in a payload.
+    /// The table entries of all k. Their values are those that the largest k keeps, as written in a payload.
     fn rows(&self, payload: u64, most: u32) -> impl Iterator<Item = Top> {
         let (kept, errors) = ((payload + HEADER_LEN as u64) / 4, self.word + topk::result_words(self.keeps.len()));
         let row = move |(number, &keep): (usize, &u32)| {
@@ -53,8 +54,8 @@ impl Layer<'_> {
     }
 }
 
-/// Enqueued: what sending means for what each k keeps costs, behind what TopK's row in full has written of each layer. As many share
-/// launches as take `together` bytes of workspace.
+/// Enqueued: measures the error of sending bin means for the values that each k keeps. The results go behind the words
+/// of TopK's row in full, for each layer. Layers share launches up to `together` bytes of workspace.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {
@@ -87,7 +88,7 @@ pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, result
     Ok(())
 }
 
-/// Enqueued: the errors of each k, of what the message holds.
+/// Enqueued: measures the errors of each k, from the values in the message.
 fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, results: Part) -> Result<()> {
     let mut rest = rows.into_iter().peekable();
     while rest.peek().is_some() {
@@ -107,14 +108,14 @@ fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, res
         let [program, squares, cuts, bins] = state.split(sizes);
         let of_spans = gpu.scratch(Scratch::Records, KEPT * spans)?;
         let params = Params::of_rows([layers, spans].map(|count| count as u32));
-        // There are no residuals, nor is anything gathered or sent.
+        // There are no residuals, and nothing is gathered or sent.
         find_cuts(gpu, params, [tops, top_of, program, message, message, cuts], [bins, of_spans, tops, tops])?;
         selection::measure_kept(gpu, params, [tops, top_of, message, cuts, squares, results])?;
     }
     Ok(())
 }
 
-/// Makes a row of the words that [`measure`] and TopK's row in full wrote, of so many `keeps`.
+/// Makes a row for `keeps` values of k, from the words that [`measure`] and TopK's row in full wrote.
 pub(crate) fn read(keeps: usize, bits: &[u8], words: &[u64], row: &mut [f64]) {
     let (in_full, by_bits) = words.split_at(topk::result_words(keeps));
     let rows = row.chunks_mut(bits.len()).zip(topk::errors(in_full).zip(by_bits.as_chunks::<MOST_BITS>().0));

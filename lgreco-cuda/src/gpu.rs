@@ -6,7 +6,7 @@ use crate::kernels::Kernel;
 use bytemuck::Pod;
 use std::collections::{HashMap, HashSet};
 
-/// Buffers of the workspace, each with one purpose at a time.
+/// Buffers of the workspace; each has one purpose at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Values,
@@ -32,15 +32,15 @@ pub(crate) enum Scratch {
     Counters,
 }
 
-/// Parts of a workspace begin at multiples of it.
+/// Alignment of the parts of a workspace, in bytes.
 pub(crate) const ALIGN: u64 = 256;
 
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
-    /// Those that are zeros, where whoever takes them needs that, once everything enqueued is done.
+    /// Buffers that will be zeros where their user needs that, once all enqueued work is done.
     zeros: HashSet<Scratch>,
-    /// Payloads of the host decoded here, not left to the core.
+    /// Number of host payloads decoded here, not by the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
 }
@@ -61,7 +61,7 @@ impl Gpu {
         self.buffers.values().map(|buffer| buffer.bytes).sum()
     }
 
-    /// Done: makes every buffer at least as large as `other`'s. What buffers that grow held is lost.
+    /// Done: makes every buffer at least as large as that of `other`. Buffers that grow lose their content.
     pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<()> {
         for (&name, &Part { bytes, .. }) in &other.buffers {
             if self.buffers.get(&name).is_none_or(|buffer| buffer.bytes < bytes) {
@@ -71,13 +71,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// Bytes of memory in which [`within`](Gpu::within) has room for as much as this one holds.
+    /// Bytes of memory with which [`within`](Gpu::within) can replace this workspace.
     pub(crate) fn room(&self) -> u64 {
         self.buffers.values().map(|buffer| buffer.bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Runs `call` with a workspace in `memory`, aligned, in place of the own one: with as much as `rehearsed` holds, for
-    /// which there is [`room`](Gpu::room). A device that looks for errors has its own all the same.
+    /// Runs `call` with a workspace in `memory`, which is aligned, in place of the usual one. Its buffers are as large
+    /// as those of `rehearsed`, so `memory` needs [`room`](Gpu::room). A device that looks for errors still uses its
+    /// own memory.
     pub(crate) fn within<T>(&mut self, memory: Part, rehearsed: &Gpu, call: impl FnOnce(&mut Gpu) -> T) -> T {
         if !self.device.reuses() {
             return call(self);
@@ -95,18 +96,18 @@ impl Gpu {
         outcome
     }
 
-    /// Done: from now on so many bytes go to the device without a wait.
+    /// Done: makes room so that `bytes` bytes can be uploaded without a wait.
     pub(crate) fn stage(&mut self, bytes: usize) -> Result<()> {
         self.device.stage(bytes)
     }
 
-    /// Done: makes a kernel ready.
+    /// Done: loads a kernel.
     pub(crate) fn prepare(&mut self, kernel: Kernel) -> Result<()> {
         self.device.prepare(kernel)
     }
 
-    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the buffer held is lost, and earlier parts
-    /// of it may not be used any more. Waits for the device when the buffer has to grow.
+    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose. The buffer's content is lost, and earlier
+    /// parts of it must no longer be used. Waits for the device if the buffer has to grow.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let bytes = bytes.max(1);
         if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
@@ -122,8 +123,9 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. Whoever takes them enqueues what leaves zeros where it needs them and then says
-    /// that they [are zeros again](Gpu::are_zeros_again), or the buffer is filled with them anew.
+    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. The user may enqueue work that leaves zeros wherever it
+    /// needs them, and then call [`are_zeros_again`](Gpu::are_zeros_again). Otherwise the next call fills the buffer
+    /// with zeros again.
     pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let part = self.scratch(name, bytes)?;
         if !self.zeros.remove(&name) {
@@ -132,47 +134,47 @@ impl Gpu {
         Ok(part)
     }
 
-    /// All of a buffer that there is.
+    /// The whole buffer.
     #[cfg(test)]
     pub(crate) fn whole(&self, name: Scratch) -> Part {
         self.buffers[&name]
     }
 
-    /// What was enqueued leaves zeros in a buffer, wherever who takes it next needs them.
+    /// Promises that the enqueued work leaves zeros in a buffer wherever its next user needs them.
     pub(crate) fn are_zeros_again(&mut self, name: Scratch) {
         self.zeros.insert(name);
     }
 
-    /// Enqueued: a buffer with `bytes` in it.
+    /// Enqueued: uploads `bytes` to a buffer, and returns it.
     pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part> {
         let buffer = self.scratch(name, bytes.len() as u64)?;
         self.write(bytes, buffer)?;
         Ok(buffer)
     }
 
-    /// Enqueued: words go to the start of `to`, each with its command.
+    /// Enqueued: writes words to the start of `to`, each as part of its command.
     pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<()> {
         let at = |index: usize| to.cut(4 * index as u64, 4);
         words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
     }
 
-    /// Enqueued: `bytes` go to the start of `to`.
+    /// Enqueued: uploads `bytes` to the start of `to`.
     pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<()> {
         if bytes.is_empty() { Ok(()) } else { self.device.upload(bytes, to.cut(0, bytes.len() as u64)) }
     }
 
-    /// Enqueued: zeros.
+    /// Enqueued: fills the part with zeros.
     pub(crate) fn clear(&mut self, part: Part) -> Result<()> {
         if part.bytes == 0 { Ok(()) } else { self.device.clear(part) }
     }
 
-    /// Enqueued: all of `from` goes to the start of `to`.
+    /// Enqueued: copies all of `from` to the start of `to`.
     pub(crate) fn copy(&mut self, from: Part, to: Part) -> Result<()> {
         if from.bytes == 0 { Ok(()) } else { self.device.copy(from, to.cut(0, from.bytes)) }
     }
 
-    /// Enqueued: `blocks` blocks of `BLOCK` threads. The kernel's arguments are `params`, then the addresses of
-    /// `parts`.
+    /// Enqueued: launches `blocks` blocks of `BLOCK` threads. The kernel's arguments are `params`, then the addresses
+    /// of `parts`.
     pub(crate) fn launch<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -195,8 +197,8 @@ impl Gpu {
         self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
-    /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
-    /// [prepared](Gpu::prepare).
+    /// Enqueued: as [`launch`](Gpu::launch), but the launch may be captured into a graph. No argument may change from
+    /// step to step, and the kernel must be [prepared](Gpu::prepare).
     pub(crate) fn launch_capturable<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -225,14 +227,14 @@ impl Gpu {
         self.device.launch(Launch { kernel, blocks: blocks as u32, block, params, parts, capturable })
     }
 
-    /// Done: the bytes of `part`.
+    /// Done: downloads `part`.
     pub(crate) fn read<T: Pod>(&mut self, part: Part) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); (part.bytes / size_of::<T>() as u64) as usize];
         self.read_into(part, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 
-    /// Done: the bytes of `part`, which is as long as `bytes`.
+    /// Done: downloads `part`, which is as long as `bytes`.
     pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             self.device.synchronise()?
@@ -242,7 +244,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Done: everything.
+    /// Done: waits for all enqueued work.
     pub(crate) fn synchronise(&mut self) -> Result<()> {
         self.device.synchronise()
     }
@@ -256,11 +258,11 @@ impl Drop for Gpu {
     }
 }
 
-/// Blocks of a launch.
+/// Number of blocks of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
     Exactly(u64),
-    /// As many as the device runs at a time, up to this number. They go over their shares in a loop.
+    /// As many as the device runs at a time, at most this number. Each block loops over its share.
     AtMost(u64),
 }
 
@@ -270,14 +272,14 @@ impl From<u64> for Blocks {
     }
 }
 
-/// Blocks that go over their shares in a loop, of so many that the device runs at a time.
+/// Number of blocks that loop over their shares, if the device runs `resident` blocks at a time.
 #[cfg(not(test))]
 const fn most(resident: u64) -> u64 {
     resident
 }
 
-/// Sums of a layer in f64 at most, one for each block that adds some up. The number does not depend on the device, so that all
-/// devices add in the same order.
+/// Most f64 sums of a layer; each block makes one. The number does not depend on the device, so that all devices add in
+/// the same order.
 #[cfg(not(test))]
 const fn sums() -> u64 {
     2048
@@ -285,7 +287,7 @@ const fn sums() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    /// So few in tests that it happens there, unless one says otherwise.
+    /// Replaces both limits. It is small, so that small tests loop and group too, unless a test changes it.
     pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
 }
 
@@ -299,7 +301,7 @@ fn sums() -> u64 {
     MOST.get()
 }
 
-/// Blocks of a launch over several layers, if there is more than one.
+/// Blocks of a launch over several layers, at most.
 pub(crate) fn together() -> u64 {
     64 * sums()
 }
@@ -309,17 +311,17 @@ pub(crate) fn blocks(threads: u64) -> u64 {
     threads.div_ceil(BLOCK.into())
 }
 
-/// Blocks for at most `threads` threads, which go over their shares in a loop.
+/// Blocks for at most `threads` threads; each block loops over its share.
 pub(crate) fn looping_blocks(threads: u64) -> Blocks {
     Blocks::AtMost(blocks(threads))
 }
 
-/// Blocks for pieces of work, each of which takes one; they go over their shares in a loop.
+/// Blocks for pieces of work of one block each; each block loops over its share.
 pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
     Blocks::AtMost(pieces)
 }
 
-/// Blocks for pieces of work of which each block adds up some in f64.
+/// Blocks for pieces of work, if each block adds up some of them in f64.
 pub(crate) fn summing_blocks(pieces: u64) -> u64 {
     pieces.min(sums())
 }

@@ -5,7 +5,7 @@ use crate::error::version;
 use crate::shipped::{Architecture, capability};
 use crate::{Error, Result};
 
-/// A device and whether the backend can use it.
+/// A device, and whether the backend can use it.
 ///
 /// ```
 /// for device in lgreco_cuda::devices().unwrap_or_default() {
@@ -14,19 +14,19 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// The driver's name for it.
+    /// The driver's name for the device.
     pub name: String,
     /// Its compute capability, such as `9.0`.
     pub capability: String,
-    /// Bytes of its memory.
+    /// Its memory in bytes.
     pub memory: u64,
-    /// CUDA's version that the driver supports, such as `12.4`.
+    /// The CUDA version that the driver supports, such as `12.4`.
     pub driver: String,
-    /// Which of the crate's kernels it runs, such as `sm_90`; or why the backend cannot use it.
+    /// The architecture of the kernels that it runs, such as `sm_90`; or why the backend cannot use it.
     pub usable: Result<String>,
 }
 
-/// All devices that the driver shows, by their numbers.
+/// All devices that the driver reports, in the order of their numbers.
 ///
 /// ```
 /// match lgreco_cuda::devices() {
@@ -36,7 +36,7 @@ pub struct DeviceInfo {
 /// ```
 ///
 /// # Errors
-/// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
+/// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] if there is no device, [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     let started = driver::start()?;
     let count = started.count()?;

@@ -16,7 +16,7 @@ pub(crate) enum Module {
     ExchangeEden,
 }
 
-/// A file's text, under its own name in messages.
+/// A file's text, with its name for compiler messages.
 macro_rules! file {
     ($name:literal) => {
         concat!("#line 1 \"", $name, "\"\n", include_str!(concat!("kernels/", $name)))
@@ -39,7 +39,7 @@ impl Module {
         Module::ExchangeEden,
     ];
 
-    /// The name of its file.
+    /// The name of the module's file.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Module::Magnitude => "magnitude.cu",
@@ -56,7 +56,7 @@ impl Module {
         }
     }
 
-    /// The module's text: what it is made of, then its own.
+    /// The module's source: the shared files, then its own.
     pub(crate) fn source(self) -> String {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");
@@ -71,7 +71,7 @@ impl Module {
         const LAYERS: &str = file!("layers.cu");
         const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
-        // What EDEN's modules have in common.
+        // Files that all modules of EDEN use.
         let rotated = || [file!("eden_levels.cu"), file!("rotation.cu"), file!("rotated_codes.cu")].concat();
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),

@@ -1,8 +1,8 @@
 //! The functions of the driver's library, which is loaded at run time.
 //!
-//! cudarc loads them, too, but not for this crate, which uses its types alone. cudarc tries `libcuda.so` before `libcuda.so.1`, and the
-//! former may be a stub for linkers. It also takes result codes for a Rust enum, so that a code of a newer driver is undefined
-//! behaviour. Codes are integers here.
+//! cudarc could load them as well, but this crate uses only its types. cudarc tries `libcuda.so` before `libcuda.so.1`,
+//! and the former may be a stub for linkers. It also treats result codes as a Rust enum, so a newer driver's code is
+//! undefined behaviour. Codes are integers here.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
 use crate::{Error, Result};
@@ -12,16 +12,16 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::sync::OnceLock;
 
-/// Names of the library, the best first.
+/// File names of the library, in order of preference.
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
-/// Codes that callers tell apart.
+/// Result codes that callers distinguish.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_CONTEXT: c_int = 201;
 pub(crate) const STREAM_CAPTURE_IMPLICIT: c_int = 906;
 
-/// A call that did not return 0.
+/// A driver call that did not return 0.
 #[derive(Debug)]
 pub(crate) struct Failure {
     call: &'static str,
@@ -37,7 +37,7 @@ impl From<Failure> for Error {
 
 macro_rules! functions {
     ($($name:ident($($parameter:ident: $kind:ty),*);)*) => {
-        /// The functions that the backend calls.
+        /// The driver's functions that the backend calls.
         pub(crate) struct Cuda {
             $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             cuGetErrorName: Words,
@@ -60,9 +60,9 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// As the driver's documentation says.
+                /// That of the function in the driver's documentation.
                 pub(crate) unsafe fn $name(&self, $($parameter: $kind),*) -> Result<(), Failure> {
-                    // SAFETY: as the caller says.
+                    // SAFETY: the caller promises it.
                     self.said(stringify!($name), unsafe { (self.$name)($($parameter),*) })
                 }
             )*
@@ -70,7 +70,7 @@ macro_rules! functions {
     };
 }
 
-/// What describes a code.
+/// Type of the functions that describe a result code.
 type Words = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 functions! {
@@ -115,19 +115,19 @@ functions! {
 }
 
 impl Cuda {
-    /// The driver's functions.
+    /// Loads the driver's functions.
     ///
     /// # Errors
-    /// [`Error::NoDriver`]; [`Error::Library`] where the library does not load or lacks a function.
+    /// [`Error::NoDriver`]; [`Error::Library`] if the library does not load or lacks a function.
     pub(crate) fn load() -> Result<&'static Cuda> {
         static LOADED: OnceLock<Cuda> = OnceLock::new();
         if let Some(loaded) = LOADED.get() {
             return Ok(loaded);
         }
         let cuda = library(NAMES).and_then(|library| {
-            // It is never unloaded.
+            // The library is never unloaded.
             let library = Box::leak(Box::new(library));
-            // SAFETY: the driver's library, which stays.
+            // SAFETY: this is the driver's library, and it stays loaded.
             unsafe { Cuda::of(library) }.map_err(|error| Error::Library {
                 library: "the NVIDIA driver's library".into(),
                 reason: error.to_string(),
@@ -142,7 +142,7 @@ impl Cuda {
         }
         let words = |function: Words| {
             let mut text = std::ptr::null();
-            // SAFETY: a place for a text, which stays; it is null where the driver does not know the code.
+            // SAFETY: the pointer is valid for a text, which is static. The driver sets it to null for an unknown code.
             unsafe {
                 function(code, &mut text);
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -156,10 +156,10 @@ impl Cuda {
     }
 }
 
-/// The first library of these names that is there.
+/// Loads the first of these libraries that exists.
 fn library(names: &[&str]) -> Result<Library> {
     for &name in names {
-        // SAFETY: the initialisers of NVIDIA's library are its own affair.
+        // SAFETY: NVIDIA's library is trusted to initialise itself soundly.
         let error = match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             Err(error) => error,
@@ -170,7 +170,7 @@ fn library(names: &[&str]) -> Result<Library> {
             reason = format!("{reason}: {error}");
             source = error.source();
         }
-        // A file that is there may need another one that is not.
+        // An existing file may need another file that is missing.
         let is_own = reason.contains(&format!("{name}: "));
         let is_absent = is_own && reason.contains("No such file") || reason.contains("os error 126");
         if !is_absent {

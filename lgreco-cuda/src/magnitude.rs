@@ -7,10 +7,10 @@ use crate::tensor::{Input, Tensor};
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 
-/// Bits of f32 infinity; magnitudes of finite numbers are smaller.
+/// Bits of f32 infinity. Magnitudes of finite numbers have smaller bits.
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
-/// `Params` of `magnitude.cu`.
+/// The struct `Params` in `magnitude.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -35,13 +35,13 @@ fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, resul
     gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
 }
 
-/// Enqueued: the first word of `result` becomes at least the bits of the largest magnitude.
+/// Enqueued: raises the first word of `result` to at least the bits of the largest magnitude.
 pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()> {
     launch(gpu, tensor, "largest", 0, result)
 }
 
-/// Enqueued: the header of `payload`; and where the first word of `status`, the largest magnitude, is not below `least`, the eight
-/// bytes of `fault`, zeros before, become what [`told`] reads.
+/// Enqueued: writes the header of `payload`. If the largest magnitude, the first word of `status`, is at least `least`,
+/// the kernel also writes `fault`. It has eight bytes, which must be zeros before; [`told`] decodes them.
 pub(crate) fn end_payload(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -56,12 +56,12 @@ pub(crate) fn end_payload(
     gpu.launch(kernel, params, &parts, looping_blocks(u64::from(tensor.elements)))
 }
 
-/// The position and the value that [`end_payload`] has found.
+/// Position and value of the element that [`end_payload`] found.
 pub(crate) fn told([low, high]: [u32; 2]) -> (usize, f32) {
     (!high as usize, f32::from_bits(low))
 }
 
-/// Done: the first element whose magnitude is not below `least`, if there is one, and its value.
+/// Done: the first element whose magnitude is at least `least`, if any, and its value.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>> {
     let tensor = input.tensor(gpu)?;
     let result = gpu.scratch(Scratch::Results, 4)?;
@@ -74,7 +74,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value(gpu, found as usize)?)))
 }
 
-/// `Err` with the first offender when the largest magnitude is not finite.
+/// `Err` with the first such element if the largest magnitude is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<()> {
     if largest < INFINITY {
         return Ok(());
@@ -85,7 +85,7 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
     }
 }
 
-/// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
+/// The error for the first element of magnitude `least` or more: it is too large for the type it is sent in.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),

@@ -1,5 +1,5 @@
-//! Modules that are loaded into a context. All backends of a context share them, because loading takes long: a driver links
-//! the code, and a sanitizer patches all of it.
+//! Modules that are loaded into a context. All backends of a context share them, because loading takes long: a driver
+//! links the code, and a sanitizer patches it.
 
 use crate::Result;
 use crate::kernels::Module;
@@ -8,18 +8,18 @@ use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The modules of one context. While a backend has them, its context is there.
+/// The modules of one context. The context exists as long as a backend holds them.
 pub(crate) struct Modules {
     loaded: Mutex<HashMap<Module, sys::CUmodule>>,
 }
 
-// SAFETY: the driver's handles may be used from any thread, with their context current.
+// SAFETY: any thread may use the driver's handles while their context is current.
 unsafe impl Send for Modules {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Modules {}
 
-/// The address of a context, and its modules while any backend has them. A later context may have the same address: no
-/// backend has the earlier one's modules then.
+/// Addresses of contexts, each with its modules while a backend holds them. A later context may have the same address.
+/// By then no backend holds the earlier context's modules.
 static OF_CONTEXTS: Mutex<Vec<(usize, Weak<Modules>)>> = Mutex::new(Vec::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -27,7 +27,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Modules {
-    /// Those of a context, which is there until they are given [back](Modules::give_back).
+    /// The modules of a context. The context must exist until they are [given back](Modules::give_back).
     pub(crate) fn of(context: sys::CUcontext) -> Arc<Self> {
         let mut all = locked(&OF_CONTEXTS);
         all.retain(|(_, modules)| modules.strong_count() > 0);
@@ -40,7 +40,7 @@ impl Modules {
         modules
     }
 
-    /// A module, by `load` if it is not loaded yet. The context is current.
+    /// A module; `load` loads it on first use. The context must be current.
     pub(crate) fn get(&self, module: Module, load: impl FnOnce() -> Result<sys::CUmodule>) -> Result<sys::CUmodule> {
         let mut loaded = locked(&self.loaded);
         if let Some(&handle) = loaded.get(&module) {
@@ -51,17 +51,18 @@ impl Modules {
         Ok(handle)
     }
 
-    /// Unloads them if no other backend has them. The context is current, and none of the caller's kernels is enqueued any
-    /// more. Nothing can be done about an error.
+    /// Unloads the modules unless another backend holds them. The context must be current, and none of the caller's
+    /// kernels may still be enqueued. Errors are ignored, because nothing can be done about them.
     pub(crate) fn give_back(self: Arc<Self>, cuda: &Cuda) {
         let Some(mut last) = Arc::into_inner(self) else { return };
         for (_, module) in last.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
-            // SAFETY: loaded by `get`, and used no more.
+            // SAFETY: `get` loaded the module, and nothing uses it any more.
             let _ = unsafe { cuda.cuModuleUnload(module) };
         }
     }
 
-    /// Leaves them loaded as long as the context is there. No later backend gets them: nobody knows how long that is.
+    /// Leaves the modules loaded for the lifetime of the context. No later backend gets them, because that lifetime is
+    /// unknown.
     pub(crate) fn leave(self: Arc<Self>) {
         locked(&OF_CONTEXTS).retain(|(_, modules)| modules.as_ptr() != Arc::as_ptr(&self));
         std::mem::forget(self);

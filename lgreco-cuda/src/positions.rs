@@ -1,4 +1,4 @@
-//! What TopK's payloads hold: what `positions.cu` is asked to do.
+//! Decoding of TopK's payloads: launches of `positions.cu`.
 
 use crate::Result;
 use crate::device::{BLOCK, Part};
@@ -11,7 +11,7 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::topk::{Coding, Layout};
 use lgreco::compress::wire::HEADER_LEN;
 
-/// `Params` of `positions.cu`.
+/// The struct `Params` in `positions.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -32,7 +32,7 @@ impl Params {
         &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Bytes of ones that a block goes through.
+/// Bytes of the bitmap of high position bits that a block scans.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
 const RECORD: u64 = 4;
@@ -43,7 +43,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 
 /// A payload's body in parts.
 struct Body {
-    /// Or means and codes.
+    /// The values; in few bits, means and codes.
     values: Part,
     low: Part,
     high: Part,
@@ -71,8 +71,8 @@ fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
     }
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards `status`, zeros before, must be what is
-/// returned: else no encoder wrote the payload.
+/// Enqueued: decodes a payload with a checked header into `target`. `status` must be zeros before. Returns the value
+/// that `status` has afterwards if an encoder wrote the payload.
 pub(crate) fn decode(gpu: &mut Gpu, keep: Keep, payload: Part, target: &Tensor, status: Part) -> Result<[u32; 2]> {
     let top = keep.top;
     let layout = top.layout(target.elements)?;

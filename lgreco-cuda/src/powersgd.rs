@@ -1,17 +1,18 @@
-//! PowerSGD: what `powersgd.cu` is asked to do, for many matrices at once.
+//! PowerSGD: launches of `powersgd.cu`, for many matrices at once.
 //!
-//! Columns are made orthonormal by CholeskyQR, twice, where the core works by panels and lgreco-wgpu column by
-//! column: that is four launches for any rank instead of six per column. It needs the f64 that WGSL has not, and
-//! squares the condition, which f64 bears as long as factors are f32. On columns of exponentially growing dependence
-//! Gram–Schmidt would keep more, but products with random columns have none: rows of fading, rank-deficient,
-//! Hilbert's and Vandermonde's matrices are the core's.
+//! CholeskyQR, run twice, makes columns orthonormal. The core works by panels, and lgreco-wgpu column by column.
+//! CholeskyQR takes four launches for any rank, not six per column. It needs f64, which WGSL lacks. It squares the
+//! condition number, which f64 tolerates as long as factors are f32. For columns whose dependence grows exponentially,
+//! Gram–Schmidt would keep more. Products with random columns have no such dependence: rows of fading, rank-deficient,
+//! Hilbert and Vandermonde matrices agree with the core's.
 //!
-//! An encoder with one iteration reads the matrix twice: for `P`, when it finds the largest magnitude too, and for `Q`. `P` is
-//! made of the matrix as it is, since its scale is lost when its columns become orthonormal; where the largest magnitude turns
-//! out beyond 2^±64, the next launch, which has nothing to do otherwise, makes `P` again of the matrix scaled.
+//! An encoder with one iteration reads the matrix twice: for `P`, when it also finds the largest magnitude, and for
+//! `Q`. It makes `P` from the unscaled matrix, because orthonormal columns have no scale. If the largest magnitude
+//! turns out to be beyond 2^±64, the next launch makes `P` again from the scaled matrix. Otherwise that launch does
+//! nothing.
 //!
-//! A warp makes four columns of a product, so a matrix costs as many instructions as its rank has fours. Up to 16 columns are
-//! those of one block, whose warps fetch the same values from their multiprocessor's cache.
+//! A warp makes four columns of a product, so the instruction count grows with the rank in steps of four. One block
+//! makes up to 16 columns; its warps fetch the same values from the cache of their multiprocessor.
 
 use crate::device::Part;
 use crate::factors::{Table, Totals, tiles};
@@ -26,7 +27,7 @@ use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
-/// `Params` of `powersgd.cu`.
+/// The struct `Params` in `powersgd.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -78,7 +79,7 @@ impl Params {
     ];
 }
 
-/// `Row` of `powersgd.cu`.
+/// The struct `Row` in `powersgd.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Row {
@@ -98,22 +99,22 @@ impl Row {
     ];
 }
 
-/// Ranks measured together.
+/// Ranks that are measured together.
 const RANKS: usize = 8;
-/// Tiles whose squared errors have one sum.
+/// Tiles whose squared errors share one sum.
 const RUN: u64 = 8;
-/// The largest rank, whose Gram matrix one block factors.
+/// The largest rank. One block factors its Gram matrix.
 const LARGEST_RANK: usize = 1024;
-/// The largest side: threads go on from row to row in 32 bits.
+/// The largest side. Threads step from row to row with 32-bit numbers.
 const LARGEST_SIDE: u64 = 1 << 31;
-/// Bytes of workspace from which on no more matrices are measured together.
+/// Bytes of workspace beyond which no further matrices are measured together.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::PowerSgd, entry }
 }
 
-/// `Err` when a rank or a side is beyond what the kernels are made for.
+/// `Err` if the rank or a side is beyond the limits of the kernels.
 pub(crate) fn check(shape: Shape, rank: u32) -> Result<()> {
     check_sides(shape)?;
     if effective_rank(shape, rank) <= LARGEST_RANK {
@@ -122,7 +123,7 @@ pub(crate) fn check(shape: Shape, rank: u32) -> Result<()> {
     Err(Error::Method("PowerSGD with a rank above 1024"))
 }
 
-/// `Err` when a side is beyond what the kernels are made for.
+/// `Err` if a side is beyond the limit of the kernels.
 pub(crate) fn check_sides(shape: Shape) -> Result<()> {
     if shape.rows().max(shape.cols()) as u64 <= LARGEST_SIDE {
         return Ok(());
@@ -130,7 +131,7 @@ pub(crate) fn check_sides(shape: Shape) -> Result<()> {
     Err(Error::Method("PowerSGD with a side above 2,147,483,648"))
 }
 
-/// A matrix to be compressed, and the name of its random words.
+/// A matrix to compress, and the stream of its random words.
 pub(crate) struct Layer<'t> {
     pub(crate) tensor: &'t Tensor,
     pub(crate) shape: Shape,
@@ -146,13 +147,13 @@ struct Run {
     p: Part,
     q: Part,
     counters: Part,
-    /// Where the largest magnitudes are, and what is to become of them.
+    /// Where the largest magnitudes are, and where the results go.
     results: Part,
-    /// What every launch is told.
+    /// The common parameters of all launches.
     base: Params,
 }
 
-/// The tables of some matrices.
+/// The tables of several matrices.
 #[derive(Default)]
 struct Tables {
     factors: Table,
@@ -178,7 +179,7 @@ impl Tables {
         self.factors.add(shape, columns, layer.tensor.part.address, number, layer.stream.layer)
     }
 
-    /// Bytes of all matrices' `P`.
+    /// Bytes of the `P` of all matrices.
     fn p_bytes(&self) -> u64 {
         4 * self.factors.totals.p
     }
@@ -186,14 +187,14 @@ impl Tables {
     /// Bytes of workspace.
     fn bytes(&self) -> u64 {
         let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
-        // Chunks of products and parts of inner products take turns.
+        // Chunks of products and parts of inner products use the same memory in turn.
         4 * (p + q) + (4 * partial).max(8 * gram) + 8 * (triangle + RANKS as u64 * self.runs)
     }
 }
 
 impl Run {
-    /// Enqueued: the tables. `p` has [room](Tables::p_bytes) for the factors `P`. The results of the matrices, zeros before, are
-    /// `words` words of 8 bytes apart.
+    /// Enqueued: uploads the tables. `p` has [room](Tables::p_bytes) for the factors `P`. The results of the matrices
+    /// are `words` words of 8 bytes apart, and must be zeros before.
     fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
@@ -224,12 +225,12 @@ impl Run {
         Ok(Run { totals, table, rows, sought, p, q, counters, results, base })
     }
 
-    /// Enqueued: as many pieces of work.
+    /// Enqueued: launches a kernel for `pieces` pieces of work.
     fn launch(&self, gpu: &mut Gpu, entry: &'static str, parts: &[Part], pieces: u32) -> Result<()> {
         gpu.launch(kernel(entry), self.base, parts, looping_pieces(pieces.into()))
     }
 
-    /// Enqueued: power iterations, from the start matrices on. The first product finds the largest magnitudes.
+    /// Enqueued: runs power iterations from the start matrices. The first product also finds the largest magnitudes.
     fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<()> {
         for iteration in 0..iterations {
             let fresh = u32::from(iteration == 0);
@@ -245,7 +246,7 @@ impl Run {
         Ok(())
     }
 
-    /// Enqueued: the product that a kernel makes, of the matrices and `q`, or of the transposed ones and `p`.
+    /// Enqueued: runs the product kernel `entry`: the matrices times `q`, or the transposed matrices times `p`.
     fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<()> {
         let transposed = entry == "back_project";
         let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
@@ -255,7 +256,7 @@ impl Run {
         gpu.launch(kernel(entry), params, &parts, looping_pieces(pieces.into()))
     }
 
-    /// Enqueued: makes the columns of `p` orthonormal; those that depend on columns before them become zeros.
+    /// Enqueued: makes the columns of `p` orthonormal. Columns that depend on earlier ones become zeros.
     fn orthonormalise(&self, gpu: &mut Gpu) -> Result<()> {
         let partial = gpu.scratch(Scratch::Chunks, 8 * self.totals.gram)?;
         let triangle = gpu.scratch(Scratch::Triangle, 8 * self.totals.triangle)?;
@@ -268,7 +269,7 @@ impl Run {
         Ok(())
     }
 
-    /// Enqueued: the squared errors at `ranks` ranks, at the most.
+    /// Enqueued: measures the squared errors at up to `ranks` ranks.
     fn measure(&self, gpu: &mut Gpu, ranks: usize) -> Result<()> {
         for first_rank in (0..ranks as u32).step_by(RANKS) {
             let params = Params { first_rank, ..self.base };
@@ -282,13 +283,13 @@ impl Run {
     }
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
+/// Result words of [`measure`]: the largest magnitude, and a record for every eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     1 + RANKS * ranks.div_ceil(RANKS)
 }
 
-/// Enqueued: the measurement of `ranks`, of which there are some, of layers whose random words have one seed, as many at a
-/// time as take `together` bytes of workspace. Their results lie one after another, and are zeros before.
+/// Enqueued: measures `ranks`, at least one, for all layers. The layers' random words have the same seed. Layers share
+/// launches up to `together` bytes of workspace. Their results lie one after another, and must be zeros before.
 pub(crate) fn measure(
     gpu: &mut Gpu,
     layers: &[Layer<'_>],
@@ -318,7 +319,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// The squared errors in the words that [`measure`] wrote.
+/// The squared errors from the words that [`measure`] wrote.
 pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]) {
     let distinct = distinct_ranks(shape, ranks);
     for (place, &rank) in row.iter_mut().zip(ranks) {
@@ -327,8 +328,8 @@ pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]
     }
 }
 
-/// Enqueued: all of `payload` but the header. The first word of `status` becomes the largest magnitude, the second what
-/// [`fault`] is told.
+/// Enqueued: writes all of `payload` except the header. The first word of `status` becomes the largest magnitude; the
+/// second is the argument of [`fault`].
 pub(crate) fn encode(
     gpu: &mut Gpu,
     layer: &Layer<'_>,
@@ -340,7 +341,7 @@ pub(crate) fn encode(
     check(shape, rank)?;
     let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
     tables.add(layer, &[rank])?;
-    // P is made where it is sent.
+    // P is made in place, in the payload.
     let body = payload.from(HEADER_LEN as u64);
     let p = body.cut(0, tables.p_bytes());
     let run = Run::new(gpu, &tables, layer.stream.seed, p, (status, 0))?;
@@ -351,7 +352,7 @@ pub(crate) fn encode(
     gpu.launch(kernel("check_product"), params, &[status, body, q, faults], looping_pieces(params.tiles.into()))
 }
 
-/// What is wrong with a payload, by the second word of its status.
+/// The error of a payload, from the second word of its status.
 pub(crate) fn fault(faults: u32) -> Result<()> {
     let what = match faults {
         0 => return Ok(()),
@@ -361,14 +362,14 @@ pub(crate) fn fault(faults: u32) -> Result<()> {
     Err(lgreco::Error::Overflow { what }.into())
 }
 
-/// What launches about one matrix are told.
+/// Parameters of launches for one matrix.
 fn of_one(shape: Shape, rank: u32) -> Params {
     let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
     Params { rows, cols, rank, tiles: tiles(shape) as u32, ..Params::default() }
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status`, zeros before, must
-/// be 0 still: else a factor or the product is not finite.
+/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before.
+/// They stay 0 unless a factor or the product is not finite.
 pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, target: Part, status: Part) -> Result<()> {
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);
@@ -376,7 +377,7 @@ pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, targ
     gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], u64::from(params.tiles))
 }
 
-/// Enqueued: makes the columns of a factor orthonormal, as those of `P` become.
+/// Enqueued: makes the columns of a factor orthonormal, as for `P`.
 #[cfg(test)]
 pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<()> {
     let shape = Shape::new(rows as usize, columns as usize)?;

@@ -1,15 +1,16 @@
-//! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
+//! QSGD: launches of `buckets.cu` and `qsgd.cu`.
 //!
-//! Buckets are powers of two from 64 to 4096 values. Host gradients with other buckets are left to the core, and device gradients
-//! are refused. A gradient is read once (twice under max norm for rows of 1 bit and others: 1 bit has no sign, and so another
-//! grid). A block holds 4096 values in shared memory, finds the grids of their buckets, and goes on to the row or the codes.
-//! Expectations are summed in closed form, as n/4 − Σ (f − 1/2)², which rounding puts off by up to 2^-24 of a squared level
-//! distance per value.
+//! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
+//! gradients are refused. A gradient is read once. Exception: under max norm, rows that have 1 bit and other widths
+//! read it twice, because 1 bit has no sign and so another grid. A block holds 4096 values in shared memory, finds the
+//! grids of their buckets, and then makes the row or the codes. Expected errors are summed in closed form, as n/4 − Σ
+//! (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
 //!
-//! In the usual case (buckets of 512 under max norm with a sign, rounded at random) a warp holds a bucket in registers.
+//! In the usual case a warp holds a bucket in registers: buckets of 512 under max norm, with a sign and random
+//! rounding.
 //!
-//! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In hybrid
-//! tables a layer's rows of all methods follow one another, so no launch is shared.
+//! Consecutive layers of a table share a launch, each with its own blocks, up to a limit on the number of blocks. In
+//! hybrid tables the rows of one layer under all methods follow one another, so no launch is shared.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, blocks, looping_blocks, summing_blocks};
@@ -23,7 +24,7 @@ use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 
-/// `Params` of `buckets.cu`.
+/// The struct `Params` in `buckets.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -45,7 +46,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// What all layers of an exchange have in common; kernels fill in the rest.
+    /// Parameters that all layers of an exchange share; kernels fill in the rest.
     pub(crate) fn of_exchange(dtype: Dtype, seed: u64) -> Self {
         Params { dtype: dtype as u32, seed_low: seed as u32, seed_high: (seed >> 32) as u32, ..Params::default() }
     }
@@ -72,22 +73,23 @@ impl Params {
     ];
 }
 
-/// Values a block reads before it is worth another, those a thread codes, and those a thread decodes.
+/// Values that a block reads before another block pays off, values that a thread encodes, and values that a thread
+/// decodes.
 const PER_READER: u64 = 4 * SPAN;
 const PER_ENCODER: u64 = 16;
 const PER_DECODER: u64 = 4;
 /// Values of a block's tiles.
 const SPAN: u64 = 4096;
-/// The bucket that a warp holds in registers.
+/// The bucket size that a warp holds in registers.
 const TILE: u32 = 512;
-/// Widths of a record of sums.
+/// Bit widths in a record of sums.
 const WIDTHS: u32 = 8;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Qsgd, entry }
 }
 
-/// What is said of other buckets in device memory.
+/// The error for other buckets in device memory.
 pub(crate) const OTHER_BUCKETS: Error = Error::Method("QSGD with buckets that are no power of two from 64 to 4096");
 
 /// Whether a block holds whole buckets of this size.
@@ -95,7 +97,7 @@ pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
-/// Whether this is what `usual` of `buckets.cu` takes for granted.
+/// Whether the setting meets the assumptions of `usual` in `buckets.cu`.
 fn is_usual(qsgd: Qsgd) -> bool {
     qsgd.bucket == TILE && qsgd.sign_magnitude() && qsgd.rounding == Rounding::Stochastic
 }
@@ -115,13 +117,13 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
     }
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude if it is not finite, then a record of sums for the
-/// widths with a sign and one for those without.
+/// Result words of [`measure`]: the largest magnitude if it is not finite, and two records of sums. The first record is
+/// for widths with a sign, the second for widths without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
-/// Blocks that read all values, a record of sums each.
+/// Number of blocks that read the values; each writes a record of sums.
 fn reading_blocks(tensor: &Tensor) -> u64 {
     summing_blocks(u64::from(tensor.elements).div_ceil(PER_READER))
 }
@@ -129,7 +131,7 @@ fn reading_blocks(tensor: &Tensor) -> u64 {
 /// Widths that are measured together: those with a sign, or those without.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// With one of the widths.
+    /// The settings, with one of the widths.
     qsgd: Qsgd,
     widths: u32,
     /// Where the record of sums is in the results.
@@ -141,14 +143,14 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// The kernel's name: one of two, of which the first is for intervals that all hold zero.
+    /// Selects one of two kernels. The first is valid if every interval holds zero.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })
     }
 }
 
-/// `Layer` of `qsgd.cu`.
+/// The struct `Layer` in `qsgd.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {
@@ -170,14 +172,15 @@ impl Layer {
     ];
 }
 
-/// The table's entry of a tensor.
+/// A tensor's entry in the table.
 fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
     let &Tensor { part, dtype, elements } = tensor;
     Layer { values: part.address, dtype: dtype as u32, count: elements, first_block, blocks }
 }
 
-/// Enqueued: the records of a kind for every tensor; results follow each other. The first word of each tensor's results becomes
-/// at least the largest magnitude where that is not finite. The usual case rounds sums otherwise at the end of a layer.
+/// Enqueued: writes the records of one kind for every tensor; results follow each other. If the largest magnitude of a
+/// tensor is not finite, the first word of its results becomes at least that. The kernel of the usual case rounds sums
+/// differently at the end of a layer.
 fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
@@ -194,7 +197,7 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
     Ok(())
 }
 
-/// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
+/// Enqueued: measures `bits`, at least one, for every tensor; results follow each other.
 pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<()> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
         let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == with_sign;
@@ -205,7 +208,7 @@ pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8]
     Ok(())
 }
 
-/// The squared errors of `bits` in the words that [`measure`] wrote.
+/// The squared errors of `bits` from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
         let record = if (Qsgd { bits, ..base }).sign_magnitude() { 0 } else { WIDTHS as usize };
@@ -218,8 +221,8 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
     (HEADER_LEN + elements.div_ceil(qsgd.bucket) as usize * qsgd.scale_bytes()) as u64
 }
 
-/// Enqueued: all of `payload` but the header. The first word of `result` becomes at least the largest magnitude where that is not
-/// finite.
+/// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the first word of
+/// `result` becomes at least that.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,

@@ -1,6 +1,6 @@
-//! Memory and kernels before there is work: the work is rehearsed on a device that only notes what it is asked for.
+//! Memory and kernels before there is work. The calls are rehearsed on a device that only records the requests.
 //!
-//! A rehearsal is the recording of the calls themselves, so that no second computation of sizes can go wrong.
+//! A rehearsal makes the real calls, so sizes need no second computation that could differ.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -16,7 +16,7 @@ use crate::tensor::{DeviceJob, Input, Tensor, work};
 use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::Dtype;
 
-/// A call that [`reserve`](CudaBackend::reserve) makes memory and kernels for.
+/// A call for which [`reserve`](CudaBackend::reserve) allocates memory and loads kernels.
 ///
 /// ```
 /// use lgreco_cuda::Call;
@@ -29,17 +29,17 @@ pub enum Call {
     Measure,
     /// [`encode_device`](CudaBackend::encode_device) under any candidate.
     Encode,
-    /// [`decode_to_device`](CudaBackend::decode_to_device) of such payloads.
+    /// [`decode_to_device`](CudaBackend::decode_to_device) of payloads under any candidate.
     Decode,
     /// [`encode_to_device`](CudaBackend::encode_to_device) under any candidate.
     EncodeToDevice,
-    /// [`decode_on_device`](CudaBackend::decode_on_device) of such payloads.
+    /// [`decode_on_device`](CudaBackend::decode_on_device) of payloads under any candidate.
     DecodeOnDevice,
 }
 
 impl CudaBackend {
-    /// Bytes of workspace that these calls need for `jobs`: what a backend without any holds after
-    /// [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
+    /// Bytes of workspace that these calls need for `jobs`. A new backend holds that much after
+    /// [`reserve`](CudaBackend::reserve). The call neither uses the device nor reads a gradient.
     ///
     /// ```no_run
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -59,7 +59,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of the calls, but for the values.
+    /// Those of the calls, except errors about values.
     ///
     /// # Complexity
     /// That of enqueuing the calls.
@@ -67,8 +67,9 @@ impl CudaBackend {
         rehearsed(jobs, calls).map(|(gpu, _)| gpu.held())
     }
 
-    /// Done: allocates that workspace, and loads the kernels of these calls. The calls, for these jobs and
-    /// their candidates, then allocate nothing and load nothing, so that those that only enqueue never wait.
+    /// Done: allocates the workspace of [`workspace_bytes`](CudaBackend::workspace_bytes), and loads the kernels of
+    /// these calls. For these jobs and their candidates the calls then allocate and load nothing. So calls that only
+    /// enqueue never wait.
     ///
     /// ```no_run
     /// use lgreco_cuda::Call;
@@ -79,7 +80,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
+    /// Those of [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
         let (rehearsed, kernels) = rehearsed(jobs, calls)?;
         let gpu = self.gpu_mut();
@@ -88,7 +89,7 @@ impl CudaBackend {
     }
 }
 
-/// A workspace after the calls, and the kernels that they launch.
+/// The workspace after the calls, and the kernels that they launch.
 fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
     let kernels = Kernels::default();
     let mut gpu = Gpu::new(Box::new(Counting { kernels: kernels.clone(), ..Counting::default() }));
@@ -103,7 +104,7 @@ fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), D
     Ok((gpu, kernels))
 }
 
-/// What a call may do for a job whose values may be anything.
+/// Makes every request that a call may make for a job, whatever its values are.
 fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Error> {
     if job.gradient.shape().elements() == 0 {
         return Ok(());
@@ -118,7 +119,7 @@ fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Er
 fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Setting) -> Result<(), Error> {
     let (input, shape) = (Input::Device(job.gradient), job.gradient.shape());
     let len = |dtype: Dtype| setting.payload_len(shape, dtype);
-    // Memory of the caller's.
+    // Memory that the caller provides; it needs no workspace.
     let of_caller = |bytes: u64| Part { address: 0, bytes };
     let values = Tensor::of_part(of_caller(4 * shape.elements() as u64));
     match call {
@@ -136,7 +137,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),
-                // A payload that is not aligned.
+                // An unaligned payload, which is copied to the workspace.
                 _ => (gpu.scratch(Scratch::Payload, len)?, Pending::default().status(gpu)?),
             };
             enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)

@@ -1,4 +1,4 @@
-//! Tables of layers whose rows are measured by the same launches, each with its own blocks.
+//! Tables of layers whose rows share launches; each layer has its own blocks.
 
 use crate::Result;
 use crate::device::Part;
@@ -15,7 +15,7 @@ pub(crate) struct RowTable {
 }
 
 impl RowTable {
-    /// Enqueued: brings a table to the device. `layer` makes its entry, of a layer, its first block and how many it has.
+    /// Enqueued: uploads a table. `layer` makes an entry from a layer, its first block and its number of blocks.
     pub(crate) fn new<T, L: Pod>(
         gpu: &mut Gpu,
         layers: &[T],
@@ -35,7 +35,7 @@ impl RowTable {
         Ok(RowTable { layers, layer_of, count, blocks })
     }
 
-    /// How many layers from the first on one launch works on.
+    /// Number of layers, from the first on, that share one launch.
     pub(crate) fn together<T>(layers: &[T], blocks: impl Fn(&T) -> u64) -> usize {
         let mut all = 0;
         let fits = |&(index, layer): &(usize, &T)| {

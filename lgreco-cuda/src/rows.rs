@@ -12,10 +12,10 @@ use lgreco::compress::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from}
 use lgreco::error::expect_len;
 use lgreco::gradient::Dtype;
 
-/// What is said of methods without kernels.
+/// The error for methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
 
-/// Words of 8 bytes of a job's results, of which the first begins with the bits of the largest magnitude.
+/// Result words of a job, of 8 bytes each. The first begins with the bits of the largest magnitude.
 fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
@@ -27,7 +27,7 @@ fn result_words(work: &Work<'_>) -> usize {
     }
 }
 
-/// What the core says of parameters that do not fit; what there are no kernels for is refused.
+/// Returns the core's error for invalid parameters. Refuses methods and shapes without kernels.
 fn check(work: &Work<'_>) -> Result<()> {
     let shape = work.gradient.shape();
     match work.candidates {
@@ -46,7 +46,8 @@ fn check(work: &Work<'_>) -> Result<()> {
     ranks.iter().try_for_each(|&rank| powersgd::check(shape, rank))
 }
 
-/// Whether a job is under QSGD with buckets that no kernel takes. The core measures such gradients of the host.
+/// Whether a job is under QSGD with buckets that no kernel supports. The core measures host gradients with such
+/// buckets.
 fn is_of_other_buckets(work: &Work<'_>) -> bool {
     matches!(work.candidates, Candidates::Qsgd { base, .. } if !qsgd::holds(base.bucket))
 }
@@ -54,7 +55,7 @@ fn is_of_other_buckets(work: &Work<'_>) -> bool {
 /// Done: measures all jobs and writes their rows one after another.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
     expect_places(jobs, rows)?;
-    // Jobs before one that cannot be measured may fail first.
+    // An invalid job is reported only if no job before it fails.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
     let results = gpu.scratch(Scratch::Results, results_bytes(measured))?;
@@ -71,7 +72,7 @@ fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<()> {
     Ok(expect_len("rows, one place per candidate", total, rows.len())?)
 }
 
-/// `Err` with the first of the jobs that cannot be measured.
+/// `Err` with the first job that cannot be measured.
 pub(crate) fn check_all(jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))
 }
@@ -81,7 +82,7 @@ pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
     jobs.iter().map(|job| 8 * result_words(job) as u64).sum()
 }
 
-/// Where the words of each job's results begin: jobs that share launches have theirs one after another.
+/// Where the words of each job's results begin. Jobs that share launches have their words one after another.
 fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     let (mut places, mut first) = (vec![0; jobs.len()], 0);
     for index in groups(jobs).into_iter().flatten() {
@@ -91,7 +92,7 @@ fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     places
 }
 
-/// Enqueued, or done for gradients of the host: all jobs, whose results fill `results`.
+/// Enqueued, or done for host gradients: measures all jobs into `results`.
 pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result<(), DeviceJobError> {
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
@@ -115,8 +116,8 @@ pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result
     Ok(())
 }
 
-/// Makes rows of the words of all jobs' results. Asks the device only where a gradient is not finite, or nearly too large: it says
-/// what is wrong, and where.
+/// Makes rows from the words of all jobs' results. It uses the device only if a gradient is not finite or nearly too
+/// large, to find the error and its position.
 pub(crate) fn take_rows(
     gpu: &mut Gpu,
     jobs: &[Work<'_>],
@@ -133,7 +134,7 @@ pub(crate) fn take_rows(
     Ok(())
 }
 
-/// The jobs that share launches, by their numbers, whatever lies between them.
+/// Groups of jobs that share launches, by number; other jobs may lie between them.
 fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
@@ -145,8 +146,9 @@ fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Whether two jobs can share launches: both in device memory, under QSGD, EDEN or PowerSGD with the same candidates (and for
-/// PowerSGD the same seed), or under TopK with values sent in the same type, which rounds both of them or none.
+/// Whether two jobs can share launches. Both must be in device memory. Under QSGD, EDEN or PowerSGD they must have the
+/// same candidates, and for PowerSGD the same seed. Under TopK they must send values in the same type, and sending must
+/// round the values of both or of neither.
 fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     let some = |job: &Work<'_>| {
         let is_device = matches!(job.gradient, Input::Device(_));
@@ -171,7 +173,7 @@ fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     }
 }
 
-/// The type of values whose row is TopK's.
+/// The type in which TopK sends values, for candidates whose row is made by TopK's kernels.
 fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
     match *candidates {
         Candidates::TopK { values, .. } => Some(values),
@@ -180,7 +182,7 @@ fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
     }
 }
 
-/// Enqueued: jobs that are alike, or one, by their tensors.
+/// Enqueued: measures jobs that share launches, or a single job, from their tensors.
 fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<()> {
     let (job, tensor) = (&alike[0], &tensors[0]);
     if tensor.elements == 0 || is_of_other_buckets(job) {
@@ -222,7 +224,7 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
     }
 }
 
-/// Done: encodes at PowerSGD's largest rank, which says whether anything overflows.
+/// Done: encodes at PowerSGD's largest rank, to find out whether anything overflows.
 fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };
@@ -231,7 +233,7 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     encode(gpu, &setting, &job.gradient, job.stream, &mut payload).map(drop)
 }
 
-/// All that [`measure`] may do with any values; the device must be one that does nothing.
+/// Makes every request that [`measure`] may make, whatever the values are. The device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     check_all(jobs)?;
     let results = gpu.scratch(Scratch::Results, results_bytes(jobs))?;
@@ -242,7 +244,7 @@ pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJob
     Ok(())
 }
 
-/// Makes a row of the words of a job's results.
+/// Makes a row from the words of a job's results.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<()> {
     let finite = check_finite(gpu, &job.gradient, words[0] as u32);
     if let Candidates::Eden { bits, .. } = job.candidates {

@@ -1,21 +1,24 @@
-//! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu`, `few_bits.cu`, `kept.cu` and
-//! `kept_means.cu` are asked to do.
+//! TopK's payloads, for all layers of an exchange or for one, and their means: launches of `selection.cu`,
+//! `few_bits.cu`, `kept.cu` and `kept_means.cu`.
 //!
-//! All values are read once. Before that a sample of a layer (a sixteenth at random, up to 65,536 values, others in each
-//! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
-//! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
-//! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans.
+//! All values are read once. Before that, a kernel samples each layer: a random sixteenth, at most 65,536 values, drawn
+//! anew in each step of an exchange. The sample gives the bound, a magnitude that few more than k values reach. The
+//! chance that fewer than k values reach it is below 1 in 10^8. Values that reach the bound are gathered, in order, and
+//! counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The bin of the k-th largest
+//! value is counted by magnitude. All later work uses the gathered values. They have room for k, a 32nd of the layer
+//! and the sampling error, or for all values of eight spans.
 //!
-//! What does not fit its room stays where the sums are. Each of the three launches that follow reads it there again, so such values
-//! are read four times in all. These are layers of more than eight spans that keep more than 7 of 32 values, layers where many
-//! values are the same or fewer than k are not zeros, and others only by that small chance.
+//! Values that do not fit are not gathered: the next residuals hold them as sums of gradient and residual. Each of the
+//! three launches that follow reads these sums again, so such values are read four times in all. This happens for layers
+//! of more than eight spans that keep more than 7 of 32 values. It also happens if many values are equal, if fewer than
+//! k values are nonzero, and otherwise only by that small chance.
 //!
-//! Whatever the sample, the bits are the same. Where the k-th largest is not where the sample has it, or its bin is not a narrow one,
-//! one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads three
-//! times, with no help from other multiprocessors; else among what was gathered, as of layers so small that hardly any of the k largest
-//! are in the sample. In few bits one block also reads what is kept once
-//! more where a bin spans seven powers of two or more and no value is in the upper four of them.
+//! The bits do not depend on the sample. The fast path fails if the k-th largest value is below the bound, or if its
+//! bin is not a narrow one. Then one block finds the cut. If the bound was too high, or the gathered values did not
+//! fit, this block reads all values three times, without help from other multiprocessors. Otherwise it reads the
+//! gathered values. This happens for layers so small that the sample has hardly any of the k largest. In few bits, one
+//! block may read the kept values once more. It does so if a bin spans seven powers of two or more, and the upper four
+//! have no values.
 
 use crate::Result;
 use crate::device::Part;
@@ -29,7 +32,7 @@ use lgreco::gradient::Dtype;
 
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
-/// Spans under QSGD that a block looks at together.
+/// Spans under QSGD that a block checks together.
 const WARP: u64 = 32;
 /// Bytes of `Program`.
 pub(crate) const PROGRAM: u64 = 128;
@@ -38,8 +41,8 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
 }
 
-/// Enqueued, in three launches: where the k largest of layers end, of which kernels take first the tables, the program, values, residuals
-/// and cuts.
+/// Enqueued, in three launches: finds the cut of each layer, its k-th largest magnitude. `common` has the first
+/// arguments of all kernels: the tables, the program, values, residuals and cuts.
 pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,
@@ -55,7 +58,7 @@ pub(crate) fn find_cuts(
     launch("refine", &[bins, spans, entries, message])
 }
 
-/// Enqueued, in five launches: the payloads of layers.
+/// Enqueued, in five launches: writes the payloads of layers.
 fn select(
     gpu: &mut Gpu,
     params: Params,
@@ -70,41 +73,42 @@ fn select(
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued: the errors of each k of each layer by width, whose cuts are known.
+/// Enqueued: measures the errors of each k of each layer by width. The cuts must be known.
 pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<()> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
 
-/// Enqueued: the body of a payload of one layer, which [`make`] makes.
+/// Enqueued: writes the body of a payload of one layer, from [`make`].
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<()> {
     let made = make(gpu, tensor, keep, status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches: a payload of one layer without its header, in the workspace. The first
-/// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
+/// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The first word of
+/// `status` becomes at least the largest magnitude; the second becomes the k-th largest. The number of kept elements is
+/// from 1 to all.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
     let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
     let [table, program] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|part| part.len() as u64));
-    // Kernels leave zeros of all that has to begin so, as between the steps of an exchange.
+    // Kernels leave zeros in all memory that must begin as zeros, as between the steps of an exchange.
     let sizes = [FEW, CUT, 4 * BINS];
     let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
-    // Zeros come up to a multiple of 16 bytes.
+    // The kernels write zeros up to a multiple of 16 bytes.
     let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // Neither is there a table of spans, nor are there residuals.
+    // There is no table of spans, and there are no residuals, so other parts stand in.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
     gpu.are_zeros_again(Scratch::Selected);
     Ok(words)
 }
 
-/// What looks at the payloads of all exchanges, whether they have layers under TopK or not.
+/// The kernel that checks the payloads of all exchanges, with or without layers under TopK.
 pub(crate) const CHECK: Kernel = kernel("check_payloads");
 
 /// The other entry points, which are loaded before there is work.
@@ -119,12 +123,13 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 ];
 
 impl Tops {
-    /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
+    /// Enqueued, in five launches: writes all payloads and the next residuals; then this rank's status for the other
+    /// ranks.
     pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<()> {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
     }
 
-    /// The same where nothing is remembered: where residuals would be are two words for what is known of magnitudes.
+    /// The same without residuals. Their place has two words for the largest magnitudes.
     pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<()> {
         let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
         self.write(gpu, params, (1, memory), parts)
@@ -142,8 +147,8 @@ impl Tops {
         select(gpu, params, common, [bins, spans, entries, few, message])
     }
 
-    /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in
-    /// TopK's each window begins. Comes before any mean is written.
+    /// Enqueued: checks that encoders wrote all payloads, and finds where each window of TopK begins. It also checks
+    /// the payloads of `spans` spans under QSGD, whose tables come last. It runs before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,
@@ -164,7 +169,7 @@ impl Tops {
         gpu.launch_capturable(kernel("check_kept"), params, &parts, looping_pieces(chunks))
     }
 
-    /// Enqueued: the means, and the step's end where there is nothing under QSGD.
+    /// Enqueued: makes the means. It also ends the step if no layer is under QSGD.
     pub(crate) fn average(
         &self,
         gpu: &mut Gpu,

@@ -1,11 +1,11 @@
-//! The compiled kernels that come with the crate: `compiled/kernels`, which `examples/compile_kernels.rs` writes.
+//! The compiled kernels of the crate: `compiled/kernels`, which `examples/compile_kernels.rs` writes.
 
 use crate::error::version;
 use crate::kernels::Module;
 use crate::{Error, Result};
 use std::sync::OnceLock;
 
-/// The compiler's options for every module. Bits of payloads depend on arithmetic, so it is IEEE 754's.
+/// The compiler's options for every module. Bits of payloads depend on arithmetic, so it must be that of IEEE 754.
 pub(crate) const OPTIONS: [&str; 6] = [
     "--std=c++17",
     "--fmad=false",
@@ -15,17 +15,17 @@ pub(crate) const OPTIONS: [&str; 6] = [
     "--device-as-default-execution-space",
 ];
 
-/// What a module is compiled for.
+/// The target of a compiled module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Architecture {
-    /// Machine code for one compute capability, 80 for 8.0.
+    /// Machine code for one compute capability, such as 80 for 8.0.
     Sass(u32),
-    /// Code that drivers compile for this compute capability and later ones.
+    /// PTX, which drivers compile for this compute capability and later ones.
     Ptx(u32),
 }
 
 impl Architecture {
-    /// The compiler's name for it.
+    /// The compiler's name for the target.
     pub(crate) fn name(self) -> String {
         match self {
             Architecture::Sass(number) => format!("sm_{number}"),
@@ -34,21 +34,23 @@ impl Architecture {
     }
 }
 
-/// 80 is 8.0.
+/// A compute capability as text; 80 is 8.0.
 pub(crate) fn capability(number: u32) -> String {
     version((number / 10, number % 10))
 }
 
-/// Entries one after another, of [what is compressed together](TOGETHER) each: the length of a name, the name, the length of what
-/// follows, and, as LZMA, such entries of modules, whose code is what follows.
+/// The archive: one entry per group of architectures that are [compressed together](TOGETHER). An entry is the length
+/// of a name, the name, the length of the content, and the content. The content is LZMA; decompressed, it has such
+/// entries for modules, whose content is code.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
-/// What there is machine code for.
+/// Compute capabilities with machine code.
 pub(crate) const SASS: [u32; 6] = [70, 75, 80, 90, 100, 120];
-/// What there is code for that drivers compile for all later devices.
+/// The compute capability of the PTX. Drivers compile it for this and all later devices.
 pub(crate) const PTX: u32 = 75;
 
-/// Modules of an architecture are alike, and so are those of its neighbour: two together take five sixths of what they take apart.
+/// Architectures that are compressed together. Modules of neighbouring architectures are similar, so two together take
+/// five sixths of their separate size.
 pub(crate) const TOGETHER: [&[Architecture]; 4] = [
     &[Architecture::Sass(70), Architecture::Sass(75)],
     &[Architecture::Sass(80), Architecture::Sass(90)],
@@ -56,17 +58,19 @@ pub(crate) const TOGETHER: [&[Architecture]; 4] = [
     &[Architecture::Ptx(PTX)],
 ];
 
-/// Compute capabilities of systems on a chip, which do not run the machine code of the graphics cards of their kind.
+/// Compute capabilities of systems on a chip. They do not run the machine code of graphics cards of the same major
+/// version.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
 /// The oldest driver that loads the machine code.
 pub(crate) const DRIVER: (u32, u32) = (12, 0);
-/// The oldest driver that reads the PTX, and the PTX's version.
+/// The oldest driver that reads the PTX, and the version of the PTX.
 const PTX_DRIVER: (u32, u32) = (12, 9);
 #[cfg(test)]
 const PTX_VERSION: &str = ".version 8.8";
 
-/// What a device of compute capability `device` runs, under a driver of CUDA's version `driver`, which is at least [`DRIVER`].
+/// The architecture that a device of compute capability `device` runs. `driver` is the driver's CUDA version, at least
+/// [`DRIVER`].
 pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architecture> {
     let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
     if let Some(number) = SASS.into_iter().filter(runs).max() {
@@ -86,25 +90,26 @@ pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architectu
     Ok(Architecture::Ptx(PTX))
 }
 
-/// The name of a module's code. It has a hash of the sources and the options, so that code of other sources is not found.
+/// The name of a module's code. It contains a hash of the sources and the options, so code from other sources is not
+/// found.
 pub(crate) fn name(module: Module, architecture: Architecture) -> String {
     let hash = hash(format!("{}{OPTIONS:?}", module.source()).as_bytes());
     format!("{} {} {hash:016x}", module.name(), architecture.name())
 }
 
-/// FNV-1a.
+/// The 64-bit FNV-1a hash.
 fn hash(bytes: &[u8]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// What architectures are called together.
+/// The name of a group of architectures.
 pub(crate) fn names(architectures: &[Architecture]) -> String {
     let names: Vec<String> = architectures.iter().map(|architecture| architecture.name()).collect();
     names.join(" ")
 }
 
-/// An entry.
+/// An entry of the archive.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
     let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
@@ -114,13 +119,13 @@ pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
 /// A module's code.
 ///
 /// # Errors
-/// [`Error::NoKernels`] when the archive has none of these sources.
+/// [`Error::NoKernels`] if the archive has no code for these sources.
 pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'static [u8]> {
     let code = modules(architecture).and_then(|modules| find(modules, &name(module, architecture)));
     code.ok_or_else(|| Error::NoKernels { module: module.name(), architecture: architecture.name() })
 }
 
-/// An architecture's entries and its neighbour's, which are kept.
+/// The decompressed entries of an architecture's group. They are kept in memory.
 fn modules(architecture: Architecture) -> Option<&'static [u8]> {
     static OPENED: [OnceLock<Vec<u8>>; TOGETHER.len()] = [const { OnceLock::new() }; TOGETHER.len()];
     let has = |together: &[Architecture]| together.iter().any(|known| known.name() == architecture.name());
@@ -145,7 +150,7 @@ fn find<'a>(mut archive: &'a [u8], wanted: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// Bytes behind their length, and what comes after them.
+/// The bytes of a field with a length prefix, and the rest.
 fn part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)

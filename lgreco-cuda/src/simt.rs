@@ -1,4 +1,4 @@
-//! A device on the processor: the kernels' own sources, compiled by g++ against `simt/cuda_shim.h`.
+//! A device on the processor: g++ compiles the kernels' own sources against `simt/cuda_shim.h`.
 
 mod library;
 
@@ -17,18 +17,18 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
+/// Reports that a check cannot run here. Fails if `LGRECO_REQUIRE` names cuda.
 pub(crate) fn unavailable(reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
-        // Not by `eprintln!`, which libtest keeps to itself.
+        // Not `eprintln!`, because libtest captures its output.
         writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
     }
 }
 
-/// The flavour that the environment asks for.
+/// The flavour that the environment requests.
 pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
@@ -36,7 +36,7 @@ pub(crate) fn flavour() -> Flavour {
     }
 }
 
-/// An edit of a module's source: a text that occurs in it, and what it becomes.
+/// An edit of a module's source: a text that occurs in it, and its replacement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edit {
     pub(crate) module: Module,
@@ -48,16 +48,16 @@ pub(crate) struct Simt {
     flavour: Flavour,
     order: c_int,
     edits: Vec<Edit>,
-    /// Where some blocks are left out, memory is sparse, too.
+    /// If set, only chosen blocks run, and memory is sparse.
     chosen: Option<Chosen>,
     reuses: bool,
     libraries: HashMap<Module, Library>,
 }
 
-/// The shim has one scheduler per library.
+/// The shim has one scheduler per library, so launches take turns.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// `cuda_shim_launch` of the shim.
+/// The struct `cuda_shim_launch` of the shim, with the same layout.
 #[repr(C)]
 struct ShimLaunch {
     grid: [u32; 3],
@@ -72,13 +72,14 @@ struct ShimLaunch {
     chosen_count: usize,
 }
 
-/// Which blocks of a kernel's grid run; all of them if it does not say.
+/// Returns the blocks of a kernel's grid that run; `None` for all.
 pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 
 impl Simt {
-    /// Threads of a block, and blocks of a grid, run forwards (`order` 0), backwards (1) or at random, some blocks at a time (from 2
-    /// on, so that block `order - 2` comes last). An edited module is compiled at once, so that no test takes an edit that cannot
-    /// be made for a fault found. `None`, said aloud, where there is no g++.
+    /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
+    /// more). At random, several blocks run at a time, and block `order - 2` comes last. An edited module is compiled
+    /// at once, so that a test cannot mistake a failing edit for a found fault. Returns `None` if there is no g++, and
+    /// reports it.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }
@@ -97,13 +98,13 @@ impl Simt {
         Some(device)
     }
 
-    /// A device for more values than anybody waits for: only blocks that are chosen run, and memory begins as zeros, which take
-    /// no room until they are written to.
+    /// A device for very large tensors. Only chosen blocks run. Memory begins as zeros, which take no space until they
+    /// are written to.
     pub(crate) fn sparse(edits: Vec<Edit>, chosen: Chosen) -> Option<Self> {
         Some(Simt { chosen: Some(chosen), ..Simt::edited(Flavour::Plain, 0, edits)? })
     }
 
-    /// A device that does not look for what memory of an earlier purpose holds.
+    /// A device that may reuse memory for another purpose, so it does not detect stale contents.
     #[cfg(test)]
     pub(crate) fn reusing(self) -> Self {
         Simt { reuses: true, ..self }
@@ -118,7 +119,7 @@ impl Simt {
                 source = source.replacen(edit.from, edit.to, 1);
             }
             let path = build(module, &source, flavour);
-            // SAFETY: built just now from the project's own sources; its initialisers only make tables.
+            // SAFETY: the library was just built from the project's own sources. Its initialisers only make tables.
             unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
         })
     }
@@ -132,10 +133,10 @@ fn layout(bytes: u64) -> Layout {
     Layout::from_size_align(bytes as usize, 256).expect("a size that fits memory")
 }
 
-/// Bytes of a page of memory.
+/// Bytes of a memory page.
 const PAGE: u64 = 4096;
 
-/// Zeros that take no room until they are written to.
+/// Zeros that take no space until they are written to.
 pub(crate) struct Sparse(Part);
 
 unsafe extern "C" {
@@ -146,7 +147,7 @@ unsafe extern "C" {
 
 impl Sparse {
     pub(crate) fn new(bytes: u64) -> Sparse {
-        // SAFETY: new memory, readable and writable (3), private and anonymous without a reserve (0x4022, as Linux has it).
+        // SAFETY: new memory, readable and writable (3), private and anonymous without reserve (0x4022 on Linux).
         let start = unsafe { mmap(std::ptr::null_mut(), bytes as usize, 3, 0x4022, -1, 0) };
         assert!(start.addr() as isize != -1, "{bytes} bytes");
         Sparse(Part { address: start.expose_provenance() as u64, bytes })
@@ -157,17 +158,17 @@ impl Sparse {
     }
 
     pub(crate) fn values<T: bytemuck::Pod>(&mut self) -> &mut [T] {
-        // SAFETY: memory that is there, begins at a page, and is borrowed as `self` is; any bytes are values.
+        // SAFETY: the memory is valid, begins at a page, and is borrowed as long as `self`. Any bytes are valid values.
         unsafe {
             let start = pointer(self.0).cast();
             std::slice::from_raw_parts_mut(start, self.0.bytes as usize / size_of::<T>())
         }
     }
 
-    /// What of a part takes room, page by page: all else is zeros.
+    /// The pages of a part that take space; all others are zeros.
     pub(crate) fn touched(part: Part) -> impl Iterator<Item = Part> {
         let (start, end) = (part.address / PAGE * PAGE, part.address + part.bytes);
-        // A word for each page, whose first two bits say whether it is there or swapped out.
+        // A word per page. Its two highest bits say whether the page is present or swapped out.
         let mut pages = vec![0; 8 * (end - start).div_ceil(PAGE) as usize];
         let map = std::fs::File::open("/proc/self/pagemap").expect("Linux");
         std::os::unix::fs::FileExt::read_exact_at(&map, &mut pages, start / PAGE * 8).expect("a map of pages");
@@ -178,12 +179,12 @@ impl Sparse {
         })
     }
 
-    /// Whole pages of a part become zeros again; the bytes before and after them.
+    /// Sets whole pages of a part to zeros. Returns the bytes before and after them.
     fn forget(part: Part) -> [Part; 2] {
         let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
         let pages = (part.bytes - start) / PAGE * PAGE;
         if pages > 0 {
-            // SAFETY: pages of memory that `new` gave, whose content is given up (4, as Linux has it).
+            // SAFETY: these pages are memory from `new`; their content is given up (4 on Linux).
             assert_eq!(unsafe { madvise(pointer(part.from(start)).cast(), pages as usize, 4) }, 0);
         }
         [part.cut(0, start), part.from(start + pages)]
@@ -192,7 +193,7 @@ impl Sparse {
 
 impl Drop for Sparse {
     fn drop(&mut self) {
-        // SAFETY: `new` gave it.
+        // SAFETY: the memory is from `new`.
         unsafe { munmap(pointer(self.0).cast(), self.0.bytes as usize) };
     }
 }
@@ -203,7 +204,7 @@ impl Device for Simt {
             let memory = Sparse::new(bytes);
             return Ok(std::mem::ManuallyDrop::new(memory).part());
         }
-        // SAFETY: not of size 0, which no memory has; filled with what a mistake would show in.
+        // SAFETY: the size is not 0. The fill value makes reads of undefined memory visible.
         let address = unsafe {
             let start = alloc(layout(bytes));
             assert!(!start.is_null());
@@ -217,11 +218,11 @@ impl Device for Simt {
         if self.chosen.is_some() {
             return drop(Sparse(part));
         }
-        // SAFETY: `allocate` gave it, with this layout.
+        // SAFETY: `allocate` returned it, with this layout.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(part.address as usize), layout(part.bytes)) }
     }
 
-    /// All memory is of exactly its size and starts out undefined.
+    /// Nothing to do: kernels are compiled at their first launch.
     fn prepare(&mut self, _: Kernel) -> Result<(), Error> {
         Ok(())
     }
@@ -232,7 +233,7 @@ impl Device for Simt {
 
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         assert_eq!(bytes.len() as u64, to.bytes);
-        // SAFETY: a part is memory that is there.
+        // SAFETY: a part is valid memory.
         unsafe { pointer(to).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -244,7 +245,7 @@ impl Device for Simt {
     fn clear(&mut self, part: Part) -> Result<(), Error> {
         let written = if self.chosen.is_some() { Sparse::forget(part).to_vec() } else { vec![part] };
         for part in written {
-            // SAFETY: a part is memory that is there.
+            // SAFETY: a part is valid memory.
             unsafe { pointer(part).write_bytes(0, part.bytes as usize) };
         }
         Ok(())
@@ -259,7 +260,7 @@ impl Device for Simt {
         }
         for part in copied {
             let to = to.cut(part.address - from.address, part.bytes);
-            // SAFETY: parts are memory that is there.
+            // SAFETY: parts are valid memory.
             unsafe { pointer(to).copy_from_nonoverlapping(pointer(part), part.bytes as usize) };
         }
         Ok(())
@@ -292,7 +293,8 @@ impl Device for Simt {
             chosen: chosen.as_ref().map_or(std::ptr::null(), |blocks| blocks.as_ptr()),
             chosen_count: chosen.as_ref().map_or(0, Vec::len),
         };
-        // SAFETY: all of it lives through the call; the shim compares the number of arguments and the parameters' size.
+        // SAFETY: all pointers outlive the call. The shim compares the number of arguments and the size of the
+        // parameters.
         if unsafe { entry(&shim) } == 0 {
             return Ok(());
         }
@@ -305,7 +307,7 @@ impl Device for Simt {
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
         assert_eq!(bytes.len() as u64, from.bytes);
-        // SAFETY: a part is memory that is there.
+        // SAFETY: a part is valid memory.
         unsafe { pointer(from).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }

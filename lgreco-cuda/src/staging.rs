@@ -1,5 +1,5 @@
-//! Page-locked memory through which bytes of the host go to the device: callers may free theirs at once, wherever a device
-//! reads the processor's memory by itself, and no enqueued copy waits for pageable memory.
+//! Page-locked memory through which host bytes go to the device. Callers may free their memory at once, even if the
+//! device can read the processor's memory itself. No enqueued copy waits for pageable memory.
 
 use crate::Error;
 use crate::libcuda::{Cuda, Failure};
@@ -9,22 +9,22 @@ use std::ptr::null_mut;
 /// Bytes of each half, at least.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
-/// Two halves: one is written while the device reads the other. The context is current in all calls.
+/// Two halves: the host writes one while the device reads the other. The context must be current in all calls.
 pub(crate) struct Staging {
     cuda: &'static Cuda,
     memory: *mut u8,
     /// Bytes of a half.
     half: usize,
-    /// What marks that the device has read a half.
+    /// Events that mark that the device has read a half.
     read: [CUevent; 2],
-    /// Whether the device may still read it.
+    /// Whether the device may still be reading each half.
     busy: [bool; 2],
     current: usize,
     used: usize,
 }
 
 impl Staging {
-    /// With so many bytes in each half.
+    /// Allocates two halves of `half` bytes.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -41,7 +41,7 @@ impl Staging {
 
     fn make(&mut self) -> Result<(), Failure> {
         let mut memory = null_mut();
-        // SAFETY: places for events and an address; the memory is written before it is read.
+        // SAFETY: the pointers are valid for events and an address; the memory is written before it is read.
         unsafe {
             for event in &mut self.read {
                 self.cuda.cuEventCreate(event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?;
@@ -52,7 +52,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Enqueued, unless both halves are full: `bytes` to device memory that has as many.
+    /// Enqueued: uploads `bytes` to device memory of the same length. It waits if both halves are full.
     pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: CUstream) -> Result<(), Error> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -61,8 +61,8 @@ impl Staging {
             }
             let (now, later) = rest.split_at(rest.len().min(self.half - self.used));
             let at = self.current * self.half + self.used;
-            // SAFETY: `used` and what is added are at most a half, so that it is inside; the device has read what was there,
-            // as `turn` has waited for, and nobody else writes it until `turn` or `all_read`.
+            // SAFETY: the range lies inside the half. The device has read the old content, because `turn` waited for
+            // it. Nothing else writes the range until `turn` or `all_read`.
             unsafe {
                 let place = self.memory.add(at);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len());
@@ -75,14 +75,14 @@ impl Staging {
         Ok(())
     }
 
-    /// Goes over to the other half, when the device has read it.
+    /// Switches to the other half, after the device has read it.
     fn turn(&mut self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the event lives, and so does the stream.
+        // SAFETY: event and stream are alive.
         unsafe { self.cuda.cuEventRecord(self.read[self.current], stream) }?;
         self.busy[self.current] = true;
         self.current = 1 - self.current;
         if self.busy[self.current] {
-            // SAFETY: the event lives.
+            // SAFETY: the event is alive.
             unsafe { self.cuda.cuEventSynchronize(self.read[self.current]) }?;
             self.busy[self.current] = false;
         }
@@ -95,19 +95,20 @@ impl Staging {
         self.half
     }
 
-    /// The stream has been waited for.
+    /// Marks all bytes as read. The caller has waited for the stream.
     pub(crate) fn all_read(&mut self) {
         (self.busy, self.used) = ([false; 2], 0);
     }
 
-    /// Gives everything back; the stream has been waited for. Nothing can be done about an error.
+    /// Frees everything. The caller has waited for the stream. Errors are ignored, because nothing can be done about
+    /// them.
     pub(crate) fn free(&mut self) {
         for event in self.read.into_iter().filter(|event| !event.is_null()) {
-            // SAFETY: made by the driver, and used no more.
+            // SAFETY: the driver made the event, and nothing uses it any more.
             let _ = unsafe { self.cuda.cuEventDestroy_v2(event) };
         }
         if !self.memory.is_null() {
-            // SAFETY: `make` got it, and nobody reads it any more.
+            // SAFETY: `make` allocated the memory, and nothing reads it any more.
             let _ = unsafe { self.cuda.cuMemFreeHost(self.memory.cast()) };
         }
     }

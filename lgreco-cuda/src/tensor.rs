@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use lgreco::backend::Job;
 use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 
-/// A gradient that lies in device memory: a trainer's, borrowed.
+/// A gradient in device memory, borrowed from a trainer.
 ///
 /// ```
 /// use lgreco::gradient::{Dtype, Shape};
@@ -25,22 +25,22 @@ pub struct DeviceGradient {
 }
 
 impl DeviceGradient {
-    /// The gradient whose first value is at `address`; values are in row-major order without gaps. An empty gradient's
-    /// address is not used.
+    /// The gradient whose first value is at `address`, in row-major order without gaps. For an empty gradient the
+    /// address is ignored.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the address is 0 or no multiple of the values' size.
+    /// [`Error::Memory`] if the address is 0 or not a multiple of the values' size.
     ///
     /// # Safety
-    /// As long as the value, or a copy of it, is used, and until all work enqueued with it is done, `address` is valid
-    /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other
-    /// than work ordered before or after on the backend's stream.
+    /// `address` is valid memory of `shape.elements() * dtype.bytes()` bytes in the backend's context. It stays valid
+    /// as long as this value, or a copy of it, is used, and until all work enqueued with it is done. Nothing else
+    /// writes it, except work that is ordered before or after on the backend's stream.
     pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self> {
         let bytes = (shape.elements() * dtype.bytes()) as u64;
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
     }
 
-    /// A gradient of the backend's own.
+    /// A gradient in the backend's own memory.
     pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
         DeviceGradient { part, dtype, shape }
     }
@@ -56,7 +56,7 @@ impl DeviceGradient {
     }
 }
 
-/// A row to measure of a gradient that lies on the device.
+/// A job that measures a row of the error table, for a gradient on the device.
 ///
 /// ```
 /// use lgreco::compress::Candidates;
@@ -69,7 +69,7 @@ impl DeviceGradient {
 /// ```
 pub type DeviceJob<'a> = Job<'a, DeviceGradient>;
 
-/// `bytes` at `address`, which is aligned to `align`.
+/// The memory of `bytes` bytes at `address`; `Err` unless the address is nonzero and aligned to `align`.
 pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part> {
     if bytes == 0 {
         return Ok(Part { address: 0, bytes });
@@ -86,7 +86,7 @@ pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part> {
     Ok(Part { address, bytes })
 }
 
-/// A gradient on either side.
+/// A gradient on the host or the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Input<'a> {
     Host(Gradient<'a>),
@@ -105,10 +105,10 @@ impl From<DeviceGradient> for Input<'_> {
     }
 }
 
-/// A row to measure, of values on either side.
+/// A job that measures a row, for values on the host or the device.
 pub(crate) type Work<'a> = Job<'a, Input<'a>>;
 
-/// The jobs, wherever their gradients are.
+/// Converts the jobs, wherever their gradients are.
 pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
     let work =
         |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
@@ -140,7 +140,7 @@ impl<'a> Input<'a> {
         same_place && self.dtype() == other.dtype()
     }
 
-    /// Its values on the device: uploaded, or where they are.
+    /// The values on the device; host values are uploaded.
     pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {
@@ -156,7 +156,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The values of a gradient of the host.
+/// The values of a host gradient, as bytes.
 fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
     with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
@@ -175,7 +175,7 @@ impl Tensor {
         Tensor { part, dtype: Dtype::F32, elements: (part.bytes / 4) as u32 }
     }
 
-    /// Done: the value of element `index`.
+    /// Done: reads the value of element `index`.
     pub(crate) fn value(&self, gpu: &mut Gpu, index: usize) -> Result<f32> {
         let size = self.dtype.bytes() as u64;
         let at = self.part.cut(size * index as u64, size);

@@ -1,14 +1,15 @@
-//! The kernels on the processor, for programs that check them, and their sources, for the program that compiles them.
+//! The kernels on the processor, for programs that check them, and the kernels' sources, for the program that compiles
+//! them.
 
 use crate::CudaBackend;
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
 use crate::simt::{Flavour, Simt};
 
-/// A backend whose kernels g++ compiles, once, for the processor.
+/// A backend that runs the kernels on the processor. g++ compiles them once.
 ///
 /// # Panics
-/// At its first call, when there is no g++.
+/// At its first call, if there is no g++.
 pub fn on_the_processor() -> CudaBackend {
     CudaBackend::on(Box::new(Simt::new(Flavour::Plain, 0, None).expect("g++")))
 }
@@ -19,17 +20,18 @@ pub struct KernelSource {
     pub name: String,
     /// The module's file.
     pub file: &'static str,
-    /// Its text, with all that it includes.
+    /// Its complete source text.
     pub text: String,
     /// The compiler's options.
     pub options: Vec<String>,
-    /// Whether its code is PTX and not machine code.
+    /// Whether its code is PTX rather than machine code.
     pub is_ptx: bool,
-    /// What `compiled/kernels` has of it.
+    /// Its code in `compiled/kernels`, if there is any.
     pub shipped: Option<&'static [u8]>,
 }
 
-/// All modules for all architectures: groups that are compressed together, with their names in `compiled/kernels`.
+/// All modules for all architectures, in the groups that are compressed together, with the groups' names in
+/// `compiled/kernels`.
 pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     let group = |together: &[Architecture]| {
         let of_architecture = |&architecture| Module::ALL.map(|module| source(module, architecture));

@@ -1,14 +1,14 @@
-//! TopK's rows: what `bins.cu` and `topk.cu` are asked to do.
+//! TopK's rows: launches of `bins.cu` and `topk.cu`.
 //!
-//! A row takes one pass over the values, whatever the number of k: blocks count by exponent and 7 bits of the significand
-//! in shared memory, with sums of the lower bits, all of them integers. A bin that some k divides is known by count and mean;
-//! where that leaves a row uncertain by more than 2^-14 of itself (ties, few values), a second pass divides such bins
-//! further, and otherwise ends at once.
+//! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
+//! significand in shared memory, and sum the lower bits. All sums are integers. If a k divides a bin, the first pass
+//! knows only the bin's count and mean. If this leaves a row uncertain by more than 2^-14 of itself (ties, few values),
+//! a second pass divides such bins further. Otherwise the second pass ends at once.
 //!
-//! Layers share their launches, three of them, as many as the bins of which take 128 MiB: 0.6 MB a layer, 0.9 MB
-//! where values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers and rows are made by a
-//! block each, so the number of layers makes no difference to any bit. Bins are filled with zeros once: kernels empty those
-//! that they have filled, and look at no others, of which a layer has far more than values, if it is a bias.
+//! Layers share their three launches as long as their bins take at most 128 MiB. A layer takes 0.6 MB, or 0.9 MB if
+//! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers, and one block makes
+//! each row, so no bit depends on the number of layers. Bins are filled with zeros once. Kernels clear the bins that
+//! they have filled and touch no others: a small layer, such as a bias, has far more bins than values.
 
 use crate::Result;
 use crate::device::Part;
@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Dtype;
 
-/// `Params` of `bins.cu`.
+/// The struct `Params` in `bins.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -32,7 +32,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["sent", "rounds", "chunks"];
 }
 
-/// `Row` of `bins.cu`.
+/// The struct `Row` in `bins.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Row {
@@ -60,18 +60,18 @@ impl Row {
     ];
 }
 
-/// Numbers of a layer: of bins, and of exponents.
+/// Places of a layer: for bins, and for exponents.
 const PLACES: u64 = (128 + 1) * 280;
-/// Parts of a bin that is refined.
+/// Parts of a refined bin.
 const PARTS: u64 = 256;
 /// Bytes of a `Cut`.
 const CUT: u64 = 16;
 /// Threads of a block, and values of a chunk.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
-/// Blocks of a launch at most: enough to fill any device.
+/// Most blocks of a launch: enough to fill any device.
 const MOST: u64 = 512;
-/// Bytes of bins of layers that share launches.
+/// Bytes of the bins of layers that share launches.
 const TOGETHER: u64 = 128 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -83,12 +83,13 @@ pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
 }
 
-/// Words of results that [`measure`] writes of a layer: the largest magnitude, then the row's numbers.
+/// Result words of [`measure`] for a layer: the largest magnitude, then one word per k.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Memory that is all zeros before and after: sums of 8 bytes, then counts of 4. What is loaded by 16 bytes comes first.
+/// Memory that is all zeros before and after: sums of 8 bytes, then counts of 4. Parts that are loaded 16 bytes at a
+/// time come first.
 struct Zeros {
     lows: u64,
     errors: u64,
@@ -125,17 +126,17 @@ impl Zeros {
     }
 }
 
-/// A layer that is measured.
+/// A layer to measure.
 pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
-    /// Of which there are some, all from 1 to the number of elements.
+    /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Of its results, which begin with those of [`measure`].
+    /// Words of its results, which begin with those of [`measure`].
     pub(crate) words: usize,
 }
 
-/// Enqueued: the measurement of all layers, whose results follow one another. Sending [`rounds`] the values of all tensors, or of
-/// none.
+/// Enqueued: measures all layers; their results follow one another. Sending must [round](rounds) the values of all
+/// tensors, or of none.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results: Part) -> Result<()> {
     let (mut rest, mut results) = (layers, results);
     while let Some(Layer { tensor, .. }) = rest.first() {
@@ -148,7 +149,7 @@ pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results:
     Ok(())
 }
 
-/// How many from the first on share launches.
+/// Number of layers, from the first on, that share launches.
 fn together(layers: &[Layer<'_>], rounds: bool) -> usize {
     let mut all_keeps = 0;
     let fits = |&(index, layer): &(usize, &Layer<'_>)| {
@@ -196,7 +197,7 @@ fn measure_group(gpu: &mut Gpu, layers: &[Layer<'_>], (sent, rounds): (Dtype, bo
     Ok(())
 }
 
-/// The squared errors in the words that [`measure`] wrote of a layer.
+/// The squared errors from the words that [`measure`] wrote for a layer.
 pub(crate) fn errors(words: &[u64]) -> impl Iterator<Item = f64> + '_ {
     words[1..].iter().map(|&word| f64::from_bits(word))
 }

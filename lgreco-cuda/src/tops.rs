@@ -1,4 +1,4 @@
-//! Tables of layers under TopK: what `tops.cu` is told of each, and where what kernels find out of all of them lies.
+//! Tables of layers under TopK, which `tops.cu` reads, and the layout of the memory for all of them.
 
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Blocks, Gpu, looping_pieces};
@@ -9,7 +9,7 @@ use lgreco::compress::topk::Coding;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 
-/// `Params` of `tops.cu`.
+/// The struct `Params` in `tops.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -26,23 +26,23 @@ impl Params {
 }
 
 impl Params {
-    /// Of so many layers, spans and chunks of an exchange.
+    /// Parameters for these numbers of layers, spans and chunks in an exchange.
     pub(crate) fn of_exchange(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Of as many k and spans, whose f32 values are measured.
+    /// Parameters for rows: numbers of k and of spans. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
 
-    /// Blocks that have spans in turn.
+    /// Number of blocks; each takes spans in turn.
     pub(crate) fn blocks(&self) -> Blocks {
         looping_pieces(self.spans.into())
     }
 }
 
-/// `Top` of `tops.cu`.
+/// The struct `Top` in `tops.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Top {
@@ -100,7 +100,8 @@ impl Top {
     ];
 }
 
-/// Where a layer's values and its payload begin, and its header; of a part of a layer also where it begins in that.
+/// Where a layer's values and its payload begin, and its header. For a part of a layer also where it begins in the
+/// layer.
 pub(crate) struct Place {
     pub(crate) layer: u32,
     pub(crate) first: u64,
@@ -110,18 +111,19 @@ pub(crate) struct Place {
 }
 
 impl Top {
-    /// Of values from `first` on that are measured: nothing of them is gathered, and where a payload would be are `errors`.
+    /// An entry that only measures values from `first` on. Nothing is gathered, and `errors` takes the place of the
+    /// payload.
     pub(crate) fn of_row(keep: u32, bits: u32, (first, count): (u64, u32), errors: u64) -> Top {
         let spans = u64::from(count).div_ceil(SPAN) as u32;
         Top { keep, bits, first, count, spans, payload: errors, ..Top::zeroed() }
     }
 
-    /// How many there are.
+    /// Number of spans.
     pub(crate) fn spans(&self) -> usize {
         self.spans as usize
     }
 
-    /// The first of layers.
+    /// The entry for `count` values, with no values, spans or chunks of other layers before it.
     pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top> {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
@@ -157,7 +159,7 @@ impl Top {
     }
 }
 
-/// As in the sources: values of a span, windows of one, bytes of ones in a chunk, bins of a layer.
+/// As in the kernels: values of a span, windows of a span, bytes of the bitmap in a chunk, bins of a layer.
 const SPAN: u64 = 4096;
 const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
@@ -167,12 +169,13 @@ pub(crate) const CUT: u64 = 44;
 pub(crate) const KEPT: u64 = 20;
 pub(crate) const ENTRY: u64 = 8;
 pub(crate) const FEW: u64 = 20 * 128;
-/// Parts begin at multiples of it.
+/// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
 
-/// Entries that there is room for of a layer. A layer of up to eight spans has room for all its values. Larger layers have room for
-/// k, a 32nd of the layer, and nine standard deviations of how many of a sixteenth are among the k largest. They have none where
-/// k and the 32nd are more than a quarter of the layer: entries would take more memory than the values.
+/// Number of entries that a layer has room for. A layer of up to eight spans has room for all its values. A larger
+/// layer has room for k, a 32nd of the layer, and a margin. The margin is nine standard deviations of the number of the
+/// k largest values in a sixteenth of the layer. A layer has no room if k and the 32nd are more than a quarter of it,
+/// because entries would take more memory than the values.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
@@ -188,18 +191,18 @@ fn room_of(keep: u32, count: u32) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tops {
     layers: Vec<Top>,
-    /// Of each span, and of each chunk.
+    /// The layer of each span, and of each chunk.
     top_of: Vec<u32>,
     chunk_of: Vec<u32>,
-    /// Entries that there is room for.
+    /// Number of entries that all layers have room for.
     room: u64,
-    /// Layers with codes.
+    /// Number of layers with codes.
     few: u32,
-    /// How many layers, spans and chunks are of what this rank averages, which come first.
+    /// Numbers of layers, spans and chunks that this rank averages; they come first.
     pub(crate) own: [u32; 3],
 }
 
-/// Where everything lies.
+/// The parts of the memory.
 pub(crate) struct Parts {
     pub(crate) layers: Part,
     pub(crate) top_of: Part,
@@ -220,17 +223,17 @@ impl Tops {
         self.layers.is_empty()
     }
 
-    /// Whether this rank averages any.
+    /// Whether this rank averages any layer.
     pub(crate) fn has_own(&self) -> bool {
         self.own[0] > 0
     }
 
-    /// What has been added so far is all that this rank averages.
+    /// Marks the end of the layers that this rank averages.
     pub(crate) fn end_own(&mut self) {
         self.own = self.lens();
     }
 
-    /// Layers, spans and chunks.
+    /// Numbers of layers, spans and chunks.
     pub(crate) fn lens(&self) -> [u32; 3] {
         [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32)
     }
@@ -280,7 +283,7 @@ impl Tops {
         ]
     }
 
-    /// Bytes of memory that all of it takes.
+    /// Bytes of all parts.
     pub(crate) fn bytes(&self, world: u32) -> u64 {
         self.sizes(world).into_iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
     }
@@ -296,7 +299,7 @@ impl Tops {
         Parts { layers, top_of, chunk_of, cuts, bins, spans, entries, few, counts, before, done, starts }
     }
 
-    /// Enqueued: brings the tables to `memory`; counts begin as zeros.
+    /// Enqueued: uploads the tables to `memory`, and sets the counts to zeros.
     pub(crate) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<()> {
         let parts = self.parts(world, memory);
         gpu.write(bytemuck::cast_slice(&self.layers), parts.layers)?;

@@ -1,7 +1,7 @@
-//! The mean of a model's last gradients on the device, of which a plan is made: what `window.cu` is asked to do.
+//! The mean of a model's last gradients on the device, from which a plan is made: launches of `window.cu`.
 //!
-//! Means are f32 and have the bits of those that a planner keeps on the host. Closing a window rounds those of 16-bit layers to
-//! their type, as the host does before it measures; rows are then those of f32 values.
+//! Means are f32 and have the same bits as those that a planner keeps on the host. Closing a window rounds the means of
+//! 16-bit layers to their type, as the host does before it measures. Rows are then those of f32 values.
 
 use crate::Result;
 use crate::backend::CudaBackend;
@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use lgreco::error::expect_len;
 use lgreco::gradient::{Dtype, Shape};
 
-/// `Params` of `window.cu`.
+/// The struct `Params` in `window.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -26,7 +26,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["old", "own"];
 }
 
-/// `Observed` of `window.cu`.
+/// The struct `Observed` in `window.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Observed {
@@ -50,9 +50,9 @@ impl Observed {
     ];
 }
 
-/// Values a block reads before it is worth another.
+/// Values that a block reads before another block pays off.
 const PER_BLOCK: u64 = 16384;
-/// Parts begin at multiples of it.
+/// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -63,10 +63,10 @@ fn blocks(shape: Shape) -> u64 {
     summing_blocks((shape.elements() as u64).div_ceil(PER_BLOCK))
 }
 
-/// The mean of a model's last gradients in device memory, layer after layer, of which a plan is made: blended with each step's
-/// gradients where these lie ([`observe`](CudaBackend::observe)), then closed ([`close_window`](CudaBackend::close_window)) and
-/// measured ([`enqueue_rows`](CudaBackend::enqueue_rows) of its [gradients](DeviceWindow::gradient)). Nothing of it waits,
-/// allocates or reads back.
+/// The mean of a model's last gradients in device memory, layer after layer, from which a plan is made.
+/// [`observe`](CudaBackend::observe) adds each step's gradients where they lie.
+/// [`close_window`](CudaBackend::close_window) ends the window. [`enqueue_rows`](CudaBackend::enqueue_rows) then
+/// measures its [gradients](DeviceWindow::gradient). None of these waits, allocates or reads back.
 ///
 /// ```no_run
 /// use lgreco::gradient::{Dtype, Shape};
@@ -88,7 +88,7 @@ fn blocks(shape: Shape) -> u64 {
 #[derive(Debug)]
 pub struct DeviceWindow {
     layers: Vec<(Shape, Dtype)>,
-    /// Of each layer, f32.
+    /// The mean of each layer, in f32.
     means: Vec<Part>,
     table: Part,
     partials: Part,
@@ -96,24 +96,24 @@ pub struct DeviceWindow {
 }
 
 impl DeviceWindow {
-    /// Bytes of device memory that a window of these layers takes: some 4 per element.
+    /// Bytes of device memory for a window of these layers: about 4 per element.
     pub fn bytes(layers: &[(Shape, Dtype)]) -> u64 {
         let rest: u64 = sizes(layers).iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
         layers.iter().map(|&(shape, _)| mean_bytes(shape)).sum::<u64>() + rest
     }
 
-    /// The mean of a layer, in f32; `None` where there is no such layer. To be measured when the window is closed.
+    /// The mean of a layer, in f32; `None` if there is no such layer. Measure it after the window is closed.
     pub fn gradient(&self, layer: usize) -> Option<DeviceGradient> {
         let (&part, &(shape, _)) = (self.means.get(layer)?, self.layers.get(layer)?);
         Some(DeviceGradient::of_part(part, Dtype::F32, shape))
     }
 
-    /// The address of as many f64 as there are layers: their means' squared norms, once the window is closed.
+    /// The address of one f64 per layer: the squared norms of the means, once the window is closed.
     pub fn norms_address(&self) -> u64 {
         self.norms.address
     }
 
-    /// The rows of the table of `gradients`, then the layer of each block.
+    /// The rows of the table for `gradients`, then the layer of each block.
     fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>)> {
         let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.layers.len()];
@@ -139,7 +139,7 @@ impl DeviceWindow {
         Ok((rows, layer_of))
     }
 
-    /// Enqueued: brings tables to the device.
+    /// Enqueued: uploads tables to the device.
     fn upload(&self, gpu: &mut Gpu, rows: &[Observed], layer_of: &[u32]) -> Result<[Part; 2]> {
         let [first, second] = self.table.split([size_of_val(rows) as u64, size_of_val(layer_of) as u64]);
         gpu.write(bytemuck::cast_slice(rows), first)?;
@@ -164,14 +164,15 @@ fn sizes(layers: &[(Shape, Dtype)]) -> [u64; 3] {
 }
 
 impl CudaBackend {
-    /// Enqueued: a window of these layers in `memory`, whose means are zeros. Loads the kernels first, which waits.
+    /// Enqueued: makes a window of these layers in `memory`, with means of zero. It first loads the kernels, which
+    /// waits.
     ///
     /// # Errors
-    /// [`Memory`](crate::Error::Memory) when the address is 0 or no multiple of 16; those of the device.
+    /// [`Memory`](crate::Error::Memory) if the address is 0 or not a multiple of 16; errors of the device.
     ///
     /// # Safety
-    /// Until the window and its gradients are dropped, and until all work enqueued with them is done, `memory` is valid memory of
-    /// [`bytes`](DeviceWindow::bytes) in the backend's context, which nothing else writes.
+    /// `memory` is valid memory of [`bytes`](DeviceWindow::bytes) in the backend's context. It stays valid until the
+    /// window and its gradients are dropped and all work enqueued with them is done. Nothing else writes it.
     pub unsafe fn begin_window(&mut self, layers: &[(Shape, Dtype)], memory: u64) -> Result<DeviceWindow> {
         let memory = checked(memory, DeviceWindow::bytes(layers), ALIGN)?;
         let (mut rest, mut means) = (memory, Vec::with_capacity(layers.len()));
@@ -190,22 +191,22 @@ impl CudaBackend {
         Ok(DeviceWindow { layers: layers.to_vec(), means, table, partials, norms })
     }
 
-    /// Enqueued, in one launch: the `steps`-th gradients of the window, of these layers at these addresses, in their layers' types, are
-    /// blended with the means so far, as `mean · (steps - 1) / steps + gradient / steps`. A layer that is not observed in a step counts
-    /// as it did on average before.
+    /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means, for these layers at these
+    /// addresses, in their layers' types. A mean becomes `mean · (steps - 1) / steps + gradient / steps`. A layer that
+    /// is not observed in a step keeps its mean.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Memory`](crate::Error::Memory) when an
-    /// address is 0 or no multiple of what a value takes; those of the device. Nothing is enqueued then, but by the
-    /// device's.
+    /// [`Parameter`](lgreco::Error::Parameter) for an unknown or repeated layer, and if `steps` is 0.
+    /// [`Memory`](crate::Error::Memory) if an address is 0 or not a multiple of the size of a value. Errors of the
+    /// device. Only after an error of the device may work have been enqueued.
     ///
     /// # Complexity
-    /// One read of gradients and means, one write of means.
+    /// It reads gradients and means once, and writes the means once.
     ///
     /// # Safety
-    /// The addresses are valid memory of the layers' values in the backend's context, which nothing else writes, other than work
-    /// ordered before or after on the backend's stream. The window was begun in the same context, and all work on it so far is ordered
-    /// before.
+    /// The addresses are valid memory of the layers' values in the backend's context. Nothing else writes them, except
+    /// work that is ordered before or after on the backend's stream. The window was begun in the same context, and all
+    /// earlier work on it is ordered before.
     pub unsafe fn observe(&mut self, window: &DeviceWindow, gradients: &[(usize, u64)], steps: u64) -> Result<()> {
         if steps == 0 {
             let (what, expected) = ("number of a window's step", "1 or more");
@@ -219,16 +220,16 @@ impl CudaBackend {
         gpu.launch(kernel("blend"), params, &parts, layer_of.len() as u64)
     }
 
-    /// Enqueued, in two launches: rounds the means of 16-bit layers to their type, and adds up the squares of all. Of a window that has been
-    /// closed nothing more is observed.
+    /// Enqueued, in two launches: rounds the means of 16-bit layers to their type, and sums the squares of all means.
+    /// Do not observe a closed window.
     ///
     /// # Errors
     /// Those of the device.
     ///
     /// # Complexity
-    /// One read of the means, and one write of those of 16-bit layers.
+    /// It reads the means once, and writes those of 16-bit layers once.
     pub fn close_window(&mut self, window: &DeviceWindow) -> Result<()> {
-        // No gradient is read: the means stand in their place.
+        // No gradient is read: the means stand in for them.
         let means = window.means.iter().map(|mean| mean.address).enumerate();
         let (rows, layer_of) = window.table(means)?;
         let gpu = self.gpu_mut();
@@ -239,7 +240,7 @@ impl CudaBackend {
         gpu.launch(kernel("add_squares"), Params::default(), &parts, rows.len() as u64)
     }
 
-    /// Done: by layer, the squared norms of the means of a window that has been [closed](CudaBackend::close_window).
+    /// Done: the squared norm of each layer's mean, for a window that has been [closed](CudaBackend::close_window).
     ///
     /// # Errors
     /// Those of the device.
@@ -247,11 +248,11 @@ impl CudaBackend {
         self.gpu_mut().read(window.norms)
     }
 
-    /// Done: a layer's mean as it is, in f32.
+    /// Done: copies a layer's current mean to `values`, in f32.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco::Error::Parameter) for a layer that there is not, [`Length`](lgreco::Error::Length) for another
-    /// number of values than it has; those of the device.
+    /// [`Parameter`](lgreco::Error::Parameter) for an unknown layer; [`Length`](lgreco::Error::Length) unless `values`
+    /// is as long as the layer; errors of the device.
     pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<()> {
         let &mean = window.means.get(layer).ok_or(no_layer(layer))?;
         expect_len("values of a mean", (mean.bytes / 4) as usize, values.len())?;

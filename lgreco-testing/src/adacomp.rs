@@ -1,4 +1,4 @@
-//! AdaComp against its textbook: bins one after the other, and payloads read as if they were TopK's.
+//! AdaComp against its textbook form: bins one after the other, and payloads decoded as if they were TopK's.
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, decode_bit_by_bit, same_error, widened};
@@ -9,7 +9,7 @@ use lgreco::compress::{Candidates, Compressor, decode, stated_len};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// What decoding must give for `p`, of which `w` was added at this step.
+/// The expected decoded values for `p`, which includes `w`, added at this step.
 pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
     let largest = |bin: &[f32]| bin.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     let thresholds: Vec<f32> = p.chunks(bin).map(largest).collect();
@@ -22,11 +22,11 @@ pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
     (0..p.len()).map(value).collect()
 }
 
-/// Asserts that AdaComp in bins of `bin` sends of `compensated` and `fresh` what the textbook does, in no more than the
-/// predicted bytes, and that, where both are the same, the row is error and length of that.
+/// Asserts that AdaComp in bins of `bin` sends what the textbook sends of `compensated` and `fresh`, in at most the
+/// predicted bytes. If both are equal, the row must be error and length of the payload.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     let ada = AdaComp { bin };
     let (p, w, shape) = (widened(compensated), widened(fresh), compensated.shape());
@@ -55,11 +55,11 @@ pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     }
 }
 
-/// Asserts that decoding `bytes` neither panics nor differs from reading positions and signs bit by bit: the same values,
-/// or both refuse. Payloads of other methods and of more than 2^20 elements are passed over.
+/// Asserts that decoding `bytes` does not panic, and agrees with reading positions and signs bit by bit: the same
+/// values, or both refuse. It skips payloads of other methods and of more than 2^20 elements.
 ///
 /// # Panics
-/// When it does.
+/// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -74,7 +74,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Rewrites a payload as TopK's with values ±1, of whichever layout it then has, and reads that.
+/// Rewrites a payload as TopK's with values ±1, in the layout that results, and decodes that.
 fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     let count = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let (header, body) = bytes.split_at(HEADER_LEN);
@@ -97,11 +97,11 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     Some(units.into_iter().map(|unit| if unit == 0.0 { 0.0 } else { scale.copysign(unit) }).collect())
 }
 
-/// Asserts [`check`] on instances made of arbitrary bytes: one byte chooses the bin, the others are values, in each
-/// element type, with themselves and with a shifted copy as what is fresh.
+/// Asserts [`check`] on instances made from arbitrary bytes. One byte chooses the bin; the others are values. Each
+/// element type is tried, with the values themselves and with a shifted copy as fresh values.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((&choice, rest)) = bytes.split_first() else { return };
     let bin = 1 + choice as u32 % 40;

@@ -1,7 +1,7 @@
-//! The conformance suite: what every [`Backend`] promises, checked against [`Portable`].
+//! The conformance suite: the promises of every [`Backend`], checked against [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
-//! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] of them.
+//! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] for all of them.
 
 use super::golden;
 use super::qsgd::{squared_error, subnormal_rounding};
@@ -32,10 +32,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A `rows` × `cols` tensor of `values`, rounded where a type needs it.
+    /// A `rows` × `cols` tensor of `values`, rounded to each type.
     ///
     /// # Panics
-    /// When there are not `rows · cols` values.
+    /// If there are not `rows · cols` values.
     pub fn new(values: &[f32], rows: usize, cols: usize) -> Tensor {
         assert_eq!(values.len(), rows * cols, "values of a {rows} x {cols} tensor");
         Tensor {
@@ -46,7 +46,7 @@ impl Tensor {
         }
     }
 
-    /// As f32, f16 and bf16.
+    /// The tensor as f32, f16 and bf16.
     pub fn gradients(&self) -> [Gradient<'_>; 3] {
         [Values::F32(&self.single), Values::F16(&self.half), Values::Bf16(&self.brain)]
             .map(|values| Gradient::new(values, self.shape).expect("as many values as elements"))
@@ -59,13 +59,14 @@ fn draw(seed: u64, index: usize) -> f32 {
     (stream.word(index as u64) >> 8) as f32 / (1 << 24) as f32
 }
 
-/// Bell-shaped around 0, most below 1 in magnitude.
+/// Bell-shaped around 0; most values are below 1 in magnitude.
 fn bell(seed: u64, index: usize) -> f32 {
     (0..4).map(|i| draw(seed, 4 * index + i) - 0.5).sum()
 }
 
-/// Tensors of many kinds: bell-shaped ones of many lengths; magnitudes from 1e-30 to 1e30; ties, zeros of both signs,
-/// one spike, constants, subnormal numbers, one side of zero, and the largest and smallest numbers there are. In f16 some overflow.
+/// Tensors of many kinds. Bell-shaped ones have many lengths, and magnitudes from 1e-30 to 1e30. Others have ties,
+/// zeros of both signs, one spike, constants, subnormal numbers, values of one sign, and the largest and smallest
+/// numbers. Some overflow in f16.
 pub fn tensors() -> Vec<Tensor> {
     let lengths = [
         (1, 1),
@@ -109,7 +110,7 @@ fn values(count: usize, value: impl Fn(usize) -> f32) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// All that a suite of one method goes through: every tensor in every type, and those among them with NaN and infinity.
+/// Calls `check` with every tensor in every type. Some of the tensors contain NaN or infinity.
 fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     let mut number = 0;
     for tensor in tensors() {
@@ -128,17 +129,18 @@ fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     }
 }
 
-/// So large that backends may hold a part of it alone, of three kinds: with few equal magnitudes, with many, and with few others than zeros.
+/// Tensors so large that a backend may keep only a part of them. Of three kinds: few equal magnitudes, many equal
+/// magnitudes, and few nonzero values.
 fn large() -> [Tensor; 3] {
     let kinds: [fn(usize) -> f32; 3] =
         [|i| bell(13, i), |i| (8.0 * bell(14, i)) as i32 as f32, |i| if i % 100 == 0 { bell(15, i) } else { 0.0 }];
     kinds.map(|kind| Tensor::new(&values(331 * 100, kind), 331, 100))
 }
 
-/// How many of each type of theirs are kept.
+/// The k for each kind of large tensor.
 const KEPT_OF_LARGE: [u32; 3] = [16_500, 500, 33_100];
 
-/// NaN equals NaN.
+/// Compares errors; NaN equals NaN.
 fn same_error(a: &Error, b: &Error) -> bool {
     match (a, b) {
         (Error::NonFinite { index: i, value: x }, Error::NonFinite { index: j, value: y }) => {
@@ -152,11 +154,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that `backend` answers as [`Portable`] does: the same rows within `relative` (for QSGD beside the bound of
-/// [`qsgd::measure`](lgreco::compress::qsgd::measure)), or the same error of the same job.
+/// Asserts that `backend` answers as [`Portable`] does: the same rows within `relative`, or the same error of the same
+/// job. For QSGD, rows may also differ by the bound of [`qsgd::measure`](lgreco::compress::qsgd::measure).
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();
     let run = |backend: &mut dyn Backend| {
@@ -189,17 +191,17 @@ pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     }
 }
 
-/// The bound of QSGD's rows that is not relative to them, for a backend that may leave rounding to subnormal numbers out.
+/// The absolute part of the bound for QSGD's rows, for a backend that may ignore rounding to subnormal numbers.
 fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
     let values: Vec<f32> = with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect());
     2.0 * squared_error(&values, qsgd).1 + subnormal_rounding(&values, qsgd)
 }
 
-/// Asserts that `backend` encodes as [`Portable`] does: the same bytes and none beyond them, or the same error; that too
-/// little room is an error; and that its own payload decodes to the same bits.
+/// Asserts that `backend` encodes as [`Portable`] does: the same bytes and none beyond them, or the same error. A
+/// buffer that is too short must give an error. The backend's payload must decode to the same bits.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gradient<'_>, stream: Stream) {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let Ok(length) = setting.payload_len(shape, dtype) else {
@@ -225,11 +227,11 @@ pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gra
     check_decode(backend, &expected[..length], shape.elements());
 }
 
-/// Asserts that `backend` decodes `bytes` into `elements` values as [`Portable`] does: to the same bits, or not at all
-/// and for the same reason.
+/// Asserts that `backend` decodes `bytes` into `elements` values as [`Portable`] does: to the same bits, or to an error
+/// for the same reason.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_decode(backend: &mut dyn Backend, bytes: &[u8], elements: usize) {
     let (mut found, mut expected) = (vec![f32::NAN; elements], vec![f32::NAN; elements]);
     match (backend.decode(bytes, &mut found), Portable.decode(bytes, &mut expected)) {
@@ -242,7 +244,7 @@ pub fn check_decode(backend: &mut dyn Backend, bytes: &[u8], elements: usize) {
     }
 }
 
-/// Asserts that damaged copies of a payload decode as [`Portable`] decodes them.
+/// Asserts that damaged copies of a payload decode as with [`Portable`].
 fn check_damaged(backend: &mut dyn Backend, payload: &[u8], elements: usize) {
     check_decode(backend, &payload[..payload.len() - 1], elements);
     check_decode(backend, payload, elements + 1);
@@ -256,7 +258,7 @@ fn check_damaged(backend: &mut dyn Backend, payload: &[u8], elements: usize) {
     }
 }
 
-/// A payload of [`Portable`]'s.
+/// A payload that [`Portable`] encodes.
 fn payload(setting: &Setting, gradient: &Gradient<'_>) -> Option<Vec<u8>> {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let mut payload = vec![0; setting.payload_len(shape, dtype).ok()?];
@@ -265,10 +267,10 @@ fn payload(setting: &Setting, gradient: &Gradient<'_>) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// Dense payloads of every tensor, and damaged ones.
+/// Checks dense payloads of every tensor, and damaged ones.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_dense(backend: &mut dyn Backend) {
     for_each_gradient(|number, gradient| {
         check_encode(backend, &Setting::Dense, gradient, Stream::default());
@@ -279,10 +281,10 @@ pub fn check_dense(backend: &mut dyn Backend) {
     });
 }
 
-/// QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden] ones.
+/// Checks QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden] ones.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     golden::check_qsgd(backend);
     let buckets = [512, 1, 7, 32, 1000, 2048, 100_000];
@@ -322,10 +324,10 @@ pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
 }
 
-/// TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden] ones.
+/// Checks TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden] ones.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     golden::check_topk(backend);
     for_each_gradient(|number, gradient| {
@@ -348,7 +350,7 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     });
     let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
     let gradient = tensor.gradients()[0];
-    // Neighbours, so that one bit makes their positions equal.
+    // Neighbours, so that changing one bit makes their positions equal.
     let neighbours = Tensor::new(&values(1000, |i| if i / 2 == 50 { 1.0 } else { 0.0 }), 1000, 1);
     let two = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
     check_damaged(backend, &payload(&two, &neighbours.gradients()[0]).expect("a finite gradient"), 1000);
@@ -367,10 +369,11 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// TopK in few bits: payloads and rows of every tensor, with varied k and widths; damaged payloads, and [golden] ones.
+/// Checks TopK in few bits: payloads and rows of every tensor, with varied k and widths; damaged payloads, and [golden]
+/// ones.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
     golden::check_quantised_topk(backend);
     for_each_gradient(|number, gradient| {
@@ -409,11 +412,11 @@ pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// PowerSGD: rows of well-conditioned matrices within `relative`; payloads of the same header and length, which decode to
-/// the same matrix within `relative` of its norm; refusals, and [golden] payloads.
+/// Checks PowerSGD. Rows of well-conditioned matrices must agree within `relative`. Payloads must have the same header
+/// and length, and decode to the same matrix within `relative` of its norm. Also checks refusals and [golden] payloads.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
     golden::check_powersgd(backend);
     for (rows, cols, scale) in [
@@ -427,7 +430,7 @@ pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
         (50, 40, 1e30),
     ] {
         let tensor = Tensor::new(&values(rows * cols, |i| scale * bell(13, i)), rows, cols);
-        // Numbers that f16 does not have are left to the others.
+        // At extreme scales f16 cannot hold the values, so it is skipped.
         let gradients = tensor
             .gradients()
             .into_iter()
@@ -436,7 +439,7 @@ pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
             let stream = Stream { seed: 5, layer: cols as u32, ..Stream::default() };
             let candidates = Candidates::PowerSgd { iterations, ranks: &[4, 1, 20, 2] };
             let ranks = rows.min(cols) as u32;
-            // Full rank leaves rounding alone, which has no bound relative to itself.
+            // At full rank only rounding remains, which has no relative bound.
             if ranks > 20 {
                 check_rows(backend, &[Job { gradient, candidates, stream }], relative);
             }
@@ -479,10 +482,10 @@ fn check_low_rank(
     assert!(apart <= squared(relative) * norm, "{powersgd:?} of {shape:?}: {apart:e} apart, norm {norm:e}");
 }
 
-/// EDEN's payloads and rows of every tensor, with both scales and every width; damaged payloads.
+/// Checks EDEN's payloads and rows of every tensor, with both scales and every width; damaged payloads.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
     let scales = [eden::Scale::Unbiased, eden::Scale::LeastSquares];
     for_each_gradient(|number, gradient| {
@@ -518,11 +521,11 @@ pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// Many jobs of all sizes and methods in one batch, the same gradient several times among them; no job; and batches with
-/// a job that fails, or cannot be measured, in the middle. With `powersgd`, its jobs too.
+/// Checks batches. One has many jobs of all sizes and methods, with the same gradient several times; one has no job.
+/// Others have a job in the middle that fails or cannot be measured. With `powersgd`, PowerSGD's jobs are included.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
     check_rows(backend, &[], relative);
     let tensors: Vec<Tensor> = (0..40)
@@ -556,10 +559,10 @@ pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
     check_rows(backend, &jobs[..3], relative);
 }
 
-/// What every backend does, rows within `relative` of [`Portable`]'s.
+/// Checks all of the above. Rows must be within `relative` of [`Portable`]'s.
 ///
 /// # Panics
-/// When `backend` does not do as [`Portable`].
+/// If `backend` differs from [`Portable`].
 pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_dense(backend);
     check_qsgd(backend, relative);

@@ -1,4 +1,4 @@
-//! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
+//! Checks any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
 use crate::reseal;
 use core::cell::Cell;
@@ -27,14 +27,14 @@ use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
 
-/// A run of a small model, made of any bytes.
+/// A run of a small model, made from any bytes.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Number of workers, 1 to 3.
     pub world: u32,
     /// The configuration.
     pub config: Config,
-    /// What happens, step by step.
+    /// What happens in each step.
     pub events: Vec<Event>,
 }
 
@@ -43,48 +43,48 @@ pub struct Script {
 pub enum Event {
     /// Gradients of this scale, a power of two.
     Step(f32),
-    /// As `Step(1.0)`, but a value of one rank is NaN or infinite.
+    /// As `Step(1.0)`, but one rank has a value that is NaN or infinite.
     NonFinite(u32, f32),
-    /// As `Step(1.0)`, but one rank's gradients are of another shape.
+    /// As `Step(1.0)`, but one rank's gradients have another shape.
     Misshaped(u32),
-    /// As `Step(1.0)`, at half the learning rate of the step before.
+    /// As `Step(1.0)`, at half the learning rate of the previous step.
     SlowDown,
-    /// All ranks are stopped, and new ones continue from what they saved.
+    /// All ranks stop, and new ones continue from their saved states.
     Restart,
-    /// As `Step(1.0)`, after the work of the next decision, if it is there, has been dropped, run or kept for later.
+    /// As `Step(1.0)`. Before it, the task of the next decision, if there is one, is dropped, run or kept.
     Plan(Planning),
 }
 
-/// What becomes of the work of a decision.
+/// What happens to the task of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Planning {
-    /// It is dropped, to be done during the step.
+    /// The task is dropped, so the step does it.
     Dropped,
-    /// It is run, and its result handed in, also where nobody waits for it any more.
+    /// The task is run and its result handed in, even if nothing waits for it any more.
     Run,
-    /// It is kept, so that the decision is late.
+    /// The task is kept, so the decision is late.
     Kept,
 }
 
 /// What a rank saw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
-    /// Per step what came of it, or the code of the error.
+    /// Per step its result, or the code of its error.
     pub steps: Vec<Result<Taken, u32>>,
     /// Means minus gradients, summed over the exchanged steps.
     pub balance: Vec<f64>,
     /// The residuals at the end.
     pub residual: Vec<f32>,
-    /// How much rounding may have moved any element of a layer, by layer.
+    /// Bound on the rounding of any element, by layer.
     pub rounding: Vec<f64>,
 }
 
-/// What came of one step.
+/// The result of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
-    /// What became of the gradients.
+    /// The outcome of the exchange.
     pub outcome: Outcome,
-    /// The settings, in words.
+    /// The settings, as text.
     pub settings: Vec<String>,
     /// The bits of the means.
     pub means: Vec<u32>,
@@ -120,8 +120,8 @@ pub fn model() -> Vec<Tensor> {
     layers.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into()
 }
 
-/// A controller alone in its group, for a matrix `weight` and a `bias`: two steps of warm-up, then a decision every
-/// three. For examples.
+/// A controller that is alone in its group, for a matrix `weight` and a `bias`. It has two steps of warm-up, then a
+/// decision every three steps. For examples.
 ///
 /// # Errors
 /// Those of [`Controller::new`].
@@ -144,7 +144,7 @@ pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadC
     alone_on(method, Schedule { warmup: 3, period: 3, window: 1, lead })
 }
 
-/// A step of [`alone`] on some gradients.
+/// A step of [`alone`] on generated gradients.
 ///
 /// # Errors
 /// Those of [`Controller::step`].
@@ -157,14 +157,14 @@ std::thread_local! {
     static READINGS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A microsecond later at every reading by this thread.
+/// A clock that advances by a microsecond at every reading by this thread.
 fn clock() -> f64 {
     READINGS.set(READINGS.get() + 1);
     1e-6 * f64::from(READINGS.get())
 }
 
 impl Script {
-    /// Any bytes are a script.
+    /// Makes a script from any bytes.
     pub fn from_bytes(bytes: &[u8]) -> Script {
         let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
         Script::of_workers(1 + first as u32 % 3, rest)
@@ -183,11 +183,11 @@ impl Script {
             _ => (8.0, 4.0),
         };
         let accordion = Accordion::new(low, high);
-        // A few layers need little; the workspace of the default takes longer to clear than all else.
+        // A few layers need few states. Clearing the default workspace takes longer than everything else.
         let solver = Solver::Exact(Limits { states: 1 << 8 });
         let mut config = Config::new(search);
         let policy = next();
-        // The default settings are within both.
+        // The default settings meet both budgets.
         config.budget = [Budget::Error, Budget::Size][policy as usize / 9 % 2];
         config.policy = match policy % 9 {
             0 => Policy::Uncompressed,
@@ -241,10 +241,10 @@ impl Script {
         if self.config.route == Route::Sharded { sharded(model(), self.world) } else { model() }
     }
 
-    /// Runs it on threads; what each rank saw.
+    /// Runs the script on threads; returns what each rank saw.
     ///
     /// # Panics
-    /// When a state that was saved is not restored.
+    /// If a saved state cannot be restored.
     pub fn run(&self) -> Vec<Log> {
         threads::run(self.world, |mut worker| self.rank(&mut worker))
     }
@@ -343,7 +343,7 @@ impl Script {
     }
 }
 
-/// The same tensors in shards of rows, as equal as they can be, the last rank's the largest.
+/// The same tensors in shards of rows, as equal as possible; the last rank has the largest.
 pub fn sharded(tensors: Vec<Tensor>, world: u32) -> Vec<Tensor> {
     let shard = |tensor: Tensor| {
         let (rows, cols) = (tensor.shape().rows() as u64, tensor.shape().cols() as u64);
@@ -362,7 +362,7 @@ pub fn all_shards(worker: &mut ThreadCollective, tensor: &Tensor, values: &mut [
     worker.all_reduce_sum(values).expect("all are there");
 }
 
-/// What narrowing a mean may lose, and what sums over three workers may.
+/// Bound on the rounding of a narrowed mean, and of sums over three workers.
 fn narrowing(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 64.0 * f32::EPSILON as f64,
@@ -370,13 +370,13 @@ fn narrowing(dtype: Dtype) -> f64 {
     }
 }
 
-/// Uniform on [-1, 1) times `scale`.
+/// Uniform values on [-1, 1), times `scale`.
 fn uniform(rank: u32, step: u32, layer: u32, len: usize, scale: f32) -> Vec<f32> {
     let stream = Stream { seed: 3, step, layer, rank };
     (0..len as u64).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect()
 }
 
-/// The gradients of the small model, the 16-bit one last but one.
+/// The gradients of the small model; the 16-bit tensor is last but one in the model.
 struct Gradients([Vec<f32>; 4], Vec<Bf16>);
 
 fn gradients(rank: u32, step: u32, scale: f32) -> Gradients {
@@ -399,12 +399,12 @@ impl Gradients {
     }
 }
 
-/// Runs a script and checks: all ranks saw the same means, settings and errors, bit for bit; of every element, the means
-/// and the mean residual add up to the mean gradients; warm-up steps are uncompressed; and the same script gives the same
-/// bits again.
+/// Runs a script and checks four properties. All ranks saw the same means, settings and errors, bit for bit. For every
+/// element, the means and the mean residual add up to the mean gradients. Warm-up steps are uncompressed. The same
+/// script gives the same bits again.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check(script: &Script) {
     let logs = script.run();
     check_logs(script, &logs);
@@ -439,12 +439,12 @@ fn check_logs(script: &Script, logs: &[Log]) {
     exchanged.for_each(|taken| assert!(taken.settings.iter().all(|setting| setting == "dense")));
 }
 
-/// Any bytes as a script of some eight steps, enough for two decisions; run a second time where their number is a multiple
-/// of eight. The sum of all decides on the number of workers, so that it is mostly one, also for variants of an input with
-/// three: threads wait for each other most of the time.
+/// Checks any bytes as a script of about eight steps, enough for two decisions. It runs twice if the number of bytes is
+/// a multiple of eight. The sum of the bytes decides the number of workers, which is mostly one, even for variants of
+/// an input with three. With more workers, threads mostly wait for each other.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(30)];
     let world = match bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>() % 16 {
@@ -459,10 +459,11 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a saved state of the small model on one worker, or a part of one, as they are and with the right checksum.
+/// Checks any bytes as a saved state of the small model on one worker, or a part of one; as they are, and with the
+/// right checksum.
 ///
 /// # Panics
-/// When what was loaded is not saved as it was, or a refusal changed the controller.
+/// If a loaded state is not saved as it was, or if a refusal changed the controller.
 pub fn check_state(bytes: &[u8]) {
     check_loads(bytes);
     let mut sealed = bytes.to_vec();

@@ -1,4 +1,4 @@
-//! Tables and plans as JSON of which some tokens have changed, so that readers get past the first brace.
+//! Tables and plans as JSON with some changed tokens, so that readers get past the first brace.
 
 use super::files::check_files;
 use lgreco::file::{PlanFile, TableFile};
@@ -16,7 +16,7 @@ pub const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,
 pub const SIZED_PLAN: &str = r#"{"version":1,"solver":"dp","size":500,"lower_bound":0.49,"proven":false,"error":0.5,
     "size_limit":512,"uncompressed_size":4096,"layers":[{"name":"fc1","option":1,"label":"a","size":500,"error":0.5}]}"#;
 
-/// A table with the required fields alone.
+/// A table with only the required fields.
 pub const BARE_TABLE: &str = r#"{"version":1.0,"metric":"","layers":[{"name":"a","elements":1e3,"options":[
     {"label":"","size":3.0,"error":1}]}]}"#;
 
@@ -26,8 +26,8 @@ pub const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound"
     {"name":"fc1","option":1,"label":"topk 1%","setting":"topk 5 bf16","size":300,"error":0.125},
     {"name":"fc2","option":0,"label":"a","size":200,"error":0.375}]}"#;
 
-/// What takes the place of tokens: numbers at the ends of their types, literals, keys of both kinds of files, text that
-/// escapes, what is no JSON, and settings.
+/// Replacements for tokens: numbers at the ends of their types, literals, keys of both kinds of files, text with
+/// escapes, text that is no JSON, and settings.
 const TOKENS: [&str; 63] = [
     "0",
     "1",
@@ -112,8 +112,8 @@ pub fn tokens(json: &str) -> Vec<&str> {
     tokens
 }
 
-/// A table or a plan of which the tokens that `bytes` say are replaced, left out, doubled or swapped; three bytes a
-/// change, none for the files as they are.
+/// A table or a plan in which `bytes` select tokens to be replaced, left out, doubled or swapped. A change takes three
+/// bytes; without changes the files are as they are.
 ///
 /// ```
 /// use lgreco::file::TableFile;
@@ -134,7 +134,7 @@ pub fn document(bytes: &[u8]) -> String {
             2 => tokens.insert(at, new),
             3 => tokens.swap(at, other),
             _ => {
-                // A member, an element or a whole object once more.
+                // Repeats a member, an element or a whole object.
                 let range = at.min(other)..at.max(other).min(at.min(other) + 12);
                 let copied: Vec<&str> = tokens[range.clone()].to_vec();
                 tokens.splice(range.end..range.end, copied);
@@ -144,11 +144,12 @@ pub fn document(bytes: &[u8]) -> String {
     tokens.concat()
 }
 
-/// Reads a changed table or plan: refused with a reason, or written and read back to the same, and of what is a table
-/// the plan found is within its budget, and the plan as large as that has no more error.
+/// Reads a changed table or plan. It must be refused with a reason, or written and read back unchanged. For a table,
+/// the plan that is found must be within its budget. Solving again with that plan's size as limit must stay within it.
+/// Both plans must be written and read back unchanged.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check_documents(bytes: &[u8]) {
     let json = document(bytes);
     check_files(json.as_bytes());

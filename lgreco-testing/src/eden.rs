@@ -1,5 +1,5 @@
-//! EDEN from its documentation, in f64 and with published grids, and what must hold between it and
-//! [`compress::eden`](lgreco::compress::eden).
+//! EDEN from its documentation, in f64 and with published grids, and checks of
+//! [`compress::eden`](lgreco::compress::eden) against it.
 
 use crate::qsgd::widened;
 use lgreco::Error;
@@ -11,7 +11,7 @@ use lgreco::rng::Stream;
 /// Elements of a block.
 const BLOCK: usize = 4096;
 
-/// The positive levels for 1 to 4 bits, as Max, "Quantizing for minimum distortion", 1960, tells them.
+/// The positive levels for 1 to 4 bits, from Max, "Quantizing for minimum distortion", 1960.
 const PUBLISHED: [&[f64]; 4] = [
     &[0.7980],
     &[0.4528, 1.510],
@@ -19,10 +19,10 @@ const PUBLISHED: [&[f64]; 4] = [
     &[0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733],
 ];
 
-/// How far published levels are off by rounding, and coordinates in f32.
+/// Bound on the rounding of published levels and of coordinates in f32.
 const ROUNDING: f64 = 6e-4;
 
-/// Where a tensor's blocks begin, and how long they are: 4096 each, and powers of two for the rest.
+/// Where a tensor's blocks begin, and their lengths: 4096 each, and powers of two for the rest.
 fn blocks(elements: usize) -> Vec<(usize, usize)> {
     let (mut all, mut at) = (Vec::new(), 0);
     while at < elements {
@@ -36,14 +36,14 @@ fn blocks(elements: usize) -> Vec<(usize, usize)> {
     all
 }
 
-/// `(-1)^bit` of element `i` of the tensor.
+/// `(-1)^bit` for element `i` of the tensor.
 fn sign(seed: u64, i: usize) -> f64 {
     let (block, within) = (i / BLOCK, i % BLOCK);
     let word = Stream { seed, ..Stream::default() }.word((128 * block + within % 128) as u64);
     if word >> (within / 128) & 1 == 1 { -1.0 } else { 1.0 }
 }
 
-/// `H x`, by its definition in halves.
+/// `H x`, by the recursive definition in halves.
 fn hadamard(x: &[f64]) -> Vec<f64> {
     if let [one] = x {
         return vec![*one];
@@ -54,7 +54,7 @@ fn hadamard(x: &[f64]) -> Vec<f64> {
     sums.chain(low.iter().zip(&high).map(|(a, b)| a - b)).collect()
 }
 
-/// What a payload of 1 to 4 bits says of a block: the coordinates that its codes stand for.
+/// The coordinates that the codes of a block stand for, in a payload of 1 to 4 bits.
 fn points(codes: &[u8], bits: usize, (at, len): (usize, usize)) -> Vec<f64> {
     let levels = PUBLISHED[bits - 1];
     let bit = |i: usize, b: usize| usize::from(codes[(i * bits + b) / 8] >> ((i * bits + b) % 8) & 1);
@@ -69,11 +69,11 @@ fn product(a: impl IntoIterator<Item = f64>, b: impl IntoIterator<Item = f64>) -
     a.into_iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Checks a gradient of finite values, none above 2^60: the payload's length, that its codes are the nearest points and its
-/// decoded values those that the documentation tells (1 to 4 bits), that they are as long as the scale says, and the row.
-///
+/// Checks a gradient of finite values, none above 2^60. Codes must be the nearest points, and decoded values those of
+/// the documentation (1 to 4 bits). The decoded vector must have the length that the scale prescribes. The payload's
+/// length and the row are checked too.
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
     let values = widened(gradient.values());
     let bits = usize::from(eden.bits);
@@ -99,7 +99,7 @@ pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
         }
         error += x.iter().zip(&found).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
         let length = product(found.clone(), found.clone()).sqrt();
-        // Subnormal values and scales are far from exact.
+        // Subnormal values and scales are inexact.
         if norm < 1e-30 {
             continue;
         }
@@ -135,11 +135,11 @@ pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
     assert!((row[0] - error).abs() <= tolerance, "{eden:?}: the row has {:e}, decoding {error:e}", row[0]);
 }
 
-/// Takes parameters and values from arbitrary bytes and does [`check_gradient`]; with NaN or infinity among the values the first
-/// such must be named instead. Values may be repeated, so that blocks are full.
+/// Takes parameters and values from arbitrary bytes and runs [`check_gradient`]. If the values contain NaN or infinity,
+/// encoding must name the first one instead. Values may be repeated, so that blocks are full.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 ///
 /// ```
 /// lgreco_testing::eden::check_round_trip(&[3, 1, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
@@ -164,7 +164,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     let gradient = Gradient::new(values, Shape::new(1, values.len()).unwrap()).unwrap();
     let mut payload = vec![0; eden.payload_len(gradient.shape(), values.dtype()).unwrap()];
     let widened = widened(values);
-    // Decoded values may leave f32: then encoding says so, and else they are finite.
+    // Decoded values may leave the range of f32. Then encoding must say so; otherwise they are finite.
     let is_large = widened.iter().any(|value| value.is_finite() && value.abs() > 2f32.powi(60));
     let Some(offender) = widened.iter().position(|value| !value.is_finite()) else {
         if is_large {
@@ -181,7 +181,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     ] {
         let is_told =
             matches!(found, Err(Error::NonFinite { index, value }) if index == offender && !value.is_finite());
-        // A block before it may overflow.
+        // An earlier block may overflow.
         assert!(is_told || (is_large && matches!(found, Err(Error::Overflow { .. }))), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What memories promise, checked on any compressor and any gradients.
+//! Promises of error-feedback memories, checked on any compressor and any gradients.
 
 use super::qsgd::power_of_two;
 use crate::reseal;
@@ -8,26 +8,26 @@ use lgreco_train::feedback::{Memory, Residual, SavedState, Storage};
 use lgreco_train::gradient::{Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 
-/// A memory with the buffers of its steps, stale at every step.
+/// A memory with the buffers of its steps. The buffers hold stale data at every step.
 pub struct Worker {
     /// The memory.
     pub memory: Memory<Vec<u64>>,
-    /// What is compressed, and how.
+    /// The compressor's setting.
     pub setting: Setting,
-    /// Seed, layer and rank of its random bits; the step is that of the memory.
+    /// Seed, layer and rank of the random bits; the step is the memory's.
     pub stream: Stream,
 }
 
-/// What a step made.
+/// The result of a step.
 pub struct Sent {
     /// The message.
     pub message: Vec<u8>,
-    /// What it decodes to.
+    /// The values it decodes to.
     pub decoded: Vec<f32>,
 }
 
 impl Worker {
-    /// A worker without a past whose payloads travel point to point.
+    /// A worker with a new memory, whose payloads travel point to point.
     ///
     /// # Errors
     /// Those of [`Memory::new`].
@@ -36,8 +36,8 @@ impl Worker {
         Ok(Worker { memory: Memory::new(rule, shape, words)?, setting, stream })
     }
 
-    /// One step. Asserts that the predicted length is that of the message, that the message decodes to what was said,
-    /// and that an error leaves the memory as it was.
+    /// Takes one step. Asserts that the message has the predicted length and decodes to the reported values, and that
+    /// an error leaves the memory unchanged.
     ///
     /// # Errors
     /// Those of [`Memory::step`].
@@ -87,11 +87,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts mass balance under classic error feedback: per element, what was delivered and what
-/// is remembered add up to the gradients, within the rounding of one addition and one subtraction per step.
+/// Asserts mass balance under classic error feedback. Per element, delivered values and residual must add up to the
+/// gradients, within the rounding of one addition and one subtraction per step.
 ///
 /// # Errors
-/// Those of [`Memory::step`], after which the balance of the steps before has been asserted too.
+/// Those of [`Memory::step`]; the balance of the earlier steps has been asserted by then.
 pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
     let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default())?;
     let (mut owed, mut allowed) = (vec![0.0f64; shape.elements()], vec![0.0f64; shape.elements()]);
@@ -103,7 +103,7 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
                 for i in 0..values.len() {
                     let (p, d) = (before[i] as f64 + values[i] as f64, sent.decoded[i] as f64);
                     owed[i] += values[i] as f64 - d;
-                    // Half a unit in the last place each, and of p once more inside p − d.
+                    // Half a unit in the last place for each, and for p once more inside p − d.
                     allowed[i] += (p.abs() + (p - d).abs()) * 1.001 * power_of_two(-24) + power_of_two(-148);
                 }
             }
@@ -117,7 +117,8 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
     result
 }
 
-/// Asserts that what a sparsifier that keeps f32 values leaves out is remembered bit for bit: p = ĝ + m', one of them 0.
+/// Asserts that the residual has exactly the values that a sparsifier of f32 values drops: p = ĝ + m', and one of both
+/// is 0.
 pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {
@@ -130,7 +131,8 @@ pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], s
     }
 }
 
-/// Largest distance, relative to the largest element, of the mean of `steps` deliveries of a constant gradient from it.
+/// Mean of `steps` deliveries of a constant gradient: its largest distance from the gradient, relative to the largest
+/// element.
 ///
 /// # Panics
 /// If a step fails.
@@ -146,7 +148,7 @@ pub fn mean_error(rule: Residual, setting: Setting, values: &[f32], shape: Shape
     errors.fold(0.0, f64::max) / largest
 }
 
-/// Asserts that a worker saved after any of the steps and restored into stale words continues bit for bit.
+/// Asserts that a worker that is saved after any step, and restored into stale words, continues bit for bit.
 pub fn check_resumes(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {
@@ -162,8 +164,8 @@ pub fn check_resumes(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape
     }
 }
 
-/// Asserts that any bytes, as they are and with the right checksum, are either refused or a memory that saves to the same
-/// bytes and takes a step without panic.
+/// Asserts that any bytes, as they are and with the right checksum, are either refused or a memory. The memory must
+/// save to the same bytes and take a step without a panic.
 pub fn check_saved_bytes(bytes: &[u8]) {
     check_memory(bytes);
     let mut sealed = bytes.to_vec();
@@ -182,7 +184,7 @@ fn check_memory(bytes: &[u8]) {
     let _ = worker.step(&gradient(&zeros, saved.shape()));
 }
 
-/// Every format, gains 1 and 0.2.
+/// Every format, with gains 1 and 0.2.
 pub fn rules() -> Vec<Residual> {
     let storages = [Storage::F32, Storage::Bf16, Storage::Int8];
     let with = |storage| [1.0, 0.2].map(|gain| Residual { gain, reset_every: 3, storage });

@@ -1,11 +1,11 @@
-//! What the readers of files promise for any bytes.
+//! Promises of the file readers for any bytes.
 
 use super::settings::check_text;
 use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::{Plan, budget::Budget};
 
-/// Reads `bytes` as a table, as a plan and as a setting; what can be read is written and read back to the same, and a
-/// table's default plan makes a plan file.
+/// Reads `bytes` as a table, as a plan and as a setting. Whatever can be read must be written and read back unchanged.
+/// A table's default plan must make a plan file.
 pub fn check_files(bytes: &[u8]) {
     if let Ok(file) = TableFile::parse(bytes) {
         assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));

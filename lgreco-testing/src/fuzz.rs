@@ -13,11 +13,11 @@ use lgreco::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
 use lgreco::plan::exact::Limits;
 use lgreco::rng::Stream;
 
-/// The solvers on one table: what all of them promise, or what dynamic programming does, or that trying every plan finds
-/// none better than the exact one. Which of these, the number of bytes says.
+/// Checks the solvers on one table. The number of bytes selects the check: promises of all solvers, those of dynamic
+/// programming, or the exact plan against trying every plan.
 ///
 /// # Panics
-/// When the property does not hold.
+/// If the check fails.
 pub fn planner(bytes: &[u8]) {
     let instance = Instance::from_bytes(bytes, 5, 5);
     let against_all = |states| {
@@ -36,14 +36,14 @@ pub fn planner(bytes: &[u8]) {
     }
 }
 
-/// Elements of a payload that is decoded.
+/// Most elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
-/// The payload parsers: any bytes decode to finite values or are refused, and only into as many values as the header
-/// states.
+/// Checks the payload parsers: any bytes decode to finite values or are refused, and only into as many values as the
+/// header states.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn payload(bytes: &[u8]) {
     if Payload::parse(bytes).is_ok_and(|payload| payload.header.shape.elements() > MOST_ELEMENTS) {
         return assert!(decode(bytes, &mut []).is_err());
@@ -68,10 +68,11 @@ pub fn payload(bytes: &[u8]) {
     assert!(decode(bytes, &mut values).is_err());
 }
 
-/// Dense payloads of any bit patterns in each element type: exact values back, or the first that is not finite named.
+/// Checks dense payloads of any bit patterns in each element type. Decoding must return the exact values, or encoding
+/// must name the first that is not finite.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn dense(bytes: &[u8]) {
     let single: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
     let words = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
@@ -95,10 +96,10 @@ fn dense_round_trip(values: Values<'_>, expected: &[f32]) {
     assert!(decoded.iter().zip(expected).all(|(found, expected)| found.to_bits() == expected.to_bits()));
 }
 
-/// TopK on any bit patterns: against a full sort, in one element type and kept type, at several k.
+/// Checks TopK on any bit patterns against a full sort, in one element type and one value type, at several k.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn topk(bytes: &[u8]) {
     let Some((&[a, b], rest)) = bytes.split_first_chunk::<2>() else { return };
     let bits: Vec<u32> = rest.as_chunks::<4>().0.iter().take(300).map(|&bytes| u32::from_le_bytes(bytes)).collect();
@@ -112,12 +113,12 @@ pub fn topk(bytes: &[u8]) {
     }
 }
 
-/// PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100, with zero and dependent columns
-/// where the bytes run out. One of: the row is that of real encodes; ranks nest; the public steps make the same payload;
-/// zeros, and nothing else, stay zeros.
+/// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. Columns are zero or
+/// dependent where the bytes run out. It checks one of: the row equals that of real encodes; ranks nest; the public
+/// steps make the same payload; zeros, and nothing else, stay zeros.
 ///
 /// # Panics
-/// When the property does not hold.
+/// If the check fails.
 pub fn powersgd(bytes: &[u8]) {
     let Some((&[rows, cols, exponent, options], rest)) = bytes.split_first_chunk::<4>() else { return };
     let shape = Shape::new(usize::from(rows % 14), usize::from(cols % 14)).expect("a small matrix");

@@ -1,5 +1,5 @@
-//! Payloads written down byte by byte, which no change of the code may change: what every backend makes of a few values,
-//! and makes of the bytes again.
+//! Golden payloads, byte by byte, which no change of the code may change. Every backend must make them from a few
+//! values, and decode them.
 
 use lgreco::backend::Backend;
 use lgreco::compress::powersgd::PowerSgd;
@@ -41,18 +41,18 @@ fn check(
     check_decoded(backend, &expected, decoded);
 }
 
-/// QSGD: both scales, both roundings, 1, 2 and 4 bits.
+/// Checks QSGD: both scales, both roundings, 1, 2 and 4 bits.
 ///
 /// # Panics
-/// When a byte or a value is another.
+/// If a byte or a value differs.
 pub fn check_qsgd(backend: &mut dyn Backend) {
     let [zero, fifth, one, three] = [0.0f32, 0.2, 1.0, 3.0].map(f32::to_le_bytes);
     let nearest = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
-    // Sevenths: 7, -3.5, 1.75, 0 become 7, -4, 2, 0.
+    // In sevenths: 7, -3.5, 1.75, 0 become 7, -4, 2, 0.
     let header = b"L\x01\x01\x03\x00\x02\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00";
     let decoded = [1.0, -4.0 / 7.0, 2.0 / 7.0, 0.0];
     check(backend, Setting::Qsgd(nearest), &[1.0, -0.5, 0.25, 0.0], (header, &[&one, &[0xc7, 0x02]]), &decoded);
-    // Added: 0.399, 0.880, 0.735, 0.605.
+    // The random numbers added: 0.399, 0.880, 0.735, 0.605.
     let two = Setting::Qsgd(Qsgd { bits: 2, bucket: 3, ..Qsgd::default() });
     let header = b"L\x01\x01\x01\x03\0\0\0\x04\0\0\0\x01\0\0\0";
     let body: &[&[u8]] = &[&one, &fifth, &[0b01_00_11_01]];
@@ -61,24 +61,24 @@ pub fn check_qsgd(backend: &mut dyn Backend) {
     let header = b"L\x01\x01\x09\0\x02\0\0\x04\0\0\0\x01\0\0\0";
     let body: &[&[u8]] = &[&zero, &three, &[0b11_01_11_00]];
     check(backend, min_max, &[-0.0, 3.0, 1.0, 2.75], (header, body), &[0.0, 3.0, 1.0, 3.0]);
-    // (1 + x/N)/2 is 1, 0.25, 0.625, 0.5 and 1, 0.1, 0.775, 0.35.
+    // (1 + x/N)/2 is 1, 0.25, 0.625, 0.5 for the first gradient, and 1, 0.1, 0.775, 0.35 for the second.
     let one_bit = Setting::Qsgd(Qsgd { bits: 1, ..Qsgd::default() });
     let header = b"L\x01\x01\x00\x00\x02\0\0\x04\0\0\0\x01\0\0\0";
     check(backend, one_bit, &[1.0, -0.5, 0.25, 0.0], (header, &[&one, &[0b1111]]), &[1.0; 4]);
     check(backend, one_bit, &[1.0, -0.8, 0.55, -0.3], (header, &[&one, &[0b0101]]), &[1.0, -1.0, 1.0, -1.0]);
 }
 
-/// TopK: every coding of positions, every type of values.
+/// Checks TopK: every coding of positions, every type of values.
 ///
 /// # Panics
-/// When a byte or a value is another.
+/// If a byte or a value differs.
 pub fn check_topk(backend: &mut dyn Backend) {
     let header = |variant, keep, rows| [b'L', 1, 2, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     let top = |keep, values| Setting::TopK(TopK { keep, values });
-    // Everything: no positions.
+    // Everything is kept, so there are no positions.
     let all = [0x80, 0x3f, 0x00, 0xc0];
     check(backend, top(2, Dtype::Bf16), &[1.0, -2.0], (&header(2, 2, 2), &[&all]), &[1.0, -2.0]);
-    // A bitmap; of the two ones the first is kept.
+    // A bitmap. Of the two equal values 1 the first is kept.
     let bitmap = [0x00, 0x3c, 0x00, 0xc0, 0b01010];
     let values = [0.0, 1.0, 1.0, -2.0, 0.5];
     check(backend, top(2, Dtype::F16), &values, (&header(5, 2, 5), &[&bitmap]), &[0.0, 1.0, 0.0, -2.0, 0.0]);
@@ -94,19 +94,19 @@ pub fn check_topk(backend: &mut dyn Backend) {
     check(backend, top(3, Dtype::F32), &sparse, (&header(8, 3, 100), body), &sparse);
 }
 
-/// TopK in few bits: every coding of positions, two and three bits.
+/// Checks TopK in few bits: every coding of positions, two and three bits.
 ///
 /// # Panics
-/// When a byte or a value is another.
+/// If a byte or a value differs.
 pub fn check_quantised_topk(backend: &mut dyn Backend) {
     let header = |variant, keep, rows| [b'L', 1, 6, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     let top = |keep, bits| Setting::QuantisedTopK(QuantisedTopK { keep, bits });
     let [zero, one, three_quarters, six, four] = [0f32, 1.0, 1.75, 6.0, 4.0].map(f32::to_le_bytes);
-    // From 1.5 to 4 by their bits the middle is 2.5: 1.5 and 2 are in the lower bin. Codes 1, 2 and 0.
+    // The bit patterns of 1.5 and 4 have the middle 2.5, so 1.5 and 2 are in the lower bin. The codes are 1, 2 and 0.
     let values = [4.0, -1.5, 2.0];
     let body: &[&[u8]] = &[&three_quarters, &four, &[0b00_10_01]];
     check(backend, top(3, 2), &values, (&header(2, 3, 3), body), &[4.0, -1.75, 1.75]);
-    // A bitmap; of the two ones the first is kept. Bins above 1, 1.75, 3 and 5.
+    // A bitmap. Of the two equal values 1 the first is kept. The bins begin at 1, 1.75, 3 and 5.
     let values = [0.0, 1.0, 1.0, -8.0, 4.0, 0.5, 8.0, 0.0];
     let [eight] = [8f32].map(f32::to_le_bytes);
     let body: &[&[u8]] = &[&one, &zero, &four, &eight, &[0b10_111_000, 0b0110], &[0b0101_1010]];
@@ -124,10 +124,10 @@ pub fn check_quantised_topk(backend: &mut dyn Backend) {
     check(backend, top(3, 2), &sparse, (&header(2 | 2 << 4, 3, 100), body), &decoded);
 }
 
-/// PowerSGD: the rank in the header, and factors read column by column.
+/// Checks PowerSGD: the rank in the header, and factors read column by column.
 ///
 /// # Panics
-/// When a byte of the header or a value is another.
+/// If a byte of the header or a value differs.
 pub fn check_powersgd(backend: &mut dyn Backend) {
     let header = b"L\x01\x03\x00\x02\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00";
     let shape = Shape::new(2, 3).expect("a small shape");

@@ -1,4 +1,4 @@
-//! Hard thresholds against their textbook: a comparison per element.
+//! Hard thresholds against their textbook form: a comparison per element.
 
 use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
 use lgreco::Error;
@@ -9,7 +9,7 @@ use lgreco::gradient::{Dtype, Gradient, Shape};
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// Bytes of a payload with `count` of `elements`: TopK's.
+/// Bytes of a payload with `count` of `elements`, as for TopK.
 pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
     if count == 0 {
         return 16;
@@ -18,7 +18,7 @@ pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize 
     top.payload_len(Shape::new(elements, 1).unwrap(), dtype).unwrap()
 }
 
-/// What decoding must give and the length of the payload, or the error that encoding must give.
+/// The expected decoded values and the payload's length, or the expected error of encoding.
 pub fn expected(values: &[f32], hard: HardThreshold) -> Result<(Vec<f32>, usize), Error> {
     if let Some(index) = values.iter().position(|x| !x.is_finite()) {
         return Err(Error::NonFinite { index, value: values[index] });
@@ -41,19 +41,19 @@ pub fn expected(values: &[f32], hard: HardThreshold) -> Result<(Vec<f32>, usize)
     Ok((decoded, len))
 }
 
-/// ‖values − decoded‖², summed from the smallest term on.
+/// ‖values − decoded‖², summed from the smallest term up.
 pub(super) fn squared_error(values: &[f32], decoded: &[f32]) -> f64 {
     let mut squares: Vec<f64> = values.iter().zip(decoded).map(|(&x, &y)| x as f64 - y as f64).map(|d| d * d).collect();
     squares.sort_unstable_by(f64::total_cmp);
     squares.into_iter().collect::<Sum>().value()
 }
 
-/// Asserts that `hard` sends exactly what reaches its λ (everything, where that is shorter), in no more than the
-/// predicted bytes, whatever workspace and payload held before, and that the row of `lambdas` is the error and the length
-/// of what each of them sends.
+/// Asserts that `hard` sends exactly the values that reach its λ, or everything if that is shorter, in at most the
+/// predicted bytes. Previous contents of workspace and payload must not matter. The row of `lambdas` must have the
+/// error and length of each payload.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
     let values = widened(gradient);
     let (shape, own) = (gradient.shape(), gradient.values().dtype());
@@ -103,26 +103,27 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
 /// Asserts [`check`] for each value type on `bits` read as f32, f16 and bf16.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
     (0..9).for_each(|types| check_types(bits, lambdas, types));
 }
 
-/// Asserts [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
+/// Asserts [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`. `types % 3` selects the type in which values
+/// are sent.
 fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
     with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
 }
 
-/// Asserts [`check`] on an instance made of arbitrary bytes: the first words are thresholds, the others values, the first
-/// byte also chooses the types.
+/// Asserts [`check`] on an instance made from arbitrary bytes. The first words are thresholds, the others values; the
+/// first byte also chooses the types.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().take(300).map(|&word| u32::from_le_bytes(word)).collect();
     let (first, values) = words.split_at(words.len().min(3));
     let lambdas = first.iter().map(|word| f32::from_bits(word & 0x7fff_ffff));
-    // A value as a threshold, so that something ties with it.
+    // A value as a threshold, so that there is a tie.
     let tie = values.last().map(|word| f32::from_bits(word & 0x7fff_ffff));
     let lambdas: Vec<f32> = lambdas.chain(tie).filter(|lambda| *lambda > 0.0 && lambda.is_finite()).collect();
     check_types(values, &lambdas, bytes.first().map_or(0, |&byte| usize::from(byte % 9)));

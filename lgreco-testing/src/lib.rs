@@ -1,10 +1,10 @@
 //! Generators, oracles and property checks that tests, benches, fuzz targets and every backend share. Unpublished.
 //!
-//! Every `check_*` function panics when what it checks does not hold, and says what was found.
+//! Every `check_*` function panics if a check fails, and says what was found.
 //!
-//! The properties of lgreco-core and lgreco-train are tested here, in `tests/core` and `tests/train`. The unit tests of those
-//! crates are about private items, and do without this crate, which has other types than a crate that is compiled for its
-//! own unit tests.
+//! The properties of lgreco-core and lgreco-train are tested here, in `tests/core` and `tests/train`. The unit tests of
+//! those crates test private items and do not use this crate. For this crate, a crate that is compiled for its own unit
+//! tests has different types.
 #![forbid(unsafe_code)]
 
 pub mod adacomp;
@@ -35,8 +35,8 @@ pub mod sidco;
 pub mod tables;
 pub mod topk;
 
-/// Makes the checksum of a saved state right again, whatever its bytes are: of a controller, a memory, an end of a cut or
-/// a cut's setting, all of which end with it. What is behind the checksum is reached by this alone.
+/// Corrects the checksum of a saved state, whatever its bytes are: of a controller, a memory, an end of a cut or a
+/// cut's setting. All of them end with the checksum. Without this, damaged bytes would never reach the later checks.
 pub fn reseal(bytes: &mut [u8]) {
     lgreco::checksum::seal(bytes);
 }

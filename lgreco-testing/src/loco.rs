@@ -1,4 +1,4 @@
-//! LoCo's quantiser against its textbook in f64, and payloads read half a byte at a time.
+//! LoCo's quantiser against its textbook form in f64, and payloads read half a byte at a time.
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, same_error, widened};
@@ -9,11 +9,12 @@ use lgreco::compress::{Compressor, decode};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Asserts that every code is the whole number nearest to `8 x / M` (halves to even; within 2^-20 of halfway either), 7 at
-/// most, that it decodes to as many eighths of `M`, and that the row is the error of what is decoded.
+/// Asserts that every code is the integer nearest to `8 x / M`, at most 7. Halves go to even; within 2^-20 of a half
+/// both neighbours are allowed. A code must decode to that many eighths of `M`. The row must be the error of the
+/// decoded values.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check(group: u32, gradient: &Gradient<'_>) {
     let loco = LoCo { group };
     let (values, shape) = (widened(gradient), gradient.shape());
@@ -35,7 +36,7 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
         let off = (exact - code as f64).abs();
         let halfway = (off - 0.5).abs() < 1e-6;
         assert!(off <= 0.5 || halfway || (code == 7 && exact > 7.0), "{x} of {largest} is sent as {code}");
-        // Where eighths of M are f32 numbers there is no doubt which half is even.
+        // If eighths of M are f32 numbers, it is certain which half is even.
         if off == 0.5 && largest.to_bits() & 0x007f_ffff == 0 && code != 7 {
             assert_eq!(code % 2, 0, "{x} of {largest} is sent as {code}");
         }
@@ -49,7 +50,7 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
     assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
 }
 
-/// Scales and codes; `None` for anything that is not exactly what an encoder may write.
+/// Scales and codes; `None` for anything that an encoder would not write exactly so.
 fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (group, elements) = (word(4), word(8) * word(12));
@@ -65,11 +66,11 @@ fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
     Some((scales, (0..elements).map(half).map(|code| if code > 7 { code - 16 } else { code }).collect()))
 }
 
-/// Asserts that decoding `bytes` neither panics nor differs from reading them half a byte at a time: the same values, or
-/// both refuse. Payloads of other methods and of more than 2^20 elements are passed over.
+/// Asserts that decoding `bytes` does not panic, and agrees with reading them half a byte at a time: the same values,
+/// or both refuse. It skips payloads of other methods and of more than 2^20 elements.
 ///
 /// # Panics
-/// When it does.
+/// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -90,10 +91,11 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Asserts [`check`] on instances made of arbitrary bytes: two choose the group, the others are values, in each type.
+/// Asserts [`check`] on instances made from arbitrary bytes. Two bytes choose the group; the others are values, in each
+/// type.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first_chunk::<2>() else { return };
     let group = 1 + u16::from_le_bytes(*choice) as u32 % 700;

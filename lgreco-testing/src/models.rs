@@ -4,7 +4,7 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco::table::{Choice, Table};
 
-/// A table with the budget that its default options cost.
+/// A table, with the budget that its default options cost.
 ///
 /// ```
 /// use lgreco::plan::{self, Solver, budget::Budget};
@@ -24,7 +24,7 @@ pub struct Model {
     pub budget: f64,
 }
 
-/// What a [`Model`]'s rows look like.
+/// Shape of a [`Model`]'s rows.
 ///
 /// ```
 /// use lgreco_testing::models::{Rows, model};
@@ -42,13 +42,14 @@ pub enum Rows {
     PowerSgd,
     /// The three above in one row.
     Hybrid,
-    /// Errors that fall in random steps, of layers whose sizes and errors span many magnitudes.
+    /// Errors that fall in random steps; sizes and errors of layers span many magnitudes.
     Spread,
-    /// Errors that fall smoothly from a scale between 10^-6 and 10^3, sizes as for sparsification.
+    /// Errors that fall smoothly from a scale between 10^-6 and 10^3; sizes as for sparsification.
     Scales,
-    /// Errors drawn log-uniformly from nine decades and sizes uniformly, each sorted: few options are on the hull.
+    /// Errors drawn log-uniformly from nine decades, and sizes drawn uniformly, each sorted. Few options are on the
+    /// convex hull.
     Scattered,
-    /// Errors that fall exponentially, each layer's from its own scale at its own rate.
+    /// Errors that fall exponentially; each layer has a different scale and rate.
     Exponential,
     /// Size and error nearly on one line, the same for all layers.
     Correlated,
@@ -90,7 +91,7 @@ impl Draws {
         f64::from(self.0.word(self.1)) / 4_294_967_296.0
     }
 
-    /// Log-uniform between 1 and 2^`octaves`.
+    /// A log-uniform number between 1 and 2^`octaves`.
     fn magnitude(&mut self, octaves: u32) -> f64 {
         let exponent = self.next() * f64::from(octaves);
         let whole = exponent as u32;
@@ -98,8 +99,8 @@ impl Draws {
     }
 }
 
-/// The model of `layers` layers whose rows have about `options` options (the quantisers 7) and whose budget is the error
-/// of an option in the middle of each row.
+/// A model of `layers` layers whose rows have about `options` options (quantisers have 7). The budget is the error of
+/// an option in the middle of each row.
 ///
 /// ```
 /// use lgreco_testing::models::{Rows, model};
@@ -123,7 +124,7 @@ fn row(rows: Rows, options: usize, draws: &mut Draws, out: &mut Vec<Choice>) {
     let mut push = |size: f64, error: f64| out.push(Choice { size: size as u64, error });
     match rows {
         Rows::TopK | Rows::Qsgd | Rows::PowerSgd | Rows::Hybrid => {
-            // Widths of real models are few, so layers share shapes.
+            // Real models have few different widths, so layers share shapes.
             let side = 64.0 * [1.0, 2.0, 4.0, 8.0][(draws.next() * 4.0) as usize];
             let other = side * [1.0, 3.0, 4.0][(draws.next() * 3.0) as usize];
             let (elements, norm) = (side * other, draws.magnitude(10) / 1e3);
@@ -218,8 +219,8 @@ impl Model {
     }
 }
 
-/// The layers of ResNet-50 (He et al., CVPR 2016, table 1) as matrices, output channels by what each sums: 161, of 25.6 M parameters
-/// in all, with those of batch normalisation.
+/// The layers of ResNet-50 (He et al., CVPR 2016, table 1) as matrices: output channels by the inputs of each output.
+/// It has 161 layers and 25.6 M parameters, including those of batch normalisation.
 ///
 /// ```
 /// let layers = lgreco_testing::models::resnet_50();

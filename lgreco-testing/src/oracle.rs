@@ -1,4 +1,4 @@
-//! Optimal plans by methods too simple to be wrong, and what every plan that claims optimality must satisfy.
+//! Optimal plans by methods too simple to be wrong, and properties of every plan that claims optimality.
 
 use lgreco::Error;
 use lgreco::num::Sum;
@@ -6,8 +6,8 @@ use lgreco::plan::exact::{Limits, lower_bound, solve, workspace_len};
 use lgreco::plan::{Limit, Proof, Summary, check};
 use lgreco::table::Table;
 
-/// What the best plan within the limit has of the other quantity, by trying every plan: the fewest bits within an error
-/// budget, the least error within a size limit. `None` when no plan, of an error that is a number, is within it.
+/// The optimum within the limit, by trying every plan: the fewest bits within an error budget, or the least error
+/// within a size limit. `None` if no plan with a finite error is within the limit.
 ///
 /// ```
 /// use lgreco::{plan::Limit, table::{Choice, Table}};
@@ -26,7 +26,7 @@ pub fn exhaustive(table: &Table<'_>, limit: Limit) -> Option<Limit> {
     exhaustive_among(table, limit, |_| true)
 }
 
-/// As [`exhaustive`], of the plans alone that are allowed.
+/// As [`exhaustive`], among the allowed plans only.
 ///
 /// # Complexity
 /// O(layers * product of the layers' options).
@@ -55,7 +55,7 @@ pub fn for_each_plan(table: &Table<'_>, mut visit: impl FnMut(&[u32])) {
     }
 }
 
-/// A plan, if it is within the limit in the verifier's exact arithmetic.
+/// The summary of a plan, if it is within the limit in the verifier's exact arithmetic.
 fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
     let chosen = table.chosen(options).expect("choices name options");
     let error = chosen.clone().map(|choice| choice.error).collect::<Sum>().value();
@@ -75,9 +75,9 @@ fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
     }
 }
 
-/// What [`exhaustive`] finds, from the least error achievable at each total size.
+/// The same as [`exhaustive`], from the least error achievable at each total size.
 ///
-/// Exact when all errors and their sums are, for example small multiples of a power of two. Sizes must be small.
+/// Exact if all errors and their sums are exact, for example small multiples of a power of two. Sizes must be small.
 ///
 /// ```
 /// use lgreco::{plan::Limit, table::{Choice, Table}};
@@ -114,8 +114,8 @@ pub fn by_total_size(table: &Table<'_>, limit: Limit) -> Option<Limit> {
     }
 }
 
-/// Solves twice on workspaces of different garbage and panics unless both agree and the answer keeps its word: choices
-/// within the limit, of the stated size and error, the bounds in order. Returns what the solver does.
+/// Solves twice, on workspaces with different garbage. Panics unless both results agree and the answer is correct:
+/// choices within the limit, the stated size and error, and ordered bounds. Returns the solver's result.
 pub fn check_exact(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits) -> Result<Summary, Error> {
     let limit = limit.into();
     let run = |garbage: u64| {
@@ -158,7 +158,7 @@ pub fn check_exact(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits) -
     Ok(summary)
 }
 
-/// What a plan has of the quantity that was minimised.
+/// A plan's value of the minimised quantity.
 fn minimised(summary: &Summary) -> Limit {
     match summary.limit() {
         Limit::Error(_) => Limit::Size(summary.size),
@@ -182,8 +182,8 @@ fn lower_bound_of(proof: Proof) -> Limit {
     }
 }
 
-/// [`check_exact`], and panics unless the answer agrees with the `optimum` of what is minimised: equal where proved (an error
-/// to [`Proof::RESOLUTION`]), between the bounds where not.
+/// Runs [`check_exact`], and panics unless the answer agrees with the `optimum`. A proven answer must equal it (an
+/// error within [`Proof::RESOLUTION`]); otherwise the optimum must lie between the bounds.
 pub fn check_against(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits, optimum: Option<Limit>) {
     let limit = limit.into();
     match (check_exact(table, limit, limits), optimum) {

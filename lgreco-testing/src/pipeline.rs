@@ -1,4 +1,4 @@
-//! What the two ends of a cut promise, checked on any setting, any values and any order of calls.
+//! Promises of the two ends of a cut, checked on any setting, any values and any order of calls.
 
 mod bytes;
 mod program;
@@ -15,29 +15,29 @@ use lgreco_pipeline::{
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Dtype, Values};
 
-/// Both ends of a cut in one process, with buffers that are stale at every call.
+/// Both ends of a cut in one process. Buffers hold stale data at every call.
 #[derive(Clone)]
 pub struct Pair {
-    /// Sends activations.
+    /// The end that sends activations.
     pub above: Upstream,
-    /// Sends gradients.
+    /// The end that sends gradients.
     pub below: Downstream,
 }
 
-/// An end in a string, to see that nothing has changed.
+/// An end as text, to verify that nothing has changed.
 fn snapshot<T: core::fmt::Debug>(end: &T) -> String {
     let mut text = String::with_capacity(1 << 12);
     write!(text, "{end:?}").expect("a string takes any text");
     text
 }
 
-/// The bits of values, to compare them exactly.
+/// The bits of values, for exact comparison.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
 impl Pair {
-    /// Two ends without a past, of generation 0.
+    /// Two new ends, of generation 0.
     ///
     /// # Errors
     /// Those of [`Upstream::new`].
@@ -49,7 +49,7 @@ impl Pair {
         vec![!0; self.above.workspace_len().max(self.below.workspace_len())]
     }
 
-    /// A message of activations that stays at the sender. Asserts that an error changes nothing.
+    /// Encodes activations without delivering them. Asserts that an error changes nothing.
     ///
     /// # Errors
     /// Those of [`Upstream::send`].
@@ -92,7 +92,7 @@ impl Pair {
         Ok((sent, self.deliver(&message)?))
     }
 
-    /// A message of gradients that stays at the sender. Asserts that an error changes nothing.
+    /// Encodes gradients without delivering them. Asserts that an error changes nothing.
     ///
     /// # Errors
     /// Those of [`Downstream::send`].
@@ -107,7 +107,7 @@ impl Pair {
         Ok(message)
     }
 
-    /// Delivers a message of gradients; also returns their ticket. Asserts that an error changes nothing.
+    /// Delivers a message of gradients, and also returns their ticket. Asserts that an error changes nothing.
     ///
     /// # Errors
     /// Those of [`Upstream::receive`].
@@ -135,7 +135,7 @@ impl Pair {
         Ok(values)
     }
 
-    /// Forward and back, and the step committed.
+    /// Goes forward and back, and commits the step.
     ///
     /// # Errors
     /// Those of both ends.
@@ -157,7 +157,7 @@ impl Pair {
         Ok(())
     }
 
-    /// What a message of evaluation decodes to. Asserts that nothing has changed.
+    /// The values that an evaluation message decodes to. Asserts that nothing has changed.
     ///
     /// # Errors
     /// Those of both ends.
@@ -171,7 +171,7 @@ impl Pair {
         Ok(decoded)
     }
 
-    /// The bytes of another forward pass, and what they decode to. Asserts that nothing has changed.
+    /// The bytes of a repeated forward pass, and the values they decode to. Asserts that nothing has changed.
     ///
     /// # Errors
     /// Those of [`Upstream::repeat`].
@@ -207,7 +207,7 @@ impl Pair {
         assert_eq!(counts(a), counts(b));
     }
 
-    /// Both ends saved.
+    /// Saves both ends.
     ///
     /// # Errors
     /// Those of [`Upstream::save`].
@@ -218,7 +218,7 @@ impl Pair {
         Ok(bytes)
     }
 
-    /// Both ends restored.
+    /// Restores both ends.
     ///
     /// # Errors
     /// Those of [`Upstream::restore`].
@@ -249,7 +249,7 @@ pub fn sample_memories(capacity: u32) -> Vec<LinkMemory> {
     storages.into_iter().map(|storage| LinkMemory::Samples { capacity, storage }).collect()
 }
 
-/// One memory of each kind that goes by batch position.
+/// One memory of each kind that is keyed by batch position.
 pub fn position_memories() -> Vec<LinkMemory> {
     let small = Residual { gain: 0.5, reset_every: 3, storage: Storage::Bf16 };
     vec![

@@ -1,12 +1,13 @@
-//! What every planner promises, as checks that panic; and the textbook form of Algorithm 1.
+//! Promises of every planner, as checks that panic; and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
 use lgreco::{Error, table::Choice, table::Table};
 use std::cmp::Ordering;
 
-/// Algorithm 1 as the paper prints it, on integer errors: rows over cells, every option of every cell tried in order,
-/// the smallest entry of the last row traced back. Returns the size and the options, or `None` when nothing fits.
+/// Algorithm 1 as the paper prints it, on integer errors. It fills rows over cells, tries every option of every cell in
+/// order, and traces back the smallest entry of the last row. Returns the size and the options, or `None` if nothing
+/// fits.
 ///
 /// ```
 /// use lgreco_testing::plans::textbook;
@@ -45,8 +46,8 @@ pub fn textbook(layers: &[Vec<(u64, usize)>], levels: usize) -> Option<(u64, Vec
     Some((size, plan))
 }
 
-/// `solve` runs twice, on workspaces of different garbage, and must give the same plan bit for bit; the verifier must
-/// accept it; infeasible must tell the smallest error, or the smallest size, there is. Returns what `solve` does.
+/// Runs `solve` twice, on workspaces with different garbage. Both must give the same plan bit for bit, and the verifier
+/// must accept it. An infeasible result must report the smallest possible error or size. Returns the result of `solve`.
 pub fn check_solver<S>(
     table: &Table,
     limit: Limit,
@@ -99,7 +100,7 @@ fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> 
     (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())
 }
 
-/// Whether the best plan within a size limit has more error than a number holds.
+/// Whether the best plan within a size limit has an error too large for an f64.
 fn is_beyond(error: &Error) -> bool {
     matches!(error, Error::Parameter { what: "the plan's error", value: f64::INFINITY, .. })
 }
@@ -114,8 +115,8 @@ pub fn check_dp(instance: &Instance, levels: u32) {
     }
 }
 
-/// Checks [`dp`] against [`textbook`]: `layers` holds sizes and costs in cells; sizes are multiplied by `unit`, and the
-/// budget is `levels` cells of 0.375. Then the same with a size for each cost and an error for each size.
+/// Checks [`dp`] against [`textbook`]. `layers` holds sizes, and costs in cells. Sizes are multiplied by `unit`; the
+/// budget is `levels` cells of 0.375. Then it checks the same with sizes and errors exchanged.
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
     let choices: Vec<_> = layers
@@ -160,12 +161,13 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
     }
 }
 
-/// Checks [`plan::solve`] with every solver, for the instance's budget and size limit and for its reference plan's.
+/// Checks [`plan::solve`] with every solver, for the instance's budget and size limit, and for those of its reference
+/// plan.
 ///
-/// No plan is over its limit in exact arithmetic (the verifier's); none is worse than the reference plan where that fits;
-/// no lower bound exceeds what any plan found has; the same input gives the same plan; all solvers agree on what is
-/// infeasible, and the smallest error or size they tell is achievable; the exact plan is the best, and better than nothing
-/// where it is proven.
+/// No plan may exceed its limit in the verifier's exact arithmetic. No plan may be worse than the reference plan, if
+/// that fits. No lower bound may exceed the value of any plan found. The same input must give the same plan. All
+/// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. The exact
+/// plan must be the best, and clearly so if it is proven.
 pub fn check_solvers(instance: &Instance) {
     let table = instance.table();
     let (alpha, options) = (1.0, instance.defaults.as_slice());
@@ -210,7 +212,7 @@ pub fn check_solvers(instance: &Instance) {
     }
 }
 
-/// Whether a plan is not below the lower bound of another for the same limit.
+/// Whether a plan is not below the lower bound of another plan for the same limit.
 fn is_bound(proof: Proof, summary: &Summary) -> bool {
     match proof {
         Proof::Size { lower_bound, .. } => lower_bound <= summary.size,
@@ -225,12 +227,12 @@ fn is_better(a: &Summary, b: &Summary) -> bool {
     }
 }
 
-/// Whether a plan is better than another by more than the exact solver tells apart.
+/// Whether a plan is better than another by more than the exact solver's resolution.
 fn is_clearly_better(a: &Summary, b: &Summary) -> bool {
     is_better(a, b) && !(matches!(a.limit(), Limit::Size(_)) && b.error <= a.error * (1.0 + Proof::RESOLUTION))
 }
 
-/// Every solver's plan, the exact one's first.
+/// Every solver's plan; the exact one is first.
 fn solve_all(table: &Table, budget: Budget) -> Vec<Result<Plan, Error>> {
     let limits = [1 << 12, 0].map(|states| Solver::Exact(exact::Limits { states }));
     let levels = [dp::LEVELS / 10, 37, 1].map(|levels| Solver::Dp { levels });

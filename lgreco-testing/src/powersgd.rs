@@ -1,4 +1,4 @@
-//! What PowerSGD promises, checked against a textbook in f64.
+//! Promises of PowerSGD, checked against a textbook form in f64.
 
 use lgreco::Error;
 use lgreco::compress::powersgd::{
@@ -22,7 +22,7 @@ use lgreco::rng::Stream;
 pub struct RoundTrip {
     /// The payload.
     pub payload: Vec<u8>,
-    /// What decode makes of it.
+    /// The values it decodes to.
     pub decoded: Vec<f32>,
 }
 
@@ -72,7 +72,7 @@ pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream
     }
 }
 
-/// The columns of a payload's factors: of `P̂`, then of `Q`.
+/// The columns of a payload's factors: those of `P̂`, then those of `Q`.
 ///
 /// ```
 /// use lgreco::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
@@ -93,7 +93,7 @@ pub fn factors(payload: &[u8], shape: Shape) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     (columns(p, shape.rows()), columns(q, shape.cols()))
 }
 
-/// Asserts that a smaller rank's factors are the first columns of a larger one's, bit for bit.
+/// Asserts that a smaller rank's factors are the first columns of a larger rank's, bit for bit.
 pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations: u32, stream: Stream) {
     let trip = |rank| round_trip(gradient, PowerSgd { rank, iterations }, stream).expect("a finite gradient");
     let (p, q) = factors(&trip(small.min(large)).payload, gradient.shape());
@@ -103,7 +103,7 @@ pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations:
     assert_eq!(bits(&q), bits(&q_all[..q.len()]));
 }
 
-/// Asserts that nonzero columns are orthonormal to 2e-6 and that there are `rank` of them.
+/// Asserts that nonzero columns are orthonormal to 2e-6, and that there are `rank` of them.
 pub fn check_orthonormal(columns: &[Vec<f32>], rank: usize) {
     let nonzero: Vec<_> = columns.iter().filter(|c| c.iter().any(|&x| x != 0.0)).collect();
     assert_eq!(nonzero.len(), rank, "columns that are not zero");
@@ -131,7 +131,7 @@ pub fn orthonormal_columns(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
     p.chunks_exact(len.max(1)).map(<[f32]>::to_vec).collect()
 }
 
-/// Asserts that no payload bytes make decode panic or yield a number that is not finite.
+/// Asserts that no payload bytes make decode panic or return a number that is not finite.
 pub fn check_hostile(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -144,7 +144,7 @@ pub fn check_hostile(bytes: &[u8]) {
     }
 }
 
-/// Squared errors of warm-started steps on one and the same gradient.
+/// Squared errors of warm-started steps on the same gradient.
 ///
 /// ```
 /// use lgreco::{gradient::Shape, rng::Stream};
@@ -163,7 +163,8 @@ pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Str
     (0..steps).map(|_| step()).collect()
 }
 
-/// One worker's step: `q` goes on from the last, or from a start matrix if it is empty, and `values` are what comes of it.
+/// Takes one worker's step. `q` continues from the last step, or from a start matrix if it is empty. `values` becomes
+/// the result.
 fn step(gradient: &Gradient<'_>, rank: u32, stream: Stream, q: &mut Vec<f32>, values: &mut [f32]) {
     let shape = gradient.shape();
     let r = effective_rank(shape, rank);
@@ -204,7 +205,7 @@ pub fn low_rank(shape: Shape, scales: &[f64], seed: u64) -> Vec<f32> {
     (0..n * m).map(|at| element(at / m, at % m)).collect()
 }
 
-/// The textbook: naive products and modified Gram–Schmidt in f64. Returns the squared error of rank `rank`.
+/// The textbook form: naive products and modified Gram–Schmidt in f64. Returns the squared error of rank `rank`.
 ///
 /// ```
 /// use lgreco::{gradient::Shape, rng::Stream};
@@ -282,7 +283,7 @@ pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
     eigenvalues
 }
 
-/// Asserts that the public steps, on one worker, make what decode makes of encode's payload.
+/// Asserts that the public steps, on one worker, give the same values as encode and decode.
 pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
     let mut values = vec![f32::NAN; gradient.shape().elements()];
     step(gradient, rank, stream, &mut Vec::new(), &mut values);
@@ -293,7 +294,7 @@ pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
 /// Wraps f32 values.
 ///
 /// # Panics
-/// When the number of values is not that of the shape.
+/// If the number of values is not that of the shape.
 pub fn gradient(values: &[f32], shape: Shape) -> Gradient<'_> {
     Gradient::new(Values::F32(values), shape).expect("as many values as the shape has")
 }

@@ -1,5 +1,5 @@
-//! QSGD from its documentation, one element at a time, and what must hold between it and
-//! [`compress::qsgd`](lgreco::compress::qsgd).
+//! QSGD from its documentation, one element at a time, and checks of [`compress::qsgd`](lgreco::compress::qsgd) against
+//! it.
 
 use lgreco::Error;
 use lgreco::compress::qsgd::{self, Qsgd, Rounding, Scale};
@@ -7,7 +7,7 @@ use lgreco::compress::{Compressor, wire::Payload};
 use lgreco::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// 2^23, the fixed-point one.
+/// 2^23, the fixed-point representation of 1.
 const UNIT: f64 = 8388608.0;
 
 /// 2^`exponent`, for a normal number.
@@ -30,7 +30,7 @@ fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
 }
 
-/// `s`.
+/// `s`, the last level.
 fn last_level(qsgd: Qsgd) -> u64 {
     let bits = if sign_magnitude(qsgd) { qsgd.bits - 1 } else { qsgd.bits };
     (1 << bits) - 1
@@ -60,7 +60,7 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
     let positions = values.iter().map(|&value| {
         let value = if sign_magnitude(qsgd) { value.abs() } else { value };
         let part = (scaled(value) - scaled(low)) * reciprocal;
-        // Where neighbours are 1 apart, the sum is rounded to a whole number, ties to even.
+        // In this range neighbouring f64 numbers are 1 apart, so the sum is rounded to an integer, ties to even.
         (part as f64 * UNIT + power_of_two(52) - power_of_two(52)) as u64
     });
     Bucket { low, high, positions: positions.collect() }
@@ -108,7 +108,7 @@ pub fn encode(values: &[f32], shape: Shape, qsgd: Qsgd, stream: Stream) -> Vec<u
     bytes
 }
 
-/// What level `level` of a bucket decodes to, for a positive value with sign and magnitude.
+/// The value of level `level` of a bucket; with sign and magnitude, for a positive value.
 fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
     let part = level as f32 * (1.0 / last_level(qsgd) as f32);
     if sign_magnitude(qsgd) { part * high } else { low * (1.0 - part) + high * part }
@@ -148,9 +148,9 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
     values.collect()
 }
 
-/// The expected squared error of the encoder's decisions and the decoder's values, and how far f32 arithmetic may move
-/// the measured row from it: the decoder's rounding, relative to the distance of two levels, and the encoder's position
-/// on the grid.
+/// The expected squared error of the encoder's decisions and the decoder's values, and a tolerance. The tolerance
+/// bounds how far f32 arithmetic may move the measured row. It covers the decoder's rounding, relative to the distance
+/// of two levels, and the encoder's position on the grid.
 ///
 /// ```
 /// use lgreco::compress::qsgd::Qsgd;
@@ -185,7 +185,7 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
     (error, tolerance + relative * error)
 }
 
-/// How far a row may be off that leaves out that decoded values are rounded to subnormal numbers.
+/// Bound on the error of a row that ignores the rounding of decoded values to subnormal numbers.
 ///
 /// ```
 /// use lgreco::compress::qsgd::Qsgd;
@@ -202,10 +202,10 @@ pub fn subnormal_rounding(values: &[f32], qsgd: Qsgd) -> f64 {
 }
 
 /// Checks a gradient of finite values against the functions above: payload bytes and their number, decoded values, and
-/// the row of all eight widths. Bytes after the payload stay as they are.
+/// the row of all eight widths. Bytes after the payload must stay as they are.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
     let values = widened(gradient.values());
     let shape = gradient.shape();
@@ -234,7 +234,8 @@ pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
     }
 }
 
-/// The ends of every bucket's interval decode exactly, and no value moves by more than the distance of two levels.
+/// Checks that the ends of every bucket's interval decode exactly, and that no value moves by more than the distance of
+/// two levels.
 fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
     for (values, decoded) in values.chunks(qsgd.bucket as usize).zip(decoded.chunks(qsgd.bucket as usize)) {
         let bucket = bucket(values, qsgd);
@@ -254,11 +255,11 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
     }
 }
 
-/// Checks that over `trials` random streams the squared error of encode → decode averages to the measured one, and the
-/// error itself to zero, each within five standard deviations of its average.
+/// Checks averages over `trials` random streams. The squared error of encode and decode must average to the measured
+/// one, and the error itself to zero, each within five standard deviations.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     let shape = Shape::new(values.len(), 1).unwrap();
     let gradient = Gradient::new(Values::F32(values), shape).unwrap();
@@ -266,7 +267,7 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     qsgd::measure(&gradient, qsgd, &[qsgd.bits], &mut expected).unwrap();
     let mut payload = vec![0; qsgd.payload_len(shape, gradient.values().dtype()).unwrap()];
     let mut decoded = vec![0.0; values.len()];
-    // Per trial: squared error, error, error weighted by the value (a shrinking or growing bias).
+    // Per trial: squared error, error, and error weighted by the value, which reveals a shrinking or growing bias.
     let mut samples: [Vec<f64>; 3] = Default::default();
     for step in 0..trials {
         qsgd.encode(&gradient, Stream { seed: 99, step, layer: 3, rank: 1 }, &mut [], &mut payload).unwrap();
@@ -287,13 +288,14 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     }
 }
 
-/// Decodes arbitrary bytes: an error or finite values, never a panic, and [`qsgd::of_payload`] says the same.
+/// Decodes arbitrary bytes: the result must be an error or finite values, never a panic. [`qsgd::of_payload`] must
+/// agree.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
-    // A code takes a bit at least, so that no payload makes the decoder's caller allocate more than it sent.
+    // A code takes at least one bit. So no payload makes the decoder's caller allocate more than it sent.
     let elements = payload.header.shape.elements().min(8 * payload.body.len());
     let mut values = vec![0.0; elements];
     let decoded = qsgd::decode(&payload, &mut values);
@@ -308,11 +310,11 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Takes parameters and values from arbitrary bytes and does [`check_gradient`]; with NaN or infinity among the values
-/// the first such must be named instead.
+/// Takes parameters and values from arbitrary bytes and runs [`check_gradient`]. If the values contain NaN or infinity,
+/// encoding must name the first one instead.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn check_round_trip(bytes: &[u8]) {
     let Some((&[a, b, c, d], rest)) = bytes.split_first_chunk::<4>() else { return };
     let qsgd = Qsgd {

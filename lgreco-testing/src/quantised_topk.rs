@@ -1,4 +1,4 @@
-//! TopK in few bits against its textbook: a full sort, sums in 128 bits, and a decoder that reads bit by bit.
+//! TopK in few bits against its textbook form: a full sort, sums in 128 bits, and a decoder that reads bit by bit.
 
 use super::topk::{STALE, bits, order, same_error, widened};
 use lgreco::Error;
@@ -9,14 +9,14 @@ use lgreco::gradient::Gradient;
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// A magnitude in units of 2^-31 of the power of two that `exponent` names, rounded down.
+/// A magnitude in units of 2^-31 of the power of two with this exponent field, rounded down.
 fn digits(magnitude: u32, exponent: u32) -> u128 {
     let (field, mantissa) = (magnitude >> 23, (magnitude & 0x007f_ffff) as u128);
     let (own, digits) = if field == 0 { (1, mantissa) } else { (field, mantissa | 1 << 23) };
     (digits << 8) >> (exponent - own).min(127)
 }
 
-/// What finite values must decode to: of what a full sort keeps, each bin's mean.
+/// The expected decoded values of finite values: each bin's mean, for the values that a full sort keeps.
 pub fn expected(values: &[f32], top: QuantisedTopK) -> Vec<f32> {
     let mut kept: Vec<usize> = order(values)[..top.keep as usize].to_vec();
     kept.sort_unstable();
@@ -40,18 +40,18 @@ fn mean(among: &[u32]) -> f32 {
     let Some(&largest) = among.iter().max() else { return 0.0 };
     let exponent = (largest >> 23).max(1);
     let mean = among.iter().map(|&m| digits(m, exponent)).sum::<u128>() / among.len() as u128;
-    // An f64 holds 32 bits; it is rounded down to an f32.
+    // An f64 holds 32 bits exactly. It is rounded down to an f32.
     let exact = mean as f64 * f64::from_bits((1023 + exponent as u64 - 158) << 52);
     let near = exact as f32;
     if near as f64 > exact { f32::from_bits(near.to_bits() - 1) } else { near }
 }
 
-/// Asserts that `top` decodes to what the textbook says, in exactly the predicted number of bytes, that stale workspaces
-/// and payloads do not matter and nothing is written beyond the payload, and that the row is the error of what was
-/// decoded, which is no more than that of keeping nothing.
+/// Asserts that `top` decodes to the textbook's values, in exactly the predicted number of bytes. Stale workspaces and
+/// payloads must not matter, and nothing may be written beyond the payload. The row must be the error of the decoded
+/// values, at most that of keeping nothing.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_round_trip(gradient: &Gradient<'_>, top: QuantisedTopK) {
     let values = widened(gradient);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -83,10 +83,10 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: QuantisedTopK) {
     assert!(error <= energy(&|i| values[i] as f64), "{top:?} is no contraction");
 }
 
-/// Asserts that a row of many candidates has for each what a row of it alone has, within 1e-9.
+/// Asserts that a row of many candidates agrees with the rows of each candidate alone, within 1e-9.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_row(gradient: &Gradient<'_>, keeps: &[u32], widths: &[u8]) {
     let measured = |keeps: &[u32], widths: &[u8]| {
         let mut workspace = vec![STALE; quantised_topk::measure_workspace_len(gradient.shape(), keeps)];
@@ -102,11 +102,11 @@ pub fn check_row(gradient: &Gradient<'_>, keeps: &[u32], widths: &[u8]) {
     }
 }
 
-/// Asserts that decoding `bytes` neither panics nor differs from a decoder that reads them bit by bit: the same values,
-/// or both refuse. Payloads of other methods or more than 2^20 elements are passed over.
+/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: the same values,
+/// or both refuse. It skips payloads of other methods or of more than 2^20 elements.
 ///
 /// # Panics
-/// When it does.
+/// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -121,7 +121,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// The values; `None` for anything that is not exactly what an encoder may write.
+/// The values; `None` for anything that an encoder would not write exactly so.
 fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     let (header, body) = bytes.split_at(HEADER_LEN);
     let keep = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize;
@@ -140,7 +140,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if (0..means.len() / 4).any(|bin| !mean(bin).is_finite() || mean(bin).is_sign_negative()) {
         return None;
     }
-    // How positions are read is checked with TopK's payloads.
+    // The checks of TopK's payloads cover the reading of positions.
     let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {

@@ -1,5 +1,5 @@
-//! Error feedback whose residual stays on a device, checked against the core's memories: what every such backend
-//! promises.
+//! Error feedback with the residual on a device: the promises of every such backend, checked against the core's
+//! memories.
 
 use super::backend::Tensor;
 use super::powersgd::uniform;
@@ -13,7 +13,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// A backend as the suite sees it.
+/// A backend, as this suite sees it.
 pub trait ResidualDevice {
     /// A residual on the device.
     type Kept;
@@ -21,10 +21,11 @@ pub trait ResidualDevice {
     /// A residual of zeros.
     fn zeros(&mut self, storage: Storage, elements: usize) -> Self::Kept;
 
-    /// Its bytes: [`Storage::bytes`] of them, under [`Storage::Int8`] the codes and then the groups' exponents.
+    /// The residual's bytes, as many as [`Storage::bytes`]. Under [`Storage::Int8`] codes come first, then the groups'
+    /// exponents.
     fn bytes(&mut self, kept: &Self::Kept) -> Vec<u8>;
 
-    /// One step of classic error feedback, with a gain, of a gradient that is brought to the device for it.
+    /// One step of classic error feedback with a gain. The gradient is first uploaded to the device.
     ///
     /// # Errors
     /// Those of [`Memory::step`].
@@ -38,7 +39,7 @@ pub trait ResidualDevice {
         payload: &mut [u8],
     ) -> Result<usize, Error>;
 
-    /// Decodes a payload just made, as the step has.
+    /// Decodes the last payload as the step did.
     fn decode(&mut self, payload: &[u8], values: &mut [f32]);
 }
 
@@ -64,12 +65,12 @@ fn memory(shape: Shape, gain: f32, storage: Storage) -> Memory<Vec<u64>> {
     Memory::new(rule, shape, vec![0; rule.state_len(shape)]).expect("a gain in range")
 }
 
-/// Asserts that payloads and residuals of some steps are those of the core, bit for bit, on bf16 gradients with subnormal
-/// numbers and groups of different magnitude; and that a gradient with NaN, or a gain out of range, is refused and changes
-/// nothing. `setting` is QSGD or TopK of at least a hundred elements.
+/// Asserts that payloads and residuals of several steps have the core's bits, on bf16 gradients with subnormal numbers
+/// and groups of different magnitude. A gradient with NaN, or a gain out of range, must be refused and change nothing.
+/// `setting` is QSGD or TopK of at least a hundred elements.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check<D: ResidualDevice>(
     device: &mut D,
     (rows, cols): (usize, usize),
@@ -116,10 +117,10 @@ pub fn check<D: ResidualDevice>(
     assert!(device.bytes(&kept) == before, "a refused step changed the residual");
 }
 
-/// [`check`] of QSGD and TopK in every format, with gain 1 and less.
+/// Runs [`check`] for QSGD and TopK in every format, with gain 1 and less.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_all<D: ResidualDevice>(device: &mut D) {
     for (setting, gain) in [
         (Setting::Qsgd(Qsgd::default()), 1.0),
@@ -134,11 +135,11 @@ pub fn check_all<D: ResidualDevice>(device: &mut D) {
     }
 }
 
-/// Asserts that what a payload of PowerSGD, which has no equal bits in the core, leaves out is remembered in f32: after
-/// every step `(m + g) − d`, with `d` what the payload decodes to.
+/// Asserts that the f32 residual has what a PowerSGD payload leaves out. After every step it must be `(m + g) − d`,
+/// where `d` is the decoded payload. PowerSGD's payloads need not have the core's bits.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_powersgd<D: ResidualDevice>(device: &mut D, (rows, cols): (usize, usize), rank: u32) {
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
     let (elements, shape) = (rows * cols, Shape::new(rows, cols).expect("a small shape"));
@@ -157,17 +158,18 @@ pub fn check_powersgd<D: ResidualDevice>(device: &mut D, (rows, cols): (usize, u
     }
 }
 
-/// Asserts that what a format cannot hold, and a sum that leaves f32, is refused where the core refuses it.
+/// Asserts that a residual too large for its format, and a sum that leaves f32, are refused exactly where the core
+/// refuses them.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_limits<D: ResidualDevice>(device: &mut D) {
     let shape = Shape::new(3, 1).expect("a small shape");
     let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
     let mut refused = 0;
     for storage in STORAGES {
         for bits in [0x7f7d_ffff, 0x7f7e_0000, 0x7f7e_0001, 0x7f7f_0000, 0x7f7f_0001, 0x7f7f_ffff] {
-            // The second largest is what is remembered; at the second step the sum with it is too large.
+            // The second largest value becomes the residual. At the second step the sum with it is too large.
             let tensor = Tensor::new(&[f32::MAX, f32::from_bits(bits), 1.0], 3, 1);
             let gradient = tensor.gradients()[0];
             let (mut memory, mut kept) = (memory(shape, 1.0, storage), device.zeros(storage, 3));

@@ -1,4 +1,4 @@
-//! SIDCo against its textbook: stages over lists of magnitudes, as the paper writes them.
+//! SIDCo against its textbook form: stages over lists of magnitudes, as in the paper.
 
 use super::hard_threshold::{payload_len, squared_error};
 use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widened};
@@ -18,7 +18,7 @@ fn variance(values: &[f64]) -> f64 {
     values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (values.len() as f64 - 1.0)
 }
 
-/// The threshold of the exponential or the generalised Pareto distribution.
+/// The threshold from a fit of the exponential or the generalised Pareto distribution.
 fn fitted(pareto: bool, values: &[f64], density: f64) -> f64 {
     let mean = mean(values);
     if !pareto {
@@ -33,7 +33,7 @@ fn fitted(pareto: bool, values: &[f64], density: f64) -> f64 {
     }
 }
 
-/// The threshold for exponential or generalised Pareto fits, on magnitudes of L2 norm 1; `None` when a fit fails.
+/// The threshold for exponential or generalised Pareto fits, on magnitudes of L2 norm 1; `None` if a fit fails.
 pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
     let norm = f64::sqrt(values.iter().map(|&x| x as f64 * x as f64).sum());
     let magnitudes: Vec<f64> = values.iter().map(|&x| x.abs() as f64 / norm).collect();
@@ -58,12 +58,13 @@ pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
     Some(eta * norm)
 }
 
-/// Asserts that `sidco` sends the largest elements, as many as exceed the textbook's threshold (those within 1e-9 of it
-/// either way) but between half and twice the wanted number, or all where that is shorter, in no more than the predicted
-/// bytes, and that the row is error and length of that. Returns how many are sent. Gamma fits have no textbook here.
+/// Asserts that `sidco` sends the largest elements: as many as exceed the textbook's threshold, but between half and
+/// twice the wanted number, or all if that is shorter. Elements within 1e-9 of the threshold may be sent or not. The
+/// payload must have at most the predicted bytes, and the row must be its error and length. Returns the number of sent
+/// elements. Gamma fits have no textbook form here.
 ///
 /// # Panics
-/// When it does not, or a value is not finite or does not fit the value type.
+/// If a check fails, or if a value is not finite or too large for the value type.
 pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     let (values, shape, dtype) = (widened(gradient), gradient.shape(), gradient.values().dtype());
     let most = sidco.payload_len(shape, dtype).unwrap();
@@ -88,7 +89,7 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     let n = values.len() as u32;
     let target = ((sidco.density * n as f64 + 0.5) as u32).clamp(n.min(1), n);
     let (half, twice) = (target.div_ceil(2), n.min(2 * target));
-    // All are sent where that is shorter than what reaches the threshold, with positions.
+    // All values are sent if that is shorter than the values above the threshold with their positions.
     let length = |count: u32| payload_len(count as usize, values.len(), sidco.values);
     let or_all = |count: u32| if length(count) > length(n) { n } else { count };
     if values.iter().all(|&x| x == 0.0) {
@@ -124,11 +125,11 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     sent
 }
 
-/// Asserts [`check`] on a gradient made of arbitrary bytes, repeated and scaled until it is worth a fit; the first three
-/// choose density, stages and fit.
+/// Asserts [`check`] on a gradient made from arbitrary bytes, repeated and scaled until a fit makes sense. The first
+/// three bytes choose density, stages and fit.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((&[density, stages, fit], rest)) = bytes.split_first_chunk::<3>() else { return };
     let fit = [Fit::Exponential, Fit::GammaPareto, Fit::Pareto][fit as usize % 3];

@@ -1,4 +1,4 @@
-//! Error tables from bytes: the same bytes give the same instance, and every byte string gives one.
+//! Error tables from bytes. Every byte string gives an instance, and the same bytes give the same instance.
 
 use lgreco::plan::{Limit, budget::Budget};
 use lgreco::{rng::Stream, table::Choice, table::Table};
@@ -39,9 +39,9 @@ impl Instance {
 
     /// Reads an instance of 1 to `layers` layers with 1 to `options` options each; missing bytes read as 0.
     ///
-    /// The first bytes choose the kind of sizes and errors: small integers with many ties, smooth curves, magnitudes
-    /// from subnormal to 2^1000, sizes that need all 64 bits, and the kinds of budget and size limit: zero, the reference
-    /// plan's, the smallest achievable, or anything up to the largest.
+    /// The first bytes choose the kinds of sizes and errors: small integers with many ties, smooth curves, magnitudes
+    /// from subnormal to 2^1000, and sizes that need all 64 bits. They also choose the kinds of budget and size limit:
+    /// zero, the reference plan's, the smallest achievable, or anything up to the largest.
     ///
     /// ```
     /// use lgreco_testing::tables::Instance;
@@ -110,7 +110,7 @@ impl Instance {
         instance
     }
 
-    /// An instance of pseudo-random bytes.
+    /// An instance from pseudo-random bytes.
     ///
     /// ```
     /// # use lgreco_testing::tables::Instance;

@@ -1,4 +1,4 @@
-//! TopK against its textbook: a full sort, and a decoder that reads bit by bit.
+//! TopK against its textbook form: a full sort, and a decoder that reads bit by bit.
 
 use lgreco::Error;
 use lgreco::compress::topk::{self, TopK};
@@ -8,7 +8,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// What a workspace holds before a call that must not care.
+/// Initial content of a workspace, which must not matter.
 pub(super) const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The exact f32 values of a gradient.
@@ -16,7 +16,7 @@ pub(super) fn widened(gradient: &Gradient<'_>) -> Vec<f32> {
     with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect())
 }
 
-/// `value` as it arrives when sent as `dtype`.
+/// `value` as it arrives if it is sent as `dtype`.
 pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -37,7 +37,7 @@ pub fn order(values: &[f32]) -> Vec<usize> {
     order
 }
 
-/// What decoding must give, or the error that encoding must give.
+/// The expected decoded values, or the expected error of encoding.
 fn expected(values: &[f32], keep: usize, dtype: Dtype) -> Result<Vec<f32>, Error> {
     if let Some(index) = values.iter().position(|x| !x.is_finite()) {
         return Err(Error::NonFinite { index, value: values[index] });
@@ -68,12 +68,12 @@ pub(super) fn same_error(a: Error, b: Error) -> bool {
     }
 }
 
-/// Asserts that `top` sends exactly the elements that a full sort selects, in exactly the predicted number of bytes,
-/// that stale workspaces and payloads do not matter and nothing is written beyond the payload, and that
-/// [`topk::measure`] gives the error of what was decoded.
+/// Asserts that `top` sends exactly the elements that a full sort selects, in exactly the predicted number of bytes.
+/// Stale workspaces and payloads must not matter, and nothing may be written beyond the payload. [`topk::measure`] must
+/// give the error of the decoded values.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
     let values = widened(gradient);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -107,10 +107,11 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
     assert!((row[0] - error).abs() <= 1e-11 * error, "k = {}: row {}, decoded {error}", top.keep, row[0]);
 }
 
-/// Asserts that [`topk::measure`] gives, for each of `keeps`, the error that a full sort gives, or the same error value.
+/// Asserts that [`topk::measure`] gives, for each of `keeps`, the error that a full sort gives, or the same error
+/// value.
 ///
 /// # Panics
-/// When it does not.
+/// If a check fails.
 pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
     let values = widened(gradient);
     let mut workspace = vec![STALE; topk::measure_workspace_len(gradient.shape(), keeps.len())];
@@ -137,11 +138,11 @@ pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
     }
 }
 
-/// Asserts that decoding `bytes` neither panics nor differs from a decoder that reads them bit by bit: the same values,
-/// or both refuse. Payloads of more than 2^20 elements are passed over.
+/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: the same values,
+/// or both refuse. It skips payloads of more than 2^20 elements.
 ///
 /// # Panics
-/// When it does.
+/// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -157,7 +158,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// The payload format read literally; `None` for anything that is not exactly what an encoder may write.
+/// The payload format read literally; `None` for anything that an encoder would not write exactly so.
 pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));
@@ -209,19 +210,19 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     Some(decoded)
 }
 
-/// [`check_types`] for all element and value types.
+/// Runs [`check_types`] for all element and value types.
 ///
 /// # Panics
-/// When one of them does.
+/// If a check fails.
 pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
     (0..9).for_each(|types| check_types(bits, keeps, types));
 }
 
-/// Asserts [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once, on `bits` read as f32, f16
-/// or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
+/// Asserts [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once. `types / 3` selects
+/// whether `bits` are read as f32, f16 or bf16. `types % 3` selects the type in which values are sent.
 ///
 /// # Panics
-/// When one of them does, or `types` is 9 or more.
+/// If a check fails, or `types` is 9 or more.
 pub fn check_types(bits: &[u32], keeps: &[u32], types: usize) {
     let dtype = DTYPES[types % 3];
     with_values(bits, DTYPES[types / 3], |gradient| {
@@ -233,7 +234,7 @@ pub fn check_types(bits: &[u32], keeps: &[u32], types: usize) {
 /// The types of values.
 pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
-/// Hands `check` a vector of `bits` read as f32, or their upper halves read as f16 or bf16.
+/// Calls `check` with a vector of `bits` read as f32, or with their upper halves read as f16 or bf16.
 pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradient<'_>)) {
     let shape = Shape::new(bits.len(), 1).unwrap();
     let single: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
@@ -247,10 +248,10 @@ pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradie
     check(&Gradient::new(values, shape).unwrap());
 }
 
-/// Asserts [`check_all_types`] on an instance made of arbitrary bytes: two choose k, the others are values.
+/// Asserts [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the others are values.
 ///
 /// # Panics
-/// When it does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((choice, values)) = bytes.split_first_chunk::<2>() else { return };
     let bits: Vec<u32> = values.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect();

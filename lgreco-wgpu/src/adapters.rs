@@ -4,7 +4,7 @@ use crate::Error;
 use crate::compiler::check_compiler;
 use crate::gpu::check_limits;
 
-/// An adapter and whether the backend can use it.
+/// An adapter, and whether the backend can use it.
 ///
 /// ```
 /// for adapter in lgreco_wgpu::adapters() {
@@ -15,13 +15,13 @@ use crate::gpu::check_limits;
 pub struct Adapter {
     /// Name, kind, driver and graphics interface.
     pub info: wgpu::AdapterInfo,
-    /// What it can do at most.
+    /// The adapter's limits.
     pub limits: wgpu::Limits,
-    /// Why the backend cannot use it, if it cannot.
+    /// `Ok`, or why the backend cannot use the adapter.
     pub usable: Result<(), Error>,
 }
 
-/// All adapters that wgpu finds, in its order; none without a driver.
+/// All adapters that wgpu finds, in its order; empty without a driver.
 ///
 /// ```
 /// let usable = lgreco_wgpu::adapters().iter().filter(|adapter| adapter.usable.is_ok()).count();
@@ -41,7 +41,7 @@ pub fn adapters() -> Vec<Adapter> {
     found.into_iter().map(adapter).collect()
 }
 
-/// Asks a device of the adapter about its compiler.
+/// Checks the shader compiler of a device of this adapter.
 fn check_device_of(adapter: &wgpu::Adapter) -> Result<(), Error> {
     let device = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default()));
     let (device, _) = device.map_err(|error| Error::NoAdapter(error.to_string()))?;

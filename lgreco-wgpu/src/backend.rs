@@ -12,7 +12,7 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::Gradient;
 use lgreco::rng::Stream;
 
-/// Any GPU that wgpu can drive.
+/// A backend on any GPU that wgpu can drive.
 ///
 /// ```no_run
 /// use lgreco::backend::{Backend, Job};
@@ -36,7 +36,7 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
-    /// The fastest adapter there is: WebGPU's own choice of high performance.
+    /// Opens the fastest adapter: WebGPU's choice for high performance.
     ///
     /// ```
     /// match lgreco_wgpu::WgpuBackend::new() {
@@ -46,7 +46,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] with the reason; [`Error::Limit`] or [`Error::Compiler`] when it cannot do what the kernels need.
+    /// [`Error::NoAdapter`] with the reason; [`Error::Limit`] or [`Error::Compiler`] if the adapter cannot run the
+    /// kernels.
     pub fn new() -> Result<Self, Error> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         let options = wgpu::RequestAdapterOptions {
@@ -58,7 +59,7 @@ impl WgpuBackend {
         Self::with_adapter(&adapter)
     }
 
-    /// A device of its own on `adapter`, with all of its limits, and subgroups if it has them.
+    /// Opens a new device on `adapter`, with all of its limits, and subgroups if it has them.
     ///
     /// ```
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
@@ -72,7 +73,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](WgpuBackend::new).
+    /// Those of [`new`](WgpuBackend::new).
     pub fn with_adapter(adapter: &wgpu::Adapter) -> Result<Self, Error> {
         let descriptor = wgpu::DeviceDescriptor {
             required_features: adapter.features() & wgpu::Features::SUBGROUP,
@@ -84,7 +85,7 @@ impl WgpuBackend {
         Self::with_device(device, queue)
     }
 
-    /// The embedder's device, whose buffers it can then work on. Takes the device's lost callback.
+    /// Uses the embedder's device, so that the backend can work on its buffers. It replaces the device-lost callback.
     ///
     /// ```
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
@@ -95,8 +96,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Limit`] when a limit is below what the kernels need; the defaults of WebGPU are enough. [`Error::Compiler`] on
-    /// DirectX 12 with FXC.
+    /// [`Error::Limit`] if a limit is too low for the kernels; WebGPU's default limits are enough. [`Error::Compiler`]
+    /// on DirectX 12 with FXC.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         Ok(WgpuBackend { gpu: Gpu::new(device, queue)?, failure: None })
     }
@@ -106,14 +107,15 @@ impl WgpuBackend {
         &self.gpu.device
     }
 
-    /// The queue all work is submitted to.
+    /// The queue to which all work is submitted.
     pub fn queue(&self) -> &wgpu::Queue {
         &self.gpu.queue
     }
 
-    /// Takes all the memory of the device that measuring `jobs` needs, compiles the kernels, and returns
-    /// [`held_bytes`](WgpuBackend::held_bytes): measuring them, or others of the same shapes, then takes no more.
-    /// Without it the first measurement does so. Uploads take at most about 256 MiB, or the largest gradient.
+    /// Allocates all device memory that measuring `jobs` needs, compiles the kernels, and returns
+    /// [`held_bytes`](WgpuBackend::held_bytes). Measuring these jobs, or others of the same shapes, then allocates
+    /// nothing more. Without this call the first measurement allocates. Uploads take at most about 256 MiB, or the size
+    /// of the largest gradient.
     ///
     /// ```
     /// use lgreco::backend::{Backend, Job};
@@ -135,7 +137,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that cannot be measured; [`Error::TooLarge`] and [`Error::OutOfMemory`] when it does not fit.
+    /// The first job that cannot be measured; [`Error::TooLarge`] and [`Error::OutOfMemory`] if the memory does not
+    /// suffice.
     pub fn reserve(&mut self, jobs: &[Job<'_>]) -> Result<u64, BufferJobError> {
         self.reserve_for(&work(jobs))
     }
@@ -145,14 +148,15 @@ impl WgpuBackend {
         Ok(self.held_bytes())
     }
 
-    /// Bytes of device memory held between calls: tables, workspace, and room for uploads and payloads. It is taken on
-    /// first use, or by [`reserve`](WgpuBackend::reserve), kept for calls of like size, and freed with the backend.
+    /// Bytes of device memory held between calls: tables, workspace, and room for uploads and payloads. The first use
+    /// or [`reserve`](WgpuBackend::reserve) allocates it. Later calls of similar size reuse it, and dropping the
+    /// backend frees it.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.memory.held()
     }
 
-    /// What the device said, in full, when a call through [`Backend`] last answered
-    /// [`Device`](lgreco::Error::Device), whose text is shorter.
+    /// The device's error in full, for the last call through [`Backend`] that returned
+    /// [`Device`](lgreco::Error::Device). The text of that error is shorter.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -171,7 +175,7 @@ impl WgpuBackend {
 }
 
 impl Backend for WgpuBackend {
-    /// None: workspace is memory of the device, which the backend holds.
+    /// 0: the workspace is device memory, which the backend holds.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
         0
     }

@@ -1,7 +1,7 @@
-//! Batches of work for a device: recorded, submitted together, with every error caught.
+//! Batches of work for a device. A batch is recorded, submitted together, and all its errors are captured.
 //!
-//! A batch can also be rehearsed: recording it then takes buffers and compiles kernels, and leaves out everything
-//! else. `reserve` finds out about memory in this way, so that no second computation of sizes can go wrong.
+//! A batch can also be rehearsed. Recording it then allocates buffers and compiles kernels, and leaves out everything
+//! else. `reserve` uses rehearsals, so sizes need no second computation that could differ.
 
 use crate::Error;
 use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};
@@ -17,27 +17,27 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferBinding, BufferUsages};
 
-/// Work recorded to be submitted together, with every error it meets caught.
+/// Work that is recorded to be submitted together. All its errors are captured.
 pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
     parameters: Vec<u8>,
-    /// Bytes that the commands not submitted yet read or write, about.
+    /// Approximate number of bytes that commands read or write which are not yet submitted.
     given: u64,
     scopes: Scopes,
 }
 
-/// What some workgroups of a kernel do, with parameters of their own: see `tasks.wgsl`.
+/// The work of some workgroups of a kernel, with separate parameters: see `tasks.wgsl`.
 #[derive(Clone, Debug)]
 pub(crate) struct Task<P> {
     pub(crate) params: P,
     pub(crate) bindings: Vec<(u32, Part)>,
-    /// Workgroups, in three dimensions.
+    /// Number of workgroups in each of three dimensions.
     pub(crate) groups: [usize; 3],
 }
 
 impl<P> Task<P> {
-    /// A task of `groups` workgroups in a row.
+    /// A task of `groups` workgroups in one dimension.
     pub(crate) fn new(params: P, bindings: &[(u32, Part)], groups: usize) -> Self {
         Task { params, bindings: bindings.to_vec(), groups: [groups, 1, 1] }
     }
@@ -47,14 +47,14 @@ impl<P> Task<P> {
     }
 }
 
-/// Words of a task in front of its parameters.
+/// Words of a task before its parameters.
 const IN_FRONT: usize = 4;
-/// Bytes of the tasks of a dispatch at most.
+/// Most bytes of the tasks of one dispatch.
 const TASK_BYTES: usize = PARAMETERS / 4;
 
-/// Bytes that a workgroup reads or writes at most, about: tables are bound whole.
+/// Approximately the most bytes that a workgroup reads or writes. Tables are bound whole, so their bindings are larger.
 const GROUP_BYTES: u64 = 64 << 10;
-/// And at least, of a tensor's values.
+/// Fewest bytes that a workgroup reads or writes of a tensor's values.
 const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
 
 impl<'g> Batch<'g> {
@@ -63,13 +63,13 @@ impl<'g> Batch<'g> {
         let scopes = Scopes::new(&gpu.device);
         let encoder = gpu.device.create_command_encoder(&Default::default());
         if std::mem::replace(&mut gpu.unfinished, true) {
-            // Buffers of a batch that failed may be invalid, or still mapped.
+            // The buffers of a failed batch may be invalid, or still mapped.
             gpu.memory.forget();
         }
         Ok(Batch { gpu, encoder, parameters: Vec::new(), given: 0, scopes })
     }
 
-    /// A scratch buffer of at least `bytes` that fits a binding; what it held is lost.
+    /// A scratch buffer of at least `bytes` that fits a binding. Its content is lost.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
         let largest = self.gpu.largest_binding();
         if bytes > largest {
@@ -92,7 +92,7 @@ impl<'g> Batch<'g> {
         Ok(Part { buffer, offset: 0, size })
     }
 
-    /// Writes `bytes`, padded to words, at `offset`, before anything of the current submission.
+    /// Writes `bytes`, padded to words, at `offset`. The write happens before all commands of the current submission.
     pub(crate) fn write(&mut self, buffer: &Buffer, offset: u64, bytes: &[u8]) {
         if self.gpu.rehearsing {
             return;
@@ -108,7 +108,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Its bytes count with the dispatches that it is for, which are bound to the buffer.
+    /// Records zeros in the first `bytes` of a buffer. They count with the dispatches to which the buffer is bound.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
@@ -127,7 +127,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Submits what is recorded if that and a command of `given` bytes are more than a submission may read and write.
+    /// Submits the recorded commands if they and a command of `given` bytes exceed the limit of a submission.
     fn make_room(&mut self, given: u64) {
         if self.given > 0 && self.given + given > self.gpu.submission {
             self.submit();
@@ -143,8 +143,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records the doing of `tasks`, which do not depend on each other: together those that follow each other with the same
-    /// bindings, as many as parameters and a submission have room for.
+    /// Records `tasks`, which are independent. Consecutive tasks with the same bindings share a dispatch, up to the
+    /// room for parameters and the limit of a submission.
     pub(crate) fn run<P: Pod>(&mut self, kernel: Kernel, tasks: Vec<Task<P>>) {
         let most = self.gpu.most_groups();
         let bytes_of_task = 4 * IN_FRONT + size_of::<P>();
@@ -228,7 +228,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Hands over what is recorded.
+    /// Submits the recorded commands.
     pub(crate) fn submit(&mut self) {
         if self.gpu.rehearsing {
             return;
@@ -247,7 +247,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Waits for what is submitted; all buffers taken may then be taken again.
+    /// Waits for the submitted work. All buffers that were taken may then be taken again.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.gpu.memory.give_back();
         if self.gpu.rehearsing {
@@ -258,21 +258,22 @@ impl<'g> Batch<'g> {
         self.gpu.check_lost()
     }
 
-    /// Submits, waits and returns the bytes of `parts`, one after another, all sizes and offsets multiples of 4.
+    /// Submits, waits, and returns the bytes of `parts`, one after another. All sizes and offsets must be multiples of
+    /// 4.
     pub(crate) fn read(mut self, parts: &[Part]) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.size as usize).sum());
         let result = self.collect(parts, &mut bytes);
         self.end(result).map(|()| bytes)
     }
 
-    /// Submits and does not wait. What was taken may be taken again, for work behind this.
+    /// Submits without a wait. Buffers that were taken may be taken again for later work.
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
     }
 
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
-        // What the device says of its own accord comes before what follows from it.
+        // An error that the device reports itself comes before the errors that follow from it.
         let Batch { gpu, scopes, .. } = self;
         let caught = scopes.end();
         gpu.check_lost()?;

@@ -1,4 +1,5 @@
-//! Blocks of tensors: how much is kept of each, and what of it is written where. Of TopK's payloads and of its rows in few bits.
+//! Blocks of tensors under TopK: how many values each keeps, and where they are written. For payloads, and for rows in
+//! few bits.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -8,14 +9,14 @@ use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel};
 use wgpu::Buffer;
 
-/// Bytes of `Bins` of `few_bits.wgsl`: what is known of the bins of one layer.
+/// Bytes of `Bins` of `few_bits.wgsl`: the statistics of one layer's bins.
 pub(crate) const BINS: u64 = 4 * (2 + 8 * 128);
 
-/// Blocks of tensors in which is counted what is kept.
+/// Blocks of tensors, with counts of their kept values.
 pub(crate) struct Blocks {
     pieces: Vec<(Piece, Params)>,
     pub(crate) counts: Buffer,
-    /// Of TopK in few bits: what is known of bins, of each tensor.
+    /// The statistics of each tensor's bins, for TopK in few bits.
     pub(crate) bins: Buffer,
 }
 
@@ -42,7 +43,7 @@ impl Blocks {
         Ok(Blocks { pieces, counts, bins })
     }
 
-    /// What is done to all pieces, with parameters changed so.
+    /// A task for each piece, with parameters changed by `change`.
     pub(crate) fn changed(&self, bindings: &[(u32, Part)], change: impl Fn(Params) -> Params) -> Vec<Task<Params>> {
         let task = |(piece, params): &(Piece, Params)| {
             let bindings = [&[(1, piece.part.clone())], bindings].concat();
@@ -56,18 +57,18 @@ impl Blocks {
     }
 }
 
-/// Blocks that [`count`] counts in.
+/// Number of blocks of a tensor for [`count`].
 pub(crate) fn blocks_of(batch: &Batch<'_>, tensor: &Tensor) -> usize {
     tensor.all(batch).iter().map(Piece::groups).sum()
 }
 
-/// Bytes of what is counted in so many blocks of a tensor.
+/// Bytes of the counts of a tensor with `blocks` blocks.
 pub(crate) fn bytes_of(blocks: usize) -> u64 {
     4 * (cut::sums(blocks) + 2 * blocks) as u64
 }
 
-/// Records the counting of what `first_keep` of `state` keeps of each tensor, by the tensor's parameters; with `bits`, its range
-/// too.
+/// Records the counting of kept values in each tensor. `first_keep` of its parameters selects the cut in `state`. With
+/// `bits` it also finds their range.
 pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
     let blocks = Blocks::new(batch, tensors)?;
     let bindings = [(6, state.into()), (7, (&blocks.counts).into()), (18, (&blocks.bins).into())];
@@ -75,7 +76,8 @@ pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, 
     Ok(blocks)
 }
 
-/// Records the writing of what is kept and of positions to where the parameters say, in zeros; `within` says which words are bound.
+/// Records the writing of kept values and positions to the places in the parameters, which hold zeros before. `within`
+/// sets the range of bound words.
 pub(crate) fn write(
     batch: &mut Batch<'_>,
     blocks: &Blocks,

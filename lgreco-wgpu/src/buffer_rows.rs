@@ -1,4 +1,4 @@
-//! Rows whose results stay on the device: enqueued, and read when the embedder has brought them to the host.
+//! Rows whose results stay on the device: enqueued, and read after the embedder has brought them to the host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -10,26 +10,27 @@ use lgreco::error::expect_len;
 use wgpu::Buffer;
 
 impl WgpuBackend {
-    /// Bytes of results that [`enqueue_rows`](WgpuBackend::enqueue_rows) leaves of `jobs`, a multiple of 64. No device is asked, and
-    /// no gradient read.
+    /// Bytes of the results of [`enqueue_rows`](WgpuBackend::enqueue_rows) for `jobs`, a multiple of 64. The call
+    /// neither uses the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, whatever its values.
+    /// The first job that cannot be measured, whatever its values are.
     pub fn rows_bytes(&self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
         Ok(results_bytes(&jobs))
     }
 
-    /// [`measure_buffers`](WgpuBackend::measure_buffers) but for its wait: submits what measures the jobs, and behind it a copy of the
-    /// results to `results`, a buffer of the embedder's (usage `COPY_DST`) with room for [`rows_bytes`](WgpuBackend::rows_bytes) from
-    /// byte `offset`, a multiple of 4, on. It neither waits nor reads back; a buffer that the embedder can map (`MAP_READ`) needs no
-    /// other copy. [`read_rows`](WgpuBackend::read_rows) makes rows of the bytes.
+    /// [`measure_buffers`](WgpuBackend::measure_buffers) without its wait. It submits the measurement and then a copy
+    /// of the results to `results`, the embedder's buffer with usage `COPY_DST`. The buffer needs room for
+    /// [`rows_bytes`](WgpuBackend::rows_bytes) from byte `offset` on, a multiple of 4. The call neither waits nor reads
+    /// back. If the embedder can map the buffer (`MAP_READ`), no other copy is needed.
+    /// [`read_rows`](WgpuBackend::read_rows) makes rows from the bytes.
     ///
-    /// Workspace is the backend's: [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call, takes it and compiles the
-    /// kernels, and calls for the same shapes take nothing after that. Whatever the embedder or the backend submits next comes behind
-    /// it, so gradients may be overwritten and workspace is used again. wgpu stages what the host writes, the tables of tasks, in
-    /// memory of its own, which it has back when it is polled or something is submitted.
+    /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
+    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the embedder
+    /// or the backend submits next comes later, so it may overwrite gradients and reuse the workspace. wgpu stages the
+    /// host's writes, the tables of tasks, in its own memory. It reclaims that memory at the next poll or submission.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -63,10 +64,11 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit; without a job
-    /// [`Error::Buffer`] when the results cannot be copied there, and what the driver says of a call it is given, which wgpu knows at
-    /// once: [`Error::Refused`], of a buffer that is mapped for example, and [`Error::OutOfMemory`]. What is at `results` may then not
-    /// be used. A device that is lost while it works is told by the next call, as [`Error::Lost`], and by what maps the buffer.
+    /// Those of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit.
+    /// Without a job: [`Error::Buffer`] if the results cannot be copied there. wgpu reports errors of the driver's
+    /// calls at once: [`Error::Refused`], for example for a mapped buffer, and [`Error::OutOfMemory`]. After an error
+    /// the content of `results` must not be used. If the device is lost during the work, the next call returns
+    /// [`Error::Lost`], and mapping the buffer fails.
     pub fn enqueue_rows(
         &mut self,
         jobs: &[BufferJob<'_>],
@@ -79,13 +81,13 @@ impl WgpuBackend {
         enqueue(self.gpu(), &jobs, results, offset)
     }
 
-    /// Makes rows, one after another, of the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows) has left of these jobs. Asks the
-    /// device only where a gradient is not finite, or so large that the core would look more closely: then it waits, and the
-    /// gradients must still be there.
+    /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
+    /// left. It uses the device only if a gradient is not finite, or so large that the core would look more closely.
+    /// Then the call waits, and the gradients must still exist.
     ///
     /// # Errors
-    /// As [`measure_buffers`](WgpuBackend::measure_buffers); without a job [`Length`](lgreco::Error::Length), also when there are
-    /// not as many bytes.
+    /// Those of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job: [`Length`](lgreco::Error::Length),
+    /// also if the number of bytes is wrong.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

@@ -12,7 +12,7 @@ use lgreco::compress::wire::Payload;
 use lgreco::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
-/// `Err` when so many bytes cannot be copied to byte `offset` of a buffer.
+/// `Err` unless `bytes` bytes can be copied to byte `offset` of a buffer.
 pub(crate) fn check_target(buffer: &Buffer, offset: u64, bytes: u64) -> Result<(), Error> {
     if !buffer.usage().contains(BufferUsages::COPY_DST) {
         return Err(Error::Buffer { what: "needs the usage COPY_DST" });
@@ -27,8 +27,8 @@ pub(crate) fn check_target(buffer: &Buffer, offset: u64, bytes: u64) -> Result<(
 }
 
 impl WgpuBackend {
-    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing, and for
-    /// [`enqueue_rows`](WgpuBackend::enqueue_rows).
+    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing,
+    /// and for [`enqueue_rows`](WgpuBackend::enqueue_rows).
     ///
     /// ```
     /// use lgreco::compress::{Candidates, topk::TopK};
@@ -52,13 +52,13 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`reserve`](WgpuBackend::reserve).
+    /// Those of [`reserve`](WgpuBackend::reserve).
     pub fn reserve_buffers(&mut self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         self.reserve_for(&work(jobs))
     }
 
-    /// [`Backend::measure`](lgreco::backend::Backend::measure) for gradients on the device: only the rows come
-    /// back. [`enqueue_rows`](WgpuBackend::enqueue_rows) does not wait for them.
+    /// [`Backend::measure`](lgreco::backend::Backend::measure) for gradients on the device. Only the rows come back to
+    /// the host. [`enqueue_rows`](WgpuBackend::enqueue_rows) does the same without a wait.
     ///
     /// ```
     /// use lgreco::backend::Backend;
@@ -85,13 +85,13 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; of none in particular what goes wrong with the device.
+    /// The first job that fails, with its reason; errors of the device come without a job.
     pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
         measure(self.gpu(), &work(jobs), rows)
     }
 
-    /// [`Backend::encode`](lgreco::backend::Backend::encode) for a gradient on the device: only the payload comes
-    /// back.
+    /// [`Backend::encode`](lgreco::backend::Backend::encode) for a gradient on the device. Only the payload comes back
+    /// to the host.
     ///
     /// ```
     /// use lgreco::backend::Backend;
@@ -118,7 +118,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
+    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
     pub fn encode_buffer(
         &mut self,
         setting: &Setting,
@@ -129,12 +129,11 @@ impl WgpuBackend {
         encode(self.gpu(), setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on.
-    /// Nothing of them may be used when an error is returned. [`encode_buffer`](WgpuBackend::encode_buffer) has an
-    /// example.
+    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`), from byte `offset` on, a multiple of 4. After
+    /// an error none of the values may be used. [`encode_buffer`](WgpuBackend::encode_buffer) has an example.
     ///
     /// # Errors
-    /// As [`decode`](lgreco::compress::decode), and those of the device.
+    /// Those of [`decode`](lgreco::compress::decode), and those of the device.
     pub fn decode_to_buffer(&mut self, payload: &[u8], buffer: &Buffer, offset: u64) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
         let bytes = 4 * parsed.header.shape.elements() as u64;

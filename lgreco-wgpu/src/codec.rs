@@ -1,4 +1,4 @@
-//! Payloads: gradients to bytes and back, whatever the method.
+//! Payloads of all methods: gradients to bytes and back.
 
 use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
@@ -17,7 +17,7 @@ use lgreco::error::expect_room;
 use lgreco::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco::rng::Stream;
 
-/// [`Compressor::encode`], of values on either side.
+/// [`Compressor::encode`] for values on the host or the device.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -39,7 +39,7 @@ pub(crate) fn encode(
     };
     header.write(payload)?;
     if shape.elements() == 0 {
-        // The means of empty bins.
+        // In few bits the payload has means even without elements; they are zeros.
         payload[HEADER_LEN..len].fill(0);
         if let Setting::Eden(_) = setting {
             payload[HEADER_LEN..len].copy_from_slice(&lgreco::compress::eden::seed(stream).to_le_bytes());
@@ -97,7 +97,7 @@ pub(crate) fn encode(
     let sent = kept.map_or(len - HEADER_LEN, |kept| kept.bytes().iter().sum::<u64>() as usize);
     let (values, positions) = payload[HEADER_LEN..len].split_at_mut(sent);
     values.copy_from_slice(&body[..sent]);
-    // These begin with a word.
+    // Positions begin at a whole word.
     positions.copy_from_slice(&body[sent.next_multiple_of(4)..][..positions.len()]);
     if matches!(setting, Setting::PowerSgd(_)) && words[0] >= NEAR_OVERFLOW {
         check_product(&payload[..len], shape.elements())?;
@@ -105,12 +105,12 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// Where a payload of TopK's words are, behind the header.
+/// The words of a TopK payload behind the header.
 fn of_topk(written: &topk_encode::Written) -> Vec<Part> {
     body(&written.sent).into_iter().chain(written.positions.parts()).collect()
 }
 
-/// Where a payload's words are, behind the header.
+/// The words of a payload behind the header.
 fn body(payload: &Tensor) -> Vec<Part> {
     let mut parts: Vec<Part> = payload.parts().collect();
     parts[0].offset += HEADER_LEN as u64;
@@ -118,7 +118,7 @@ fn body(payload: &Tensor) -> Vec<Part> {
     parts
 }
 
-/// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
+/// `Err` if a factor of a PowerSGD payload, or the product of both factors, is not finite.
 fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
     let body = payload[HEADER_LEN..].as_chunks::<4>().0;
     if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
@@ -128,7 +128,7 @@ fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The values as they are, which the core writes behind a header.
+/// Sends the values uncompressed; the core writes them behind a header.
 fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut [u8]) -> Result<usize, Error> {
     let gradient = match input {
         Input::Host(gradient) => return Ok(Dense.encode(gradient, stream, &mut [], payload)?),
@@ -167,9 +167,9 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo), payloads that hold
-    /// nothing or that no encoder writes, and PowerSGD of sides or ranks beyond the kernels or at the ends of the range of
-    /// f32.
+    /// Returns `None` if the core must decode: methods without kernels (dense, AdaComp, LoCo), empty payloads, and
+    /// payloads that no encoder writes. For PowerSGD also if sides or ranks exceed the kernels' limits, or values are
+    /// near the limits of f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),
@@ -182,8 +182,8 @@ impl<'p> Body<'p> {
     }
 }
 
-/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: see
-/// [`Body::of`], and what only the device finds wrong.
+/// Decodes into `target`, or into a new buffer, whose bytes it returns. Returns `None` if the core must decode: see
+/// [`Body::of`], and errors that only the device finds.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;

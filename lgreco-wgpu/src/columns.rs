@@ -1,4 +1,4 @@
-//! Orthonormal columns of the factors of single tensors: what `orthonormal.wgsl` is asked to do to those that lie together.
+//! Orthonormal columns of the factors of single tensors: launches of `orthonormal.wgsl` for factors that lie together.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -6,7 +6,7 @@ use crate::memory::Scratch;
 use crate::orthonormal::{Tall, dispatches, submit_long};
 use crate::powersgd::{Matrix, Params, Run, kernel};
 
-/// A band of a factor, or triangles, as kernels see them.
+/// A band of a factor, or triangles, with the parameters of the kernels.
 struct Piece {
     tall: Tall,
     rows: usize,
@@ -18,14 +18,14 @@ impl Run<'_> {
     /// Makes the columns of all `P` orthonormal.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when the triangles of a factor do not fit a binding.
+    /// [`Error::TooLarge`] if the triangles of a factor do not fit a binding.
     pub(crate) fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let all: Vec<(&Matrix<'_>, Tall)> = self.matrices.iter().map(|matrix| (matrix, matrix.tall())).collect();
         let inner = all.iter().map(|(matrix, tall)| matrix.at.inner + tall.inner()).max().unwrap_or(0);
         let inner = batch.scratch(Scratch::Inner, 4 * inner as u64)?;
         let long = all.iter().filter(|(_, tall)| tall.chunks > 1);
         let state = long.map(|(matrix, tall)| matrix.at.partial + tall.rank + 2).max().unwrap_or(0);
-        // Products in chunks have been added up.
+        // The buffer for products in chunks is free again, because they have been added up.
         let state = batch.scratch(Scratch::Partial, 4 * state as u64)?;
         let (mut bands, mut triangles) = (Vec::new(), Vec::new());
         for &(matrix, tall) in &all {

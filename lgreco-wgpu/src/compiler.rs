@@ -1,15 +1,15 @@
-//! Which shader compiler a device has, as far as it matters.
+//! Checks the shader compiler of a device.
 //!
-//! wgpu's DirectX 12 takes FXC where DXC is neither linked nor found. FXC refuses barriers that follow a return which depends on data, and
-//! kernels have these: a workgroup without a task returns (`tasks.wgsl`). wgpu does not tell which of both a device has, so a small kernel
-//! of this kind is compiled.
+//! wgpu's DirectX 12 backend uses FXC if DXC is neither linked nor found. FXC refuses barriers after a return that
+//! depends on data. The kernels have such barriers, because a workgroup without a task returns (`tasks.wgsl`). wgpu
+//! does not report which compiler a device has, so this module compiles a small kernel of this kind.
 
 use crate::Error;
 use crate::kernels::{module_of, pipeline_of};
 use crate::scopes::Scopes;
 use wgpu::{Backend, Device};
 
-/// A barrier after a return that depends on data which all lanes of a workgroup share.
+/// A kernel with a barrier after a return. The return depends on data which all lanes of a workgroup share.
 pub(crate) const PROBE: &str = "
 @group(0) @binding(0) var<storage, read> tasks: array<u32>;
 @group(0) @binding(1) var<storage, read_write> results: array<u32>;
@@ -25,7 +25,7 @@ fn probe(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
 }
 ";
 
-/// `Err` with what to do where the device's compiler refuses what kernels are made of.
+/// `Err`, with a remedy, if the device's compiler refuses constructs of the kernels.
 pub(crate) fn check_compiler(device: &Device) -> Result<(), Error> {
     match device.adapter_info().backend {
         Backend::Dx12 => compiles(device, PROBE),
@@ -33,7 +33,7 @@ pub(crate) fn check_compiler(device: &Device) -> Result<(), Error> {
     }
 }
 
-/// `Err` unless the device's compiler takes this kernel, which is called `probe`.
+/// `Err` unless the device's compiler accepts this kernel. Its entry point must be `probe`.
 pub(crate) fn compiles(device: &Device, source: &str) -> Result<(), Error> {
     let scopes = Scopes::new(device);
     pipeline_of(device, &module_of(device, source.into()), "probe");

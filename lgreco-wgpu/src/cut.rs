@@ -1,31 +1,31 @@
-//! Where the k largest of a layer end: what `topk_cut.wgsl` is told, and the memory that it needs.
+//! The cut of a layer, its k-th largest magnitude: the parameters of `topk_cut.wgsl`, and the memory that it needs.
 
 use crate::gpu::PER_GROUP;
 
-/// Words of a layer's tables, which are cleared after the sample has been evaluated, and of the counters behind them: as in
-/// `topk_counters.wgsl`.
+/// Words of a layer's tables, which are cleared after the sample has been evaluated, and of the counters behind them;
+/// as in `topk_counters.wgsl`.
 pub(crate) const TABLES: usize = 3 * 4096;
 pub(crate) const COUNTERS: usize = 4512;
-/// Levels by which a lost cut is settled.
+/// Levels of the search for a cut that the sample has missed.
 pub(crate) const LEVELS: u32 = 3;
 /// Words of a block's record.
 pub(crate) const RECORD: usize = 4;
 /// Blocks whose counts are added up, in two words.
 const TOGETHER: usize = 256;
 
-/// The sample by which the k-th largest magnitude of a layer is looked for.
+/// The sample from which the k-th largest magnitude of a layer is estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// The logarithm of how many values there are for each that is drawn.
+    /// Base-2 logarithm of the number of values per drawn value.
     pub(crate) stratum: u32,
-    /// How many of the sample reach the k-th largest magnitude: at most, and at least. Of a layer that is kept whole, both are 0.
+    /// Most and fewest sampled values that reach the k-th largest magnitude. Both are 0 if the layer is kept whole.
     pub(crate) most: u32,
     pub(crate) least: u32,
 }
 
 impl Sample {
-    /// The sample for the `keep` largest of so many values: of up to 2^18 a sixteenth, of up to 2^22 down to a 64th, and of more between
-    /// 2^15 and 2^16, or one of each workgroup's.
+    /// The sample for the `keep` largest of `elements` values. Of up to 2^18 values it draws a sixteenth; of up to
+    /// 2^22, down to a 64th. Of more values it draws between 2^15 and 2^16, or at least one per workgroup.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
@@ -35,14 +35,14 @@ impl Sample {
         let stratum = bits.saturating_sub(14).clamp(4, 6).max(bits.saturating_sub(16)).min(MOST);
         let part = f64::from(keep) / f64::from(elements);
         let expected = f64::from(keep) / f64::from(1u32 << stratum);
-        // Six standard deviations, and some more, because few are not distributed normally.
+        // Six standard deviations, and a margin, because small counts are not normally distributed.
         let apart = 6.0 * (expected * (1.0 - part)).sqrt() + 10.0;
         Sample { stratum, most: (expected + apart).ceil() as u32, least: (expected - apart).max(0.0) as u32 }
     }
 }
 
-/// Magnitudes that are gathered of so many values at most: of up to 32,768 all, of some of which little or nothing is drawn. Of more that
-/// is more than enough, but where many are within a sixteenth of an octave.
+/// Most magnitudes that are gathered of `elements` values. Up to 32,768 values are all gathered, because a sample of
+/// them is too small. For more values the room is ample, unless many values lie within a sixteenth of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
     const ALL: usize = 1 << 15;
     if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }
@@ -76,16 +76,17 @@ mod tests {
         ] {
             assert_eq!(Sample::new(1, elements).stratum, stratum, "{elements}");
         }
-        // Of 16 values one may be drawn or none: nothing is known.
+        // Of 16 values one or none may be drawn, so nothing is known.
         assert_eq!(Sample::new(8, 16), Sample { stratum: 4, most: 14, least: 0 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
-        // 65,536 of 2^22 are drawn: 6,554 of them are expected among a tenth, give or take 76.8.
+        // 65,536 of 2^22 values are drawn. Among a tenth of the values, 6,554 ± 76.8 draws are expected.
         assert_eq!(Sample::new(419_430, 1 << 22), Sample { stratum: 6, most: 7025, least: 6082 });
         assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
     }
 
-    /// What lies between both ends, with six standard deviations of how many values there are between as many draws, and the bins of the
-    /// sample in which the ends are: a sixteenth of an octave, which of a normal distribution are 45 of 1000 together.
+    /// The number of gathered values: those between both ends of the sample's interval, and those in the bins of the
+    /// ends. The first number allows six standard deviations for the values between that many draws. A bin is a
+    /// sixteenth of an octave; two bins have 45 of 1000 values of a normal distribution.
     #[test]
     fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
         for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {

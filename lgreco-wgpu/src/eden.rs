@@ -1,7 +1,8 @@
-//! EDEN: what `eden.wgsl` is asked to do, and payloads, by `eden_payloads.wgsl`.
+//! EDEN: launches of `eden.wgsl`, and of `eden_payloads.wgsl` for payloads.
 //!
-//! A workgroup takes a block. Workgroup memory holds half a block of 4096 values, so these lie in registers, and each exchange between
-//! invocations has two halves. Payloads have the core's bits: f32 is computed in integers, and so are norms and scales, which are f64.
+//! A workgroup takes a block. Workgroup memory holds half a block of 4096 values. So the values lie in registers, and
+//! invocations exchange them in two halves. Payloads have the core's bits: f32 arithmetic uses integers, and so do
+//! norms and scales, which are f64.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -15,12 +16,12 @@ use lgreco::rng::Stream;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `eden.wgsl`.
+    /// The struct `Params` in `eden.wgsl`, with the same layout.
     offset, dtype, first, count, least_squares, widths, bits, step, layer, rank, seed_low, seed_high, record, result,
 }
 
 impl Params {
-    /// The same of a piece of a tensor.
+    /// The same parameters for a piece of a tensor.
     pub(crate) fn of(self, tensor: &Tensor, piece: &Piece) -> Params {
         let (dtype, first, count) = (tensor.dtype as u32, piece.first as u32, piece.count as u32);
         Params { offset: piece.skip, dtype, first, count, ..self }
@@ -31,23 +32,24 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Eden, entry }
 }
 
-/// A seed's low half and its high one.
+/// A seed's low and high half.
 fn halves(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 
-/// The parameters that scale and stream decide.
+/// The parameters that depend on scale and stream.
 pub(crate) fn params(scale: Scale, stream: Stream) -> Params {
     let [seed_low, seed_high] = halves(seed(stream));
     Params { least_squares: (scale == Scale::LeastSquares) as u32, seed_low, seed_high, ..Params::default() }
 }
 
-/// Blocks of so many values from the start of one on.
+/// Number of EDEN blocks of `elements` values that begin at the start of a block.
 pub(crate) fn blocks(elements: usize) -> usize {
     elements / BLOCK + (elements % BLOCK).count_ones() as usize
 }
 
-/// On the device the levels of all widths, one grid after another, in 256 words; then what lies halfway between each two.
+/// Uploads the levels of all widths, one grid after another, in 256 words, and then the thresholds halfway between
+/// neighbouring levels.
 pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     let mut levels = LEVELS.concat();
     levels.push(f32::INFINITY);
@@ -57,9 +59,9 @@ pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     batch.upload(bytemuck::cast_slice(&levels))
 }
 
-/// What two words of results say is wrong with a gradient: the largest magnitude, if it is not finite, and the complement of the first
-/// value of the first block that decodes to infinity, or 0. `finite` names the first value that is not. The core looks at block after
-/// block.
+/// The error of a gradient, if any, from two words of results. The first is the largest magnitude, if it is not finite.
+/// The second is 0, or the complement of a position: the first value of the first block that decodes to infinity.
+/// `finite` has the first value that is not finite. The earlier error wins, because the core checks block after block.
 pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Error> {
     let overflow = words[1];
     let is_first = match &finite {
@@ -70,8 +72,8 @@ pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Erro
     if is_first { Err(lgreco::Error::Overflow { what: "a decoded value" }.into()) } else { finite }
 }
 
-/// Records the encoding of all but the header; returns the payload's words, header included. [`check`] reads the first words of
-/// `results`.
+/// Records the encoding of everything except the header, and returns the payload's words, header included. [`check`]
+/// reads the first words of `results`.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -102,8 +104,8 @@ pub(crate) fn encode(
     Ok(payload)
 }
 
-/// Records the decoding of a body that the core has checked, but for scales and values, into `target`. Word 0 of `results` must be 0
-/// afterwards, as it is before: else these are at fault.
+/// Records the decoding of a body into `target`. The core has checked the body, except scales and values. Word 0 of
+/// `results` must be 0 before. It stays 0 unless a scale or a value is invalid.
 pub(crate) fn decode(
     batch: &mut Batch<'_>,
     eden: Eden,

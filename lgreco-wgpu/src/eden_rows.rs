@@ -1,8 +1,8 @@
-//! EDEN's rows: what `eden_rows.wgsl` is asked to do.
+//! EDEN's rows: launches of `eden_rows.wgsl`.
 //!
-//! A block is rotated once, in f32, and its error computed from sums, for all widths. What the core measures by decoding is decoded
-//! here too, with its bits: blocks of fewer than 256 values, and those whose errors are too small to be told from the rounding of
-//! f32. These are rotated again for each width.
+//! A block is rotated once, in f32, and its errors for all widths come from sums. The core measures some blocks by
+//! decoding, and so do the kernels, with the core's bits. These are blocks of fewer than 256 values, and blocks with
+//! errors near the rounding of f32. They are rotated again for each width.
 
 use crate::batch::{Batch, Part, Task};
 use crate::eden::{Params, blocks, grids, kernel, params};
@@ -13,11 +13,11 @@ use lgreco::compress::eden::Scale;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Words of results that [`measure`] writes: two that [`check`](crate::eden::check) reads, and from the second record on the sums of all
-/// widths.
+/// Result words of [`measure`]: two that [`check`](crate::eden::check) reads, and, from the second record on, the sums
+/// of all widths.
 pub(crate) const RESULT_WORDS: usize = 2 * RECORD;
 
-/// What is sought of a tensor.
+/// The widths to measure for a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Rotated<'a> {
     pub(crate) scale: Scale,
@@ -25,7 +25,7 @@ pub(crate) struct Rotated<'a> {
     pub(crate) stream: Stream,
 }
 
-/// Records the measurement of the widths that each row seeks.
+/// Records the measurement of the widths of each row.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, Rotated<'_>>],
@@ -54,7 +54,7 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_rows, results).map_err(&failed)
 }
 
-/// The squared errors of `bits` in the words that [`measure`] wrote.
+/// The squared errors of `bits` from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
     let sum = |&bits: &u8| sums::value(words[RECORD + bits as usize - 1], words[RECORD + 8 + bits as usize - 1]);
     bits.iter().map(sum)

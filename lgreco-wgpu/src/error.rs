@@ -1,12 +1,12 @@
-//! What can go wrong on a device.
+//! Errors of a device.
 //!
-//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
-//! backend keeps the text (`WgpuBackend::failure`). Where the device finds fault with a payload, the core's parser
-//! says what it is, so that both refuse alike.
+//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the backend
+//! keeps the text (`WgpuBackend::failure`). If the device finds an invalid payload, the core's parser gives the error,
+//! so that both report the same.
 
 use lgreco::backend::JobError;
 
-/// Why a call failed: bad input, in the core's words, or the device.
+/// Why a call failed: bad input, as the core's error, or the device.
 ///
 /// ```
 /// use lgreco_wgpu::Error;
@@ -16,40 +16,40 @@ use lgreco::backend::JobError;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The input is at fault.
+    /// The input is invalid.
     #[error(transparent)]
     Core(#[from] lgreco::Error),
-    /// There is no adapter, or none that can be used.
+    /// No adapter was found, or none that can be used.
     #[error("no GPU to be used: {0}")]
     NoAdapter(String),
-    /// A device's limits are below what the kernels need.
+    /// The device's limits are too low for the kernels.
     #[error("the device's {what} is {found}, at least {needed} is needed")]
     Limit {
-        /// Which limit, by WebGPU's name.
+        /// The limit, by WebGPU's name.
         what: &'static str,
-        /// What is needed.
+        /// The required value.
         needed: u64,
-        /// What the device has.
+        /// The device's value.
         found: u64,
     },
-    /// The device's shader compiler refuses what kernels are made of, as FXC of DirectX 12 does.
+    /// The device's shader compiler refuses constructs of the kernels, as FXC of DirectX 12 does.
     #[error(
         "the device's shader compiler cannot compile the kernels: on DirectX 12 they need DXC. Put dxcompiler.dll next to the program, \
          or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"
     )]
     Compiler(String),
-    /// A buffer of the embedder cannot be used.
+    /// The embedder's buffer cannot be used.
     #[error("the buffer {what}")]
     Buffer {
-        /// What is wrong with it.
+        /// What is wrong with the buffer.
         what: &'static str,
     },
-    /// Something does not fit the device.
+    /// Data is too large for the device.
     #[error("{what} of {bytes} bytes is more than the device's {limit} of {largest}")]
     TooLarge {
-        /// What does not fit.
+        /// What is too large.
         what: &'static str,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
         /// The limit, by WebGPU's name.
         limit: &'static str,
@@ -59,24 +59,24 @@ pub enum Error {
     /// The device is out of memory.
     #[error("the device is out of memory: {0}")]
     OutOfMemory(String),
-    /// The device is gone: removed, reset or destroyed. A new backend is needed.
+    /// The device is lost: removed, reset or destroyed. A new backend is needed.
     #[error("the device is lost: {0}")]
     Lost(String),
     /// The driver refused a call.
     #[error("the device refused a call: {0}")]
     Refused(String),
-    /// The method, or its use, has no kernels: QSGD, TopK, PowerSGD and EDEN have.
+    /// The method, or this use of it, has no kernels. QSGD, TopK, PowerSGD and EDEN have.
     #[error("{0} does not run on wgpu devices")]
     Method(&'static str),
 }
 
 impl Error {
-    /// Whether it is about what a call was given, not about the device that was to do it.
+    /// Whether the error concerns the input of a call, not the device.
     pub(crate) fn is_of_input(&self) -> bool {
         matches!(self, Error::Core(_) | Error::Buffer { .. } | Error::TooLarge { .. } | Error::Method(_))
     }
 
-    /// The core's error of the same kind, without the text only this crate's has.
+    /// The core's error of the same kind. Details of the text are lost.
     pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
@@ -105,7 +105,7 @@ impl From<wgpu::Error> for Error {
     }
 }
 
-/// An error and the job of the batch that it is about.
+/// An error, and the job of the batch that it concerns.
 ///
 /// ```
 /// use lgreco_wgpu::{BufferJobError, Error};
@@ -116,12 +116,12 @@ impl From<wgpu::Error> for Error {
 /// ```
 pub type BufferJobError = JobError<Error>;
 
-/// What went wrong while job `index` was worked on: the batch, when any other would have met it too.
+/// Wraps an error of job `index`. Errors that any other job would have met too belong to the batch and get no job.
 pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
     move |error| JobError { job: error.is_of_input().then_some(index), error }
 }
 
-/// The failure of the first job that has failed.
+/// The error of the first job that failed.
 pub(crate) fn first_failure(
     recorded: impl IntoIterator<Item = Result<(), BufferJobError>>,
 ) -> Result<(), BufferJobError> {

@@ -1,6 +1,6 @@
 //! A factor of PowerSGD on the device.
 //!
-//! Factors lie in bands of rows, so that rows of the largest rank still fit a binding.
+//! Factors lie in bands of rows, so that bands fit a binding even at the largest rank.
 
 use crate::Error;
 use crate::batch::{Batch, Part};
@@ -8,33 +8,33 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Rows and columns of a tile; bands have a multiple of as many rows.
+/// Rows and columns of a tile. The number of rows of a band is a multiple of it.
 pub(crate) const SIDE: usize = 16;
 
-/// A factor of `rank` columns, cut into bands of rows that fit a binding. Bands hold their columns one after the other.
+/// A factor of `rank` columns, cut into bands of rows that fit a binding. A band holds its columns one after the other.
 pub(crate) struct Factor {
     bands: Vec<Band>,
     rank: usize,
     height: usize,
 }
 
-/// Rows of a factor, in a buffer of their own or behind others.
+/// Rows of a factor, in a separate buffer or behind other values.
 pub(crate) struct Band {
     pub(crate) buffer: Buffer,
-    /// Values before its own.
+    /// Number of values before this band in the buffer.
     pub(crate) at: usize,
     /// The first row.
     pub(crate) first: usize,
     pub(crate) rows: usize,
 }
 
-/// Rows of a band of at most `window` bytes, of which a tile's rows fit at the least limits.
+/// Rows of a band of at most `window` bytes. At the lowest limits the rows of one tile fit.
 pub(crate) fn height(window: u64, rank: usize) -> usize {
     ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
 }
 
 impl Factor {
-    /// A factor whose bands lie in the buffers that `buffer` makes, by number, rows and bytes.
+    /// A factor whose bands lie in buffers that `buffer` makes, from their number, rows and bytes.
     pub(crate) fn new(
         batch: &mut Batch<'_>,
         rows: usize,
@@ -69,22 +69,22 @@ impl Factor {
         &self.bands
     }
 
-    /// The band that a row lies in.
+    /// The band that has this row.
     pub(crate) fn band_of(&self, row: usize) -> &Band {
         &self.bands[row / self.height]
     }
 
-    /// Rows of a band, but the last.
+    /// Rows of each band except the last.
     pub(crate) fn height(&self) -> usize {
         self.height
     }
 
-    /// Cuts that keep to the bands.
+    /// Cuts that do not cross bands.
     pub(crate) fn cuts(&self, most: usize) -> Cuts {
         Cuts { band: self.height, most }
     }
 
-    /// Where its columns are, one after the other.
+    /// The parts of its columns, one after the other.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let part = |band: &Band, offset, size| Part { buffer: band.buffer.clone(), offset, size };
         if let [band] = &self.bands[..] {

@@ -1,4 +1,4 @@
-//! Error feedback on the device: what `feedback.wgsl` is asked to do.
+//! Error feedback on the device: launches of `feedback.wgsl`.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -15,7 +15,7 @@ use lgreco_train::feedback::{Storage, payload_stream};
 use wgpu::{Buffer, BufferUsages};
 
 params! {
-    /// `Params` of `feedback.wgsl`.
+    /// The struct `Params` in `feedback.wgsl`, with the same layout.
     offset, dtype, first, count, storage, gain, keep, step, layer, rank, seed_low, seed_high,
     shift,
 }
@@ -23,7 +23,7 @@ params! {
 const _: () = assert!(lgreco_train::feedback::GROUP == 512, "as in feedback.wgsl");
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// What a worker remembers of one layer, in a buffer of the device: zeros before the first step.
+/// A worker's residual of one layer, in a buffer of the device. It is zeros before the first step.
 ///
 /// ```
 /// use lgreco_train::feedback::Storage;
@@ -42,7 +42,7 @@ const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC)
 pub struct BufferResidual<'a> {
     /// The buffer, of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
     pub buffer: &'a Buffer,
-    /// What the residual is kept in, with the core's bytes: f32 and bf16 in row-major order; int8 as a code per element
+    /// Format of the residual, with the core's bytes. f32 and bf16 are in row-major order. int8 has a code per element
     /// and then, without a gap, the exponents of the groups.
     pub storage: Storage,
 }
@@ -53,7 +53,7 @@ impl BufferResidual<'_> {
         storage.bytes(elements).next_multiple_of(4)
     }
 
-    /// Where elements from `first` on lie, without exponents; `first` is a multiple of 2048.
+    /// The part with elements from `first` on, without exponents. `first` is a multiple of 2048.
     fn part(&self, first: usize, count: usize) -> Part {
         let per_element = match self.storage {
             Storage::F32 => 4,
@@ -64,7 +64,7 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// Of int8, what lies behind the last whole word of codes: up to three codes and the exponents.
+    /// For int8, the part behind the last whole word of codes: up to three codes, and the exponents.
     fn tail(&self, elements: usize) -> Part {
         let offset = elements as u64 / 4 * 4;
         Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
@@ -72,13 +72,13 @@ impl BufferResidual<'_> {
 }
 
 impl WgpuBackend {
-    /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
-    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual
-    /// are, bit for bit, those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format (for
-    /// PowerSGD, of the payload this backend makes).
+    /// One step of error feedback for a gradient on the device. It compresses `residual + gradient` into `payload`, and
+    /// keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload and residual
+    /// have the same bits as those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format. For
+    /// PowerSGD this holds for the residual of the payload that this backend makes.
     ///
-    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the
-    /// step.
+    /// PowerSGD draws another start matrix at every step of `stream`, as the core does. QSGD's random words also depend
+    /// on the step.
     ///
     /// ```
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -111,16 +111,15 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Parameter`](lgreco::Error::Parameter) unless `gain` is in (0, 1];
-    /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's first offender;
-    /// [`Overflow`](lgreco::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`]
-    /// when the residual's buffer lacks one of its usages or is too short; [`Error::Method`] for [`Setting::Dense`],
-    /// which leaves nothing, and for AdaComp, which does not run here; those of
-    /// [`encode_buffer`](WgpuBackend::encode_buffer). The residual is then unchanged.
+    /// [`Parameter`](lgreco::Error::Parameter) unless `gain` is in (0, 1]. [`NonFinite`](lgreco::Error::NonFinite) with
+    /// the gradient's first such element. [`Overflow`](lgreco::Error::Overflow) if a sum leaves the range of f32, or
+    /// the residual that of its format. [`Error::Buffer`] if the residual's buffer lacks a usage or is too short.
+    /// [`Error::Method`] for [`Setting::Dense`], which leaves no residual, and for AdaComp, which has no kernels.
+    /// Errors of [`encode_buffer`](WgpuBackend::encode_buffer). After an error the residual is unchanged.
     ///
     /// # Complexity
-    /// Encode, decode and, for bf16 and int8, three passes, else two and a copy. Keeps eight bytes per element of
-    /// workspace.
+    /// Encode, decode and, for bf16 and int8, three passes; for f32, two passes and a copy. The workspace has eight
+    /// bytes per element.
     pub fn encode_with_feedback(
         &mut self,
         setting: &Setting,
@@ -149,7 +148,7 @@ impl WgpuBackend {
             return self.encode_buffer(setting, gradient, stream, payload);
         }
         let overflow = |what| Err(lgreco::Error::Overflow { what }.into());
-        // A key of their own: the same bits must not round both payload and memory.
+        // A separate key: the same random bits must not round both payload and residual.
         let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
         let base = Params {
             storage: residual.storage as u32,
@@ -203,7 +202,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Feedback, entry }
 }
 
-/// Records a pass over `values` and, in step with them, the residual and what is offered.
+/// Records a pass over `values`, the residual and the offered values together.
 fn pass(
     batch: &mut Batch<'_>,
     entry: &'static str,
@@ -213,7 +212,7 @@ fn pass(
     base: Params,
 ) -> Result<(), Error> {
     let tail = match residual.storage {
-        // Bound, and not read.
+        // Bound, but never read.
         Storage::F32 | Storage::Bf16 => (&batch.scratch(Scratch::Results, 16)?).into(),
         Storage::Int8 => {
             let there = residual.tail(values.elements);
@@ -237,7 +236,8 @@ fn pass(
     Ok(())
 }
 
-/// A part of a scratch buffer, as large as the tail of the residual that lies `there`: exponents need not begin where a binding may.
+/// A part of a scratch buffer, as large as the residual's tail at `there`. It is needed because the exponents may begin
+/// at an offset that no binding may have.
 fn scratch_tail(batch: &mut Batch<'_>, there: &Part) -> Result<Part, Error> {
     let buffer = batch.scratch(Scratch::Exponents, there.size)?;
     Ok(Part { buffer, offset: 0, size: there.size })
@@ -258,7 +258,7 @@ fn store_int8(
     Ok(())
 }
 
-/// Records the rounding of `values` by this kernel, with more bindings than those of values and residual.
+/// Records the rounding of `values` by this kernel. `more` adds bindings to those of values and residual.
 fn store(
     batch: &mut Batch<'_>,
     entry: &'static str,
@@ -274,7 +274,7 @@ fn store(
     }
 }
 
-/// Runs what is recorded; the bits of the largest magnitude of each tensor.
+/// Submits the recorded work, and returns the bits of each tensor's largest magnitude.
 fn largest<const N: usize>(mut batch: Batch<'_>, tensors: [&Tensor; N]) -> Result<[u32; N], Error> {
     let results = batch.scratch(Scratch::Results, 16)?;
     batch.clear(&results, 16);

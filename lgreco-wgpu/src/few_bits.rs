@@ -1,7 +1,8 @@
-//! Rows of TopK in few bits: what `few_bits_errors.wgsl` is asked to do.
+//! Rows of TopK in few bits: launches of `few_bits_errors.wgsl`.
 //!
-//! What is left out is measured as for TopK in full. What the largest k keeps is written down once, and read once per k to fill
-//! the bins of that k's range: `O(n + k · candidates)`. Their statistics are exact integers, so nothing cancels.
+//! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once.
+//! They are read once per k, to fill the bins of that k's range: `O(n + k · candidates)`. The bins' statistics are
+//! exact integers, so nothing cancels.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -19,15 +20,16 @@ use wgpu::Buffer;
 const MOST_BITS: usize = 8;
 /// Bytes of `bin_sums` of one k.
 const SUMS: u64 = 4 * 6 * 128;
-/// Numbers of kept values that are worked on together.
+/// Most values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Words of results that [`measure`] writes: those of TopK in full, then mantissa and exponent by candidate and bits.
+/// Result words of [`measure`]: those of TopK in full, then mantissa and exponent for each candidate and number of
+/// bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }
 
-/// Records the measurement of the numbers of values that each row seeks, all from 1 to that of elements, in 1 to 8 bits.
+/// Records the measurement of the values of k of each row, in 1 to 8 bits. Each k is from 1 to the number of elements.
 pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: &Buffer) -> Result<(), BufferJobError> {
     let keeps: Vec<Vec<u32>> = rows.iter().map(|row| ascending(row.sought)).collect();
     let sought = rows.iter().zip(&keeps).map(|(row, keeps)| {
@@ -49,7 +51,7 @@ pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: 
     Ok(())
 }
 
-/// Values that are written down of a tensor, and behind them what brings the next one's to where pieces begin.
+/// Number of written values of a tensor, padded so that the next tensor's values begin where pieces can begin.
 fn room_of(sought: &Sought<'_>) -> usize {
     sought.keeps.last().map_or(0, |&most| (most as usize).next_multiple_of(32))
 }
@@ -78,9 +80,9 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     for part in kept.parts() {
         batch.clear(&part.buffer, part.size);
         let window_len = part.size / 4;
-        // In full. The last window may end at 2^32.
+        // Values are written in full. The last window may end at 2^32.
         let within = |params| Params { bits: 0, window: window as u32, window_len: window_len as u32, ..params };
-        // Without positions their binding is never written.
+        // Positions are not written, so their binding is never used.
         write(batch, &blocks, &state, [&part, &results.into()], within);
         window += window_len;
     }
@@ -117,14 +119,14 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     Ok(())
 }
 
-/// A tensor, the first of its numbers in `state`, and of its values among those that are written down.
+/// A tensor, its first k in `state`, and its first value among the written ones.
 struct Layer<'a> {
     sought: &'a Sought<'a>,
     first_keep: usize,
     first_kept: usize,
 }
 
-/// Reads the squared errors from the words that [`measure`] wrote: of each of `keeps` with each of `bits`.
+/// Reads the squared errors from the words that [`measure`] wrote: for each of `keeps` with each of `bits`.
 pub(crate) fn errors(keeps: &[u32], bits: &[u8], words: &[u32], row: &mut [f64]) {
     let (dropped, rounded) = words.split_at(topk::result_words(keeps.len()));
     let mut left_out = vec![0.0; keeps.len()];

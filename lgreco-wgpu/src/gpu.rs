@@ -9,22 +9,23 @@ use lgreco::compress::eden::BLOCK;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// Elements a workgroup works on.
+/// Elements that a workgroup works on.
 pub(crate) const PER_GROUP: usize = 2048;
 
-/// Least binding that the tables of QSGD and TopK fit, and of PowerSGD but for high ranks of long matrices; the default
-/// of WebGPU is 128 MiB.
+/// Smallest binding that the kernels accept. It fits the tables of QSGD and TopK, and those of PowerSGD except for high
+/// ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
-/// Least workgroups per dimension, likewise; the default is 65,535.
+/// Fewest workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;
 
-/// Where parameters of a dispatch begin, as bindings must be aligned.
+/// Alignment of a dispatch's parameters, as bindings require.
 pub(crate) const SLOT: usize = 256;
-/// Bytes of the parameters of all dispatches in a submission at most.
+/// Most bytes of the parameters of all dispatches in a submission.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
-/// Bytes that the dispatches and copies of a submission read and write together, about, at most; one of more is submitted alone. Long
-/// submissions run into the watchdogs of desktops; each costs some tens of microseconds, in which a GPU reads a few MiB.
+/// Approximate limit of the bytes that dispatches and copies of a submission read and write. A larger command is
+/// submitted alone. Long submissions trigger the watchdogs of desktops. Each submission costs some tens of
+/// microseconds; in this time a GPU reads a few MiB.
 const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     match of {
         wgpu::DeviceType::DiscreteGpu => 256 << 20,
@@ -33,7 +34,7 @@ const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     }
 }
 
-/// A device and what is kept on it.
+/// A device, with the kernels and memory kept on it.
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -41,17 +42,17 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
-    /// Bytes of a tensor, a payload or a factor that one dispatch sees at most: a binding, or a submission; less in tests.
+    /// Most bytes of a tensor, a payload or a factor in one dispatch: a binding, or a submission. Tests lower it.
     pub(crate) window: u64,
     /// Bytes after which a batch is submitted.
     pub(crate) submission: u64,
-    /// Whether a batch has begun and not ended well.
+    /// Whether the last batch has not ended successfully.
     pub(crate) unfinished: bool,
-    /// Whether batches only take the memory and the kernels they would use.
+    /// Whether batches only allocate the memory and compile the kernels that they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
     pub(crate) rehearsed: Vec<crate::part::Rehearsed>,
-    /// Dispatches, and what they found and left, where a test wants them.
+    /// Dispatches with their inputs and outputs, if a test records them.
     #[cfg(test)]
     pub(crate) recorded: Option<Vec<crate::tests::simt::Recorded>>,
     #[cfg(test)]
@@ -62,16 +63,16 @@ pub(crate) struct Gpu {
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
-    /// Payloads decoded here, not left to the core.
+    /// Number of payloads decoded here, not by the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
-    /// Payloads of TopK whose cut the sample has not led to.
+    /// Number of TopK payloads whose cut the sample has missed.
     #[cfg(test)]
     pub(crate) lost_cuts: usize,
-    /// Bytes of the widest dispatch for more than one task, by its workgroups.
+    /// Bytes per workgroup of the widest dispatch with more than one task.
     #[cfg(test)]
     pub(crate) widest: u64,
-    /// What kind of device it is, where other tests may have it next.
+    /// The kind of the device, if tests share it.
     #[cfg(test)]
     pub(crate) lent: Option<crate::tests::Kind>,
     lost: Arc<Mutex<Option<String>>>,
@@ -84,7 +85,7 @@ impl Drop for Gpu {
     }
 }
 
-/// `Err` unless the kernels can do with `limits`.
+/// `Err` unless the kernels can run with `limits`.
 pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     let at_least = |what, needed: u64, found: u64| {
         if found >= needed { Ok(()) } else { Err(Error::Limit { what, needed, found }) }
@@ -99,7 +100,7 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
 }
 
-/// Of more than u32 tells, some drivers tell shaders another length.
+/// The limit stays within u32: for longer bindings, some drivers give shaders a wrong length.
 fn largest_binding(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into()) / 4 * 4
 }
@@ -160,13 +161,13 @@ impl Gpu {
         })
     }
 
-    /// Elements of a tensor that one dispatch can work on, whatever their type; a multiple of [`PER_GROUP`] and of EDEN's blocks.
+    /// Most elements of a tensor in one dispatch, for any type; a multiple of [`PER_GROUP`] and of EDEN's blocks.
     pub(crate) fn piece_len(&self) -> usize {
         let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
         groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK
     }
 
-    /// Workgroups in each dimension of a dispatch at most.
+    /// Most workgroups in each dimension of a dispatch.
     pub(crate) fn most_groups(&self) -> usize {
         self.limits.max_compute_workgroups_per_dimension as usize
     }
@@ -183,7 +184,7 @@ impl Gpu {
         }
     }
 
-    /// Waits for all that is submitted.
+    /// Waits for all submitted work.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         #[cfg(test)]
         {
@@ -193,7 +194,7 @@ impl Gpu {
         waited.map(drop).map_err(|error| Error::Refused(error.to_string()))
     }
 
-    /// A scratch buffer of at least `bytes`, however large; what it held is lost.
+    /// A scratch buffer of at least `bytes`, however large. Its content is lost.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
         self.memory.scratch(&self.device, self.largest(), name, bytes)
     }

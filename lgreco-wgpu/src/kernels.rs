@@ -1,8 +1,7 @@
-//! The kernels: WGSL compiled once per device, and on first use.
+//! The kernels: WGSL that is compiled once per device, on first use.
 //!
-//! Subgroups add whole numbers only, so that the width of a device, or its lack of subgroups, changes no bit: they
-//! find maxima, counts, and scans whose order of lanes is itself the result of a scan. Float sums keep their tree in
-//! shared memory.
+//! Subgroups add whole numbers only, so no bit depends on the width of subgroups or on their presence. They find maxima
+//! and counts, and scans whose lane order is itself the result of a scan. Float sums keep their tree in shared memory.
 
 use std::collections::HashMap;
 
@@ -20,7 +19,7 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    /// The module's text: what it is made of, then its own. With `subgroups` it needs a device that has them.
+    /// The module's source: the shared files, then its own. With `subgroups` it needs a device that has them.
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
@@ -94,8 +93,8 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
-/// Compiles a text. wgpu clamps indices into bindings, as it does by default. It leaves out its bounds of loops, which cost a counter per
-/// iteration, and its checks of divisors.
+/// Compiles a source. wgpu clamps indices into bindings, which is its default. It omits its loop bounds, which cost a
+/// counter per iteration, and its checks of divisors.
 #[allow(unsafe_code)]
 pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
     let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
@@ -104,14 +103,14 @@ pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderMo
         int_div_checks: false,
         ..wgpu::ShaderRuntimeChecks::checked()
     };
-    // SAFETY: The texts are this crate's own. Every loop ends, whatever values, payloads and workgroup memory hold: its counter moves
-    // towards its bound in each iteration, or it halves a number until that is 0. `tally` ends when its place is taken, by whichever
-    // lane. Divisors are constants, or parameters that the host keeps above 0: buckets, widths of codes, numbers of workgroups, rows
-    // and columns. No number with a sign is divided. All other checks are on.
+    // SAFETY: The sources are this crate's own. Every loop ends, for any values, payloads and workgroup memory: its
+    // counter moves towards its bound in each iteration, or it halves a number until that is 0. `tally` ends when any
+    // lane has taken its place. Divisors are constants, or parameters that the host keeps above 0: buckets, widths of
+    // codes, numbers of workgroups, rows and columns. No signed number is divided. All other checks are on.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
-/// What has been compiled.
+/// The compiled modules and pipelines.
 #[derive(Default)]
 pub(crate) struct Kernels {
     modules: HashMap<Shader, wgpu::ShaderModule>,
@@ -120,7 +119,8 @@ pub(crate) struct Kernels {
     changes: crate::tests::Changes,
 }
 
-/// Whether shaders use subgroups: naga numbers them on DirectX as HLSL does not promise (gpuweb#4368).
+/// Whether shaders use subgroups. Not on DirectX: naga numbers them in a way that HLSL does not guarantee
+/// (gpuweb#4368).
 pub(crate) fn uses_subgroups(features: wgpu::Features, backend: wgpu::Backend) -> bool {
     features.contains(wgpu::Features::SUBGROUP) && backend != wgpu::Backend::Dx12
 }
@@ -140,16 +140,16 @@ impl Kernels {
     }
 }
 
-/// Changes of shaders by tests. What is compiled of a shader before it is changed is kept until the changes end.
+/// Changes of shaders by tests. The unchanged shader's compiled form is kept until the changes end.
 #[cfg(test)]
 impl Kernels {
-    /// Puts another text in the place of one of a shader's.
+    /// Replaces a part of a shader's source.
     pub(crate) fn edit(&mut self, shader: Shader, text: &'static str, instead: &'static str) {
         self.set_aside(shader);
         self.changes.edits.push((shader, text, instead));
     }
 
-    /// Fills workgroup memory with rubbish first.
+    /// Fills workgroup memory with arbitrary values first.
     pub(crate) fn poison(&mut self) {
         Shader::ALL.into_iter().for_each(|shader| self.set_aside(shader));
         self.changes.poisoned = true;
@@ -163,7 +163,7 @@ impl Kernels {
         self.changes.pipelines.extend(pipelines);
     }
 
-    /// What is compiled of unchanged shaders.
+    /// The compiled forms of unchanged shaders.
     pub(crate) fn unchanged(&mut self) -> Kernels {
         let mut kernels = std::mem::take(self);
         let changes = std::mem::take(&mut kernels.changes);
@@ -182,7 +182,8 @@ pub(crate) fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, en
         layout: None,
         module,
         entry_point: Some(entry),
-        // Every shader writes what it reads of it; on Metal one lane would do it all.
+        // Every shader writes workgroup memory before it reads it. Zeroing is therefore off; on Metal one lane would do
+        // it all.
         compilation_options: wgpu::PipelineCompilationOptions {
             zero_initialize_workgroup_memory: false,
             ..Default::default()

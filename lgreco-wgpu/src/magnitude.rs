@@ -10,15 +10,15 @@ use crate::sums::{self, RECORD, Segment};
 use crate::tensor::{Input, Piece, Tensor};
 use wgpu::Buffer;
 
-/// Bits of f32 infinity; magnitudes of finite numbers are smaller.
+/// Bits of f32 infinity. Magnitudes of finite numbers have smaller bits.
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
 params! {
-    /// `Params` of `magnitude.wgsl`.
+    /// The struct `Params` in `magnitude.wgsl`, with the same layout.
     offset, dtype, first, count, least, result, record,
 }
 
-/// What is done to a tensor's pieces.
+/// The tasks of a tensor's pieces.
 fn tasks(
     batch: &Batch<'_>,
     tensor: &Tensor,
@@ -44,13 +44,13 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Magnitude, entry }
 }
 
-/// The word of `results` with a tensor's number becomes at least the bits of its largest magnitude.
+/// Raises the word of `results` with a tensor's number to at least the bits of its largest magnitude.
 pub(crate) fn largest(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) {
     let tasks = tensors.iter().flat_map(|&(tensor, result)| tasks(batch, tensor, 0, (results, result))).collect();
     batch.run(kernel("largest"), tasks);
 }
 
-/// The first element whose magnitude is not below `least`, if there is one, and its f32 value.
+/// The first element whose magnitude is at least `least`, if any, and its f32 value.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
     let mut batch = Batch::new(gpu)?;
     let tensor = input.tensor(&mut batch)?;
@@ -69,7 +69,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value_in(word, found as usize))))
 }
 
-/// `Err` with the first offender when the largest magnitude is not finite.
+/// `Err` with the first such element if the largest magnitude is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
     if largest < INFINITY {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
     }
 }
 
-/// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
+/// The error for the first element of magnitude `least` or more: it is too large for the type it is sent in.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error, Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),
@@ -88,8 +88,8 @@ pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<E
     }
 }
 
-/// Records the squares of tensors in turn, each to a record per workgroup, and what they are added up to: from the record of
-/// `results` with a tensor's number on, that with the largest magnitude and that of eight sums.
+/// Records the sums of squares of tensors, one record per workgroup, and their addition. Each tensor gets two records
+/// of `results`, from the record with its number on: the largest magnitude, and eight sums.
 pub(crate) fn squares(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) -> Result<(), Error> {
     let groups = |tensor: &Tensor| tensor.all(batch).iter().map(Piece::groups).sum::<usize>();
     let output = sums::bytes(tensors.iter().map(|(tensor, _)| groups(tensor)).sum());

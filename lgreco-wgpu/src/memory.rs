@@ -1,4 +1,4 @@
-//! Memory of the device that is kept from call to call: scratch buffers by name, others by size and usage.
+//! Device memory that is kept from call to call: scratch buffers by name, others by size and usage.
 
 use crate::Error;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Results,
-    /// Of layers whose rows are measured together.
+    /// Values of layers whose rows are measured together.
     Gathered,
     Extremes,
     Grids,
@@ -26,10 +26,10 @@ pub(crate) enum Scratch {
     Counters,
     Entries,
     FewBits,
-    /// Of what TopK in few bits keeps, by the number of the chunk.
+    /// Values that TopK in few bits keeps, by the number of the chunk.
     Kept(usize),
     BinSums,
-    /// Of factors of PowerSGD, by the number of the band.
+    /// Factors of PowerSGD, by the number of the band.
     P(usize),
     Q(usize),
     Columns,
@@ -39,12 +39,12 @@ pub(crate) enum Scratch {
     Offered,
     #[cfg(feature = "train")]
     Decoded,
-    /// Of an int8 residual, with the codes that share a word with the first.
+    /// Exponents of an int8 residual, with the codes that share a word with the first exponent.
     #[cfg(feature = "train")]
     Exponents,
 }
 
-/// What a device's buffers may measure.
+/// Largest sizes of a device's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest {
     pub(crate) binding: u64,
@@ -58,13 +58,13 @@ pub(crate) struct Memory {
     taken: Vec<Buffer>,
     #[cfg(test)]
     pub(crate) created: usize,
-    /// Whether buffers that the device refuses are handed out all the same, to tests that only look at where things would lie.
+    /// Whether refused buffers are returned anyway, for tests that only check the layout.
     #[cfg(test)]
     pub(crate) pretends: bool,
 }
 
 impl Memory {
-    /// The scratch buffer `name` of at least `bytes`; what it held is lost.
+    /// The scratch buffer `name` of at least `bytes`. Its content is lost.
     pub(crate) fn scratch(
         &mut self,
         device: &wgpu::Device,
@@ -98,14 +98,14 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// All buffers taken may be taken again.
+    /// Makes all taken buffers available again.
     pub(crate) fn give_back(&mut self) {
         for buffer in self.taken.drain(..) {
             self.free.entry((buffer.usage(), buffer.size())).or_default().push(buffer);
         }
     }
 
-    /// Frees all buffers, once the device is done with them.
+    /// Frees all buffers, once the device no longer uses them.
     pub(crate) fn forget(&mut self) {
         self.scratch.clear();
         self.free.clear();
@@ -129,8 +129,8 @@ impl Memory {
     }
 }
 
-/// The size of the buffer for `bytes`: up to a quarter more, so that few sizes serve all, and what fits a binding still
-/// does.
+/// The size of a buffer for `bytes`: up to a quarter more, so that a few sizes serve all requests. If `bytes` fit a
+/// binding, so does the size.
 fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
     if bytes > largest.buffer {
         return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });

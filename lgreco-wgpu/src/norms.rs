@@ -1,4 +1,5 @@
-//! Squared norms of gradients on the device: enqueued as rows are, and read when the embedder has brought them to the host.
+//! Squared norms of gradients on the device: enqueued as rows are, and read after the embedder has brought them to the
+//! host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -18,10 +19,10 @@ use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Records of results of a gradient: one with its largest magnitude, one with sums of its squares.
+/// Result records of a gradient: one with its largest magnitude, one with sums of its squares.
 const RECORDS: usize = 2;
 
-/// Jobs without candidates, of gradients that fit their buffers.
+/// Jobs without candidates, for gradients that fit their buffers.
 fn jobs<'a>(gradients: &[BufferGradient<'a>]) -> Result<Vec<Work<'a>>, BufferJobError> {
     let job = |(index, &gradient): (usize, &BufferGradient<'a>)| {
         let gradient = Input::Device(gradient);
@@ -36,7 +37,7 @@ fn bytes_of(gradients: usize) -> u64 {
     sums::bytes(RECORDS * gradients)
 }
 
-/// Submits the adding up of all squares, and a copy of the results to byte `offset` of `to`.
+/// Submits the sums of all squares, and a copy of the results to byte `offset` of `to`.
 fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result<(), BufferJobError> {
     let bytes = bytes_of(jobs.len());
     let mut batch = Batch::new(gpu)?;
@@ -54,15 +55,16 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result
 }
 
 impl WgpuBackend {
-    /// Bytes of results that [`enqueue_norms`](WgpuBackend::enqueue_norms) leaves of as many gradients.
+    /// Bytes of the results of [`enqueue_norms`](WgpuBackend::enqueue_norms) for this number of gradients.
     pub fn norms_bytes(&self, gradients: usize) -> u64 {
         bytes_of(gradients)
     }
 
-    /// Submits the adding up of the squares of each gradient, in two dispatches for up to a few thousand of 2^24 values together, one
-    /// more where one has more than 2^23 values, and a copy of the results to `results`, as [`enqueue_rows`](WgpuBackend::enqueue_rows) does: what is
-    /// said there of buffers, waits, memory, which the first call takes, and errors holds here, with a gradient's number for that of a job.
-    /// [`read_norms`](WgpuBackend::read_norms) makes norms of the bytes, [`norms_bytes`](WgpuBackend::norms_bytes) many.
+    /// Submits the sums of squares of each gradient, and a copy of the results to `results`. Two dispatches serve up to
+    /// a few thousand gradients with 2^24 values together. A gradient of more than 2^23 values needs one more. Buffers,
+    /// waits, memory and errors are those of [`enqueue_rows`](WgpuBackend::enqueue_rows): the first call allocates
+    /// memory, and errors have a gradient's number in place of a job's. [`read_norms`](WgpuBackend::read_norms) makes
+    /// norms from the bytes; their number is [`norms_bytes`](WgpuBackend::norms_bytes).
     ///
     /// ```
     /// use lgreco::gradient::{Dtype, Shape};
@@ -91,7 +93,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`enqueue_rows`](WgpuBackend::enqueue_rows).
+    /// Those of [`enqueue_rows`](WgpuBackend::enqueue_rows).
     pub fn enqueue_norms(
         &mut self,
         gradients: &[BufferGradient<'_>],
@@ -103,12 +105,12 @@ impl WgpuBackend {
         enqueue(self.gpu(), &jobs, results, offset)
     }
 
-    /// Makes squared norms, one of each gradient, of the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) has left of these.
-    /// Asks the device only where a gradient is not finite: then it waits, and the gradient must still be there.
+    /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. It
+    /// uses the device only if a gradient is not finite. Then the call waits, and the gradient must still exist.
     ///
     /// # Errors
-    /// [`NonFinite`](lgreco::Error::NonFinite), with the gradient's number; without one
-    /// [`Length`](lgreco::Error::Length), and those of the device.
+    /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's number. Without a number:
+    /// [`Length`](lgreco::Error::Length), and errors of the device.
     pub fn read_norms(
         &mut self,
         gradients: &[BufferGradient<'_>],

@@ -1,31 +1,31 @@
-//! Orthonormal columns: how `orthonormal.wgsl` is divided into chunks of rows, one per workgroup, and into dispatches.
+//! Orthonormal columns: the division of `orthonormal.wgsl` into chunks of rows, one per workgroup, and into dispatches.
 //!
-//! Gram–Schmidt is a list of steps, of which a workgroup runs many per dispatch, up to 40,000 iterations of its loops. A factor of
-//! many values has several chunks; their triangles are made orthonormal next, by one workgroup, and then a product brings the
-//! chunks together: TSQR (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
-//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1) with a tree of two levels. That is three dispatches, and more where rank
-//! and length are such that the steps of a chunk are more than one dispatch may run.
+//! Gram–Schmidt is a list of steps. A workgroup runs many steps per dispatch, up to 40,000 iterations of its loops. A
+//! factor of many values has several chunks. One workgroup then makes their triangles orthonormal, and a product
+//! combines the chunks. This is TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou,
+//! "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1).
+//! It takes three dispatches, and more if a chunk has more steps than one dispatch may run.
 
 use crate::batch::Batch;
 use std::ops::Range;
 
-/// Iterations of loops in a dispatch; drivers may end loops after 65,535.
+/// Most loop iterations in a dispatch. Drivers may end loops after 65,535.
 const MOST_ITERATIONS: usize = 40_000;
-/// Values of a factor that one workgroup makes orthonormal in little time.
+/// Most values of a factor that one workgroup makes orthonormal quickly.
 const LITTLE: usize = 1 << 17;
 
-/// A factor of `rank` columns that is made orthonormal, or the triangles of one, one below the other.
+/// A factor of `rank` columns to make orthonormal, or the stacked triangles of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tall {
     pub(crate) rank: usize,
     pub(crate) chunks: usize,
-    /// Rows of a chunk, but of the last in a band.
+    /// Rows of a chunk; the last chunk of a band may have fewer.
     pub(crate) chunk_rows: usize,
 }
 
 impl Tall {
-    /// A factor in bands of `height`: of one chunk while there is little to do, or where triangles would not be much shorter; else
-    /// of chunks that have about as many rows as all triangles.
+    /// A factor in bands of `height`. It has one chunk if it is small, or if triangles would not be much shorter.
+    /// Otherwise a chunk has about as many rows as all triangles together.
     pub(crate) fn new(rows: usize, height: usize, rank: usize) -> Tall {
         let height = rows.min(height).max(1);
         let is_short = rows * rank <= LITTLE || rows <= 4 * rank;
@@ -35,17 +35,17 @@ impl Tall {
         Tall { rank, chunks, chunk_rows }
     }
 
-    /// The triangles, where there are several.
+    /// The triangles, if there are several.
     pub(crate) fn triangles(self) -> Option<Tall> {
         (self.chunks > 1).then_some(Tall { rank: self.rank, chunks: 1, chunk_rows: self.chunks * self.rank })
     }
 
-    /// Values in front of the triangles: what lies between the steps of each chunk.
+    /// Number of values before the triangles: the state of each chunk between steps.
     pub(crate) fn states(self) -> usize {
         self.chunks * (self.rank + 2)
     }
 
-    /// Values beside the factor: those, and triangles.
+    /// Number of values in addition to the factor: the states and the triangles.
     pub(crate) fn inner(self) -> usize {
         self.states() + self.triangles().map_or(0, |triangles| triangles.chunk_rows * self.rank)
     }
@@ -55,7 +55,7 @@ impl Tall {
     }
 }
 
-/// The steps that run in one dispatch each, of all factors together: as many as loops are allowed.
+/// The steps of each dispatch, for all factors together. A dispatch has as many as its loop limit allows.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
@@ -75,10 +75,10 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     dispatches
 }
 
-/// Iterations of loops that a step takes.
+/// Loop iterations of a step.
 pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     let (rows, column) = (chunk_rows.div_ceil(256), step / 3);
-    // A lane's part of the triangle's column, and of what lies between dispatches.
+    // A lane's part of the triangle's column, and of the state between dispatches.
     let kept = 4 + 8;
     let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
     let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };
@@ -86,8 +86,8 @@ pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     1 + kept + rows * of_row + eights * (1 + rows)
 }
 
-/// Submits what has been recorded, before steps that are not the first: where they take several dispatches each may keep a
-/// workgroup busy for milliseconds, and has a submission of its own, for the watchdogs of desktops.
+/// Submits the recorded work before steps that are not the first. If steps take several dispatches, each may keep a
+/// workgroup busy for milliseconds. A separate submission for each keeps the watchdogs of desktops quiet.
 pub(crate) fn submit_long(batch: &mut Batch<'_>, steps: &Range<usize>) {
     if steps.start > 0 {
         batch.submit();

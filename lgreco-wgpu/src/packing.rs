@@ -1,6 +1,6 @@
-//! What is worked on together, because all that belongs to it fits.
+//! Packs of items that are processed together, because all their data fits.
 
-/// Cuts `items` into packs that `fits` holds of; what does not fit alone is one of its own.
+/// Cuts `items` into packs for which `fits` holds. An item that does not fit alone is a pack by itself.
 pub(crate) fn packs<T>(items: &[T], fits: impl Fn(&[T]) -> bool) -> Vec<&[T]> {
     let mut packs = Vec::new();
     let mut start = 0;

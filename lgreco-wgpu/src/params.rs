@@ -1,6 +1,6 @@
-//! Parameters of a dispatch: a struct of the shader, again in Rust.
+//! Parameters of a dispatch: the shader's struct, defined again in Rust.
 
-/// Defines `Params`, of fields of four bytes each, as the shader's struct of this name has them.
+/// Defines `Params` with fields of four bytes each, in the order of the shader's struct of this name.
 macro_rules! params {
     ($(#[$about:meta])* $($field:ident),* $(,)?) => {
         $(#[$about])*
@@ -12,7 +12,7 @@ macro_rules! params {
 
         #[cfg(test)]
         impl Params {
-            /// Names and places of the fields.
+            /// Names and offsets of the fields.
             pub(crate) const FIELDS: &'static [(&'static str, usize)] =
                 &[$((stringify!($field), std::mem::offset_of!(Params, $field))),*];
         }

@@ -16,7 +16,7 @@ impl From<&Buffer> for Part {
     }
 }
 
-/// What a rehearsal leaves out, for tests that look at it.
+/// Work that a rehearsal leaves out, recorded for tests.
 #[cfg(test)]
 #[derive(Clone, Debug)]
 pub(crate) enum Rehearsed {

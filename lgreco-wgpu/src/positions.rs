@@ -1,8 +1,8 @@
-//! TopK's payloads read: what `topk_decode.wgsl` is asked to do.
+//! Decoding of TopK's payloads: launches of `topk_decode.wgsl`.
 //!
-//! Payloads are read in stretches. They come from the host, which counts the ones of the positions: so every stretch
-//! of values knows its part of each table, and any payload is read through bindings of any size, each value uploaded
-//! once and looked at by every piece of the result that its stretch reaches.
+//! Payloads are read in stretches. They come from the host, which counts the ones of the position bitmap. So the host
+//! knows each stretch's part of every table, and bindings of any size can read any payload. Each value is uploaded
+//! once. Every piece of the result that a stretch reaches looks at its values.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -16,30 +16,31 @@ use lgreco::compress::wire::Payload;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
-/// Bytes of a block, whose ones are positions.
+/// Bytes of a block of the position bitmap.
 const BLOCK: usize = PER_GROUP / 8;
 
 /// The body of a payload.
 pub(crate) struct Body<'p> {
     kept: Keep,
     layout: Layout,
-    /// Of bins, in few bits.
+    /// Means of bins, in few bits.
     means: &'p [u8],
-    /// Values, or codes.
+    /// Values, or codes in few bits.
     sent: &'p [u8],
     low: &'p [u8],
     high: &'p [u8],
-    /// Ones before each block of `high`, and all.
+    /// Number of ones before each block of `high`, and in total.
     ones: Vec<usize>,
 }
 
-/// A TopK payload's body, or `None` when it is left to the core: nothing is kept, or positions are not as many as values.
+/// A TopK payload's body. `None` if the core must decode: nothing is kept, or the numbers of positions and values
+/// differ.
 pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let topk::Body { top, layout, values, positions } = topk::of_payload(payload)?;
     Ok(of_parts(top.into(), layout, [&[], values, positions]))
 }
 
-/// The same of one in few bits.
+/// The same for a payload in few bits.
 pub(crate) fn of_few_bits<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let quantised_topk::Body { top, layout, means, codes, positions } = quantised_topk::of_payload(payload)?;
     Ok(of_parts(top.into(), layout, [means.as_flattened(), codes, positions]))
@@ -64,14 +65,15 @@ pub(crate) fn count_ones(bytes: &[u8]) -> usize {
     (ones + rest.iter().map(|byte| byte.count_ones()).sum::<u32>()) as usize
 }
 
-/// Values of a payload that are worked on together, because all that belongs to them fits a binding.
+/// Values of a payload that are processed together, because all their data fits a binding.
 struct Stretch {
     values: Range<usize>,
     blocks: Range<usize>,
 }
 
 impl Body<'_> {
-    /// All values in stretches of at most `most` values and blocks; a block alone has no more than [`PER_GROUP`].
+    /// All values in stretches of at most `most` values and `most_blocks` blocks. A block has at most [`PER_GROUP`]
+    /// values.
     fn stretches(&self, most: usize, most_blocks: usize) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         if self.layout.coding == Coding::All {
@@ -92,14 +94,14 @@ impl Body<'_> {
         stretches
     }
 
-    /// Between which positions a stretch's lie, if an encoder wrote them.
+    /// The range of a stretch's positions, if an encoder wrote them.
     fn positions(&self, stretch: &Stretch) -> Range<usize> {
         let Stretch { values, blocks } = stretch;
         let bits = blocks.start * PER_GROUP..blocks.end * PER_GROUP;
         match self.layout.coding {
             Coding::All => values.clone(),
             Coding::Bitmap => bits,
-            // What comes before a one is a one per value, and a zero per step of 2^low_bits.
+            // Before a one there is a one per earlier value, and a zero per step of 2^low_bits.
             Coding::EliasFano => {
                 (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits
             }
@@ -115,8 +117,8 @@ struct Uploaded {
     range: Range<usize>,
 }
 
-/// Records the decoding of a body into `target`. Word 0 of `results` must be 0 afterwards, as it is before: else no
-/// encoder wrote the payload.
+/// Records the decoding of a body into `target`. Word 0 of `results` must be 0 before. It stays 0 if an encoder wrote
+/// the payload.
 pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, results: &Buffer) -> Result<(), Error> {
     let most = batch.gpu.piece_len();
     let mut uploaded: Vec<Uploaded> = Vec::new();
@@ -145,7 +147,7 @@ pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, re
     Ok(())
 }
 
-/// Uploads a stretch and records the reading of its positions, which stand behind the last of those before.
+/// Uploads a stretch and records the reading of its positions. The last position of the stretch before precedes them.
 fn upload(
     batch: &mut Batch<'_>,
     body: &Body<'_>,

@@ -1,4 +1,4 @@
-//! PowerSGD: what `powersgd.wgsl` is asked to do to matrices whose factors lie together.
+//! PowerSGD: launches of `powersgd.wgsl` for matrices whose factors lie together.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -15,16 +15,16 @@ use lgreco::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 params! {
-    /// `Params` of `powersgd.wgsl`.
+    /// The struct `Params` in `powersgd.wgsl`, with the same layout.
     offset, dtype, row, col, rows, cols, stride, transposed, factor, product, partial, inner,
     output, sought, all_rows, all_cols, columns, first_step, last_step, chunks, first_chunk,
     chunk_rows, largest_only, largest, tiles, ranks, record, exponent, layer, seed_low, seed_high,
     step, rank,
 }
 
-/// Terms one workgroup adds up.
+/// Terms that one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Largest side, rank, and values of a `P`, for which no loop becomes too long.
+/// Largest side, rank, and number of values of a `P`. Within these limits no loop is too long.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
 const LARGEST_P: usize = 1 << 31;
@@ -33,7 +33,7 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::PowerSgd, entry }
 }
 
-/// `Err` when a matrix or a rank is beyond what the kernels are made for.
+/// `Err` if a matrix or a rank exceeds the kernels' limits.
 pub(crate) fn check(shape: Shape, rank: usize) -> Result<(), Error> {
     let is_small = shape.rows().max(shape.cols()) <= LARGEST_SIDE && rank <= LARGEST_RANK;
     if is_small && shape.rows() * rank <= LARGEST_P {
@@ -42,7 +42,7 @@ pub(crate) fn check(shape: Shape, rank: usize) -> Result<(), Error> {
     Err(Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values"))
 }
 
-/// A matrix, the rank that it is compressed to, and the number of its random bits.
+/// A matrix, its rank, and the stream of its random words.
 #[derive(Clone, Copy)]
 pub(crate) struct Compressed<'t> {
     pub(crate) tensor: &'t Tensor,
@@ -54,20 +54,20 @@ pub(crate) struct Compressed<'t> {
     pub(crate) largest: usize,
 }
 
-/// Values that lie together with those of other matrices.
+/// Numbers of values in buffers that matrices share.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Room {
     p: usize,
     q: usize,
-    /// Of products in chunks.
+    /// Values of products in chunks.
     pub(crate) partial: usize,
-    /// Of what orthonormalisation needs.
+    /// Values that orthonormalisation needs.
     pub(crate) inner: usize,
     columns: usize,
 }
 
 impl Compressed<'_> {
-    /// What it takes when it is not cut.
+    /// The room for a matrix whose factors are not cut.
     pub(crate) fn room(&self) -> Room {
         let (rows, cols, rank) = (self.shape.rows(), self.shape.cols(), self.rank);
         Room {
@@ -96,25 +96,25 @@ impl Room {
         }
     }
 
-    /// Whether a binding has room for each.
+    /// Whether each number of values fits a binding.
     pub(crate) fn fits(self, batch: &Batch<'_>) -> bool {
         let most = [self.p, self.q, self.partial, self.inner, self.columns].into_iter().max().unwrap_or(0);
         4 * most as u64 <= batch.gpu.window
     }
 }
 
-/// A matrix and the factors of its compression.
+/// A matrix, and the factors of its compression.
 pub(crate) struct Matrix<'t> {
     pub(crate) compressed: Compressed<'t>,
     pub(crate) p: Factor,
     q: Factor,
-    /// Where what else belongs to it begins.
+    /// Where its values begin in the shared buffers.
     pub(crate) at: Room,
-    /// What every kernel is told.
+    /// The common parameters of all kernels.
     pub(crate) base: Params,
 }
 
-/// Which of the factors a product with the matrix is taken with, and which it makes.
+/// Direction of a product with the matrix: from `Q` to `P`, or from `P` to `Q`.
 #[derive(Clone, Copy, PartialEq)]
 enum Direction {
     QToP,
@@ -132,7 +132,7 @@ impl Matrix<'_> {
         rectangles(batch, self.compressed.tensor, self.compressed.shape, cuts)
     }
 
-    /// The bands that a rectangle needs, and what kernels are told of it and them.
+    /// The bands that a rectangle needs, and the parameters for both.
     pub(crate) fn of(&self, rectangle: &Rectangle) -> (&Band, &Band, Params) {
         let (p, q) = (self.p.band_of(rectangle.row), self.q.band_of(rectangle.col));
         let params = Params {
@@ -150,7 +150,7 @@ impl Matrix<'_> {
         (p, q, params)
     }
 
-    /// The rectangles of a product, few enough chunks of which are added up at once for a binding.
+    /// The rectangles of a product. Each has few enough chunks for their sums to fit a binding.
     fn of_product(&self, batch: &Batch<'_>, direction: Direction) -> Vec<Rectangle> {
         let (rank, shape) = (self.compressed.rank, self.compressed.shape);
         let most = SIDE * batch.gpu.most_groups();
@@ -169,12 +169,12 @@ impl Matrix<'_> {
 pub(crate) struct Run<'t> {
     pub(crate) matrices: Vec<Matrix<'t>>,
     pub(crate) results: Buffer,
-    /// What is taken for all of them.
+    /// The room of all matrices.
     room: Room,
 }
 
 impl<'t> Run<'t> {
-    /// All matrices with their factors, of which those of one alone may lie in many bands.
+    /// All matrices with their factors. Only the factors of a single matrix may have several bands.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
         let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {
@@ -217,7 +217,7 @@ impl<'t> Run<'t> {
         Ok(Run { matrices, results: results.clone(), room })
     }
 
-    /// Makes `Q` the start matrix of each.
+    /// Sets each `Q` to its start matrix.
     fn start(&self, batch: &mut Batch<'_>) {
         let mut tasks = Vec::new();
         for matrix in &self.matrices {
@@ -236,7 +236,7 @@ impl<'t> Run<'t> {
         batch.run(kernel("start"), tasks);
     }
 
-    /// `P = M' Q`, or `Q = M'ᵀ P`.
+    /// Records `P = M' Q`, or `Q = M'ᵀ P`.
     fn multiply(&self, batch: &mut Batch<'_>, direction: Direction) -> Result<(), Error> {
         let transposed = direction == Direction::PToQ;
         match &self.matrices[..] {
@@ -251,7 +251,7 @@ impl<'t> Run<'t> {
         }
         let rectangles: Vec<Vec<Rectangle>> =
             self.matrices.iter().map(|matrix| matrix.of_product(batch, direction)).collect();
-        // Rectangles of a matrix add to the same sums, one after the other.
+        // Rectangles of a matrix add to the same sums, so they run one after the other.
         for round in 0..rectangles.iter().map(Vec::len).max().unwrap_or(0) {
             let of_round =
                 self.matrices.iter().zip(&rectangles).filter_map(|(matrix, of)| Some((matrix, of.get(round)?)));
@@ -295,7 +295,7 @@ impl<'t> Run<'t> {
             let mut tasks = Vec::new();
             for matrix in &self.matrices {
                 let bands = factor(matrix).bands();
-                // What is largest in a column of several bands has to be known before any is scaled.
+                // If a factor has several bands, a column's largest magnitude must be known before any band is scaled.
                 if largest_only && bands.len() == 1 {
                     continue;
                 }
@@ -316,7 +316,7 @@ impl<'t> Run<'t> {
     }
 }
 
-/// Records power iterations from the start matrices, as many for each.
+/// Records power iterations from the start matrices, with the same number for each.
 pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
     let tensors: Vec<(&Tensor, usize)> = all.iter().map(|one| (one.tensor, one.largest)).collect();
     magnitude::largest(batch, &tensors, results);
@@ -332,7 +332,7 @@ pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results
     Ok(run)
 }
 
-/// Records the making of both factors, and returns where they are; word 0 of `results` becomes the largest magnitude.
+/// Records the making of both factors, and returns their places. Word 0 of `results` becomes the largest magnitude.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! QSGD: what `qsgd.wgsl` is asked to do.
+//! QSGD: launches of `qsgd.wgsl`.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -17,13 +17,13 @@ use std::ops::Range;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `qsgd.wgsl`.
+    /// The struct `Params` in `qsgd.wgsl`, with the same layout.
     offset, dtype, first, count, bucket, first_bucket, first_grid, buckets, sign_magnitude, min_max, nearest,
     widths, bits, log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, record,
     result,
 }
 
-/// Elements that an invocation works on, in a row.
+/// Consecutive elements that an invocation works on.
 const PER_INVOCATION: usize = 32;
 /// Bytes of a bucket's entry in `extremes` and in `grids`.
 const EXTREMES: u64 = 12;
@@ -33,7 +33,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Qsgd, entry }
 }
 
-/// Whole buckets of a tensor, whose grids fit a binding.
+/// Whole buckets of a tensor whose grids fit a binding.
 struct BucketRange {
     elements: Range<usize>,
     first_bucket: usize,
@@ -42,7 +42,7 @@ struct BucketRange {
 
 fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketRange> {
     let bucket = bucket as usize;
-    // Ranges begin where words of codes do.
+    // Ranges begin at whole words of codes.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
     let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
     let len = unit.saturating_mul((most / (unit / bucket)).max(1));
@@ -54,7 +54,7 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     starts.map(range).collect()
 }
 
-/// The parameters that a setting decides.
+/// The parameters that depend on the setting.
 pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     let log_levels = qsgd.log_levels();
     Params {
@@ -69,20 +69,20 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets whose grids are found together with others'.
+/// Buckets whose grids are found together with those of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
     qsgd: Qsgd,
     range: &'t BucketRange,
-    /// Where they are among all.
+    /// Index of their first grid.
     first: usize,
-    /// The word of results that becomes at least the largest magnitude if it is not finite.
+    /// The word of results that becomes at least the largest magnitude if that is not finite.
     status: usize,
 }
 
 impl Grids<'_> {
-    /// The pieces that the buckets lie in, with the parameters that all kernels share.
+    /// The pieces that contain the buckets, with the common parameters of all kernels.
     fn pieces(&self, batch: &Batch<'_>) -> impl Iterator<Item = (Piece, Params)> {
         let pieces = self.tensor.pieces(batch, self.range.elements.clone());
         pieces.into_iter().map(move |piece| {
@@ -102,7 +102,7 @@ impl Grids<'_> {
     }
 }
 
-/// Finds the grids of all buckets.
+/// Records the search for the grids of all buckets.
 fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let buckets = of.iter().map(|of| of.first + of.range.buckets).max().unwrap_or(0);
     let extremes = batch.scratch(Scratch::Extremes, EXTREMES * buckets as u64)?;
@@ -124,15 +124,14 @@ fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Bu
     Ok(grids)
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude, then a record for the widths with a sign and one
-/// for those without.
+/// Result words of [`measure`]: the largest magnitude, then a record for widths with a sign and one for widths without.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
-/// Widths that are sought of a tensor, all with a sign or all without.
+/// Widths to measure for a tensor, all with a sign or all without.
 struct Kind<'a> {
     row: &'a Row<'a, (Qsgd, &'a [u8])>,
     qsgd: Qsgd,
-    /// Bit `b - 1`: whether width `b` is among them.
+    /// Bit `b - 1` says whether width `b` is among them.
     widths: u32,
     ranges: Vec<BucketRange>,
     /// The record of results.
@@ -140,7 +139,7 @@ struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// Those of a range alone.
+    /// The grids of a range alone.
     fn grids<'k>(&'k self, range: &'k BucketRange) -> Grids<'k> {
         Grids { tensor: self.row.tensor, qsgd: self.qsgd, range, first: 0, status: self.row.result }
     }
@@ -157,7 +156,7 @@ fn kinds<'a>(batch: &Batch<'_>, row: &'a Row<'a, (Qsgd, &'a [u8])>) -> impl Iter
     })
 }
 
-/// Records the measurement of the widths that each row seeks; their results are at multiples of [`RECORD`].
+/// Records the measurement of the widths of each row. Their results are at multiples of [`RECORD`].
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, (Qsgd, &[u8])>],
@@ -184,7 +183,7 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_kinds, results).map_err(of_job(first.row.job))
 }
 
-/// Records the measurement of buckets whose grids lie together; the records that are left go to `totals`, from `target` on.
+/// Records the measurement of buckets whose grids lie together. The remaining records go to `totals`, from `target` on.
 fn record(
     batch: &mut Batch<'_>,
     ranges: &[(&Kind<'_>, &BucketRange)],
@@ -210,7 +209,7 @@ fn record(
     sums::run(batch, kernel("row"), &tasks, |params, record| params.record = record, (totals, target))
 }
 
-/// The squared errors of `bits` in the words that [`measure`] wrote.
+/// The squared errors of `bits` from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
         let record = if (Qsgd { bits, ..base }).sign_magnitude() { RECORD } else { 2 * RECORD };
@@ -218,7 +217,7 @@ pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u32]) -> impl I
     })
 }
 
-/// Records the encoding of all but the header; returns the payload's words, header included.
+/// Records the encoding of everything except the header, and returns the payload's words, header included.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! Rows of PowerSGD: how far matrices are from the products of the first columns of their factors.
+//! Rows of PowerSGD: squared distances of matrices from the products of the first columns of their factors.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -16,15 +16,15 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Ranks measured together.
+/// Ranks that are measured together.
 const RANKS: usize = 8;
 
-/// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
+/// Result words of [`measure`]: the largest magnitude, and a record for every eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     RECORD * (1 + ranks.div_ceil(RANKS))
 }
 
-/// Ranks to measure of a matrix.
+/// Ranks to measure for a matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct LowRank<'a> {
     pub(crate) shape: Shape,
@@ -33,7 +33,7 @@ pub(crate) struct LowRank<'a> {
     pub(crate) stream: Stream,
 }
 
-/// A row, with its ranks in order, of which there are some.
+/// A row with its distinct ranks in ascending order; there is at least one.
 struct Distinct<'a> {
     job: usize,
     compressed: Compressed<'a>,
@@ -42,7 +42,7 @@ struct Distinct<'a> {
     record: usize,
 }
 
-/// Records the measurement of the ranks that each row seeks; their results are at multiples of [`RECORD`].
+/// Records the measurement of the ranks of each row. Their results are at multiples of [`RECORD`].
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, LowRank<'_>>],
@@ -79,7 +79,7 @@ fn record(batch: &mut Batch<'_>, rows: &[Distinct<'_>], results: &Buffer) -> Res
     Ok(())
 }
 
-/// A rectangle of a matrix, and how many workgroups compare it with the factors' product.
+/// A rectangle of a matrix, and the number of workgroups that compare it with the factors' product.
 struct Compared<'r, 't> {
     row: usize,
     matrix: &'r Matrix<'t>,
@@ -94,7 +94,7 @@ impl Compared<'_, '_> {
     }
 }
 
-/// Records the measurement of the next eight ranks of each matrix, or as many as there are.
+/// Records the measurement of the next eight ranks of each matrix, or of the remaining ones.
 fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], round: usize) -> Result<(), Error> {
     let ranks_of = |row: &Distinct<'_>| row.ranks.iter().copied().skip(RANKS * round).take(RANKS).collect();
     let ranks: Vec<Vec<u32>> = rows.iter().map(ranks_of).collect();

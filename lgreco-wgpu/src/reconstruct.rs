@@ -1,4 +1,4 @@
-//! PowerSGD's payloads read.
+//! Decoding of PowerSGD's payloads.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -12,7 +12,7 @@ use lgreco::compress::powersgd;
 use lgreco::compress::wire::Payload;
 use lgreco::gradient::Shape;
 
-/// Factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent to be put back.
+/// Factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent that restores the scale.
 pub(crate) struct Factors {
     p: Vec<f32>,
     q: Vec<f32>,
@@ -20,8 +20,8 @@ pub(crate) struct Factors {
     exponent: i32,
 }
 
-/// The factors, or `None` when the core has to decode: they are too large for the kernels, or values lie at the ends of
-/// the range.
+/// The factors of a payload. `None` if the core must decode: the factors exceed the kernels' limits, or values are near
+/// the limits of f32.
 pub(crate) fn of_payload(payload: &Payload<'_>) -> Result<Option<Factors>, Error> {
     let powersgd::Factors { rank, p, q } = powersgd::of_payload(payload)?;
     let rank = rank as usize;
@@ -32,7 +32,7 @@ pub(crate) fn of_payload(payload: &Payload<'_>) -> Result<Option<Factors>, Error
     let (p, q) = (widened(p), widened(q));
     let exponent = |values: &[f32]| {
         let largest = values.iter().fold(0, |a, x| a.max(x.to_bits() & 0x7fff_ffff));
-        // None for zeros, subnormal numbers and what is not finite.
+        // `None` for zeros, subnormal numbers, and values that are not finite.
         (0x0080_0000..magnitude::INFINITY).contains(&largest).then_some((largest >> 23) as i32 - 127)
     };
     let (Some(of_p), Some(of_q)) = (exponent(&p), exponent(&q)) else { return Ok(None) };

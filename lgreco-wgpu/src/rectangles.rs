@@ -5,7 +5,7 @@ use crate::tensor::Tensor;
 use lgreco::gradient::Shape;
 use std::ops::Range;
 
-/// Where a side is cut: at multiples of `band`, and after `most`.
+/// Cuts of a side: at multiples of `band`, and after `most` rows or columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cuts {
     pub(crate) band: usize,
@@ -13,7 +13,7 @@ pub(crate) struct Cuts {
 }
 
 impl Cuts {
-    /// A range in parts.
+    /// Cuts a range into parts.
     pub(crate) fn of(self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let mut start = range.start;
         std::iter::from_fn(move || {
@@ -25,7 +25,7 @@ impl Cuts {
     }
 }
 
-/// A part of the matrix in one binding: whole rows, or some of one.
+/// A part of the matrix in one binding: whole rows, or a part of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Rectangle {
     pub(crate) part: Part,
@@ -36,7 +36,7 @@ pub(crate) struct Rectangle {
     pub(crate) cols: usize,
 }
 
-/// Cuts a tensor into rectangles, its rows and columns as `cuts` say.
+/// Cuts a tensor into rectangles; `cuts` apply to its rows and columns.
 pub(crate) fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, cuts: [Cuts; 2]) -> Vec<Rectangle> {
     let width = shape.cols();
     let mut rectangles = Vec::new();

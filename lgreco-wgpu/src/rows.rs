@@ -1,4 +1,4 @@
-//! Batches of rows: recorded together, and read back at once or left to the embedder.
+//! Batches of rows: recorded together, and then read back at once or left to the embedder.
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
@@ -22,10 +22,10 @@ use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
 const UPLOADS: u64 = 256 << 20;
-/// Bytes of layers that are worked on together, which lie on the device twice.
+/// Bytes of layers that are processed together; they exist twice on the device.
 const TOGETHER: u64 = 128 << 20;
 
-/// Words of results of one row, a multiple of [`RECORD`].
+/// Result words of one row, a multiple of [`RECORD`].
 fn result_words(work: &Work<'_>) -> usize {
     let words = match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
@@ -38,7 +38,7 @@ fn result_words(work: &Work<'_>) -> usize {
     words.next_multiple_of(RECORD)
 }
 
-/// What the core says of parameters that do not fit; what has no kernels is refused.
+/// Returns the core's error for invalid parameters. Refuses methods and shapes without kernels.
 fn check(work: &Work<'_>) -> Result<(), Error> {
     work.gradient.check()?;
     let (shape, dtype) = (work.gradient.shape(), work.gradient.dtype());
@@ -55,7 +55,7 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     }
 }
 
-/// The same of all jobs.
+/// Checks all jobs.
 pub(crate) fn check_all(jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))
 }
@@ -73,7 +73,7 @@ fn check_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), Error> {
 /// Measures all jobs and writes their rows one after another.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
     check_places(jobs, rows)?;
-    // Jobs before one that cannot be measured may fail first.
+    // An invalid job is reported only if no job before it fails.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
     let bytes = read(gpu, measured)?;
@@ -82,7 +82,7 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
     refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
-/// Makes the rows of all jobs, one after another, of the bytes of their results.
+/// Makes the rows of all jobs, one after another, from the bytes of their results.
 pub(crate) fn take_rows(
     gpu: &mut Gpu,
     jobs: &[Work<'_>],
@@ -101,7 +101,7 @@ pub(crate) fn take_rows(
     Ok(())
 }
 
-/// Takes the memory and compiles the kernels that measuring `jobs` needs.
+/// Allocates the memory and compiles the kernels that measuring `jobs` needs.
 pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     check_all(jobs)?;
     gpu.rehearsing = true;
@@ -123,7 +123,7 @@ pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64
     Ok(batch.enqueue()?)
 }
 
-/// Rows by method: those of a method share dispatches.
+/// Rows by method; rows of a method share dispatches.
 #[derive(Default)]
 struct Rows<'a> {
     magnitudes: Vec<(&'a Tensor, usize)>,
@@ -172,7 +172,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Jobs one after another with the same gradient.
+/// Consecutive jobs with the same gradient.
 pub(crate) struct Layer<'j, 'a> {
     pub(crate) first: usize,
     pub(crate) jobs: &'j [Work<'a>],
@@ -184,7 +184,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Records all jobs, and where their results will be.
+/// Records all jobs; returns the batch and the place of the results.
 fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), BufferJobError> {
     let total = results_bytes(jobs);
     let mut batch = Batch::new(gpu)?;
@@ -204,7 +204,8 @@ fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), 
     Ok((batch, Part { buffer: results, offset: 0, size: total }))
 }
 
-/// Brings the gradients of jobs to the device, those that are worked on together at a time, and has `work` record what is done to them.
+/// Brings the gradients of jobs to the device, in packs of layers that are processed together. `work` records the
+/// commands for each pack.
 pub(crate) fn in_packs<'a>(
     batch: &mut Batch<'_>,
     jobs: &[Work<'a>],
@@ -234,7 +235,7 @@ pub(crate) fn in_packs<'a>(
     Ok(())
 }
 
-/// The tensors of some layers: of one in as many bindings as it takes, of many in one.
+/// The tensors of some layers. A single layer may take several bindings; many layers share one.
 fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tensor>, BufferJobError> {
     let inputs: Vec<Input<'_>> = layers.iter().map(|layer| layer.jobs[0].gradient).collect();
     let tensors = match &inputs[..] {
@@ -244,7 +245,7 @@ fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tens
     tensors.map_err(|(index, error)| of_job(layers[index].first)(error))
 }
 
-/// Makes a row of the words of a job's results, the first of which is the largest magnitude.
+/// Makes a row from the words of a job's results. The first word is the largest magnitude.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Result<(), Error> {
     let finite = check_finite(gpu, &job.gradient, words[0]);
     if let Candidates::Eden { bits, .. } = job.candidates {
@@ -268,7 +269,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
             if words[0] >= NEAR_OVERFLOW && largest > 0 {
-                // Encoding says whether anything overflows.
+                // Encoding finds out whether anything overflows.
                 let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
                 let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
                 encode(gpu, &setting, &job.gradient, job.stream, &mut payload)?;

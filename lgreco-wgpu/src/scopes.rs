@@ -1,21 +1,21 @@
-//! What a device says of calls that return nothing to say it by.
+//! Errors of wgpu calls that return no result.
 
 use crate::Error;
 
-/// Catches all errors of a device from here to its [`end`](Scopes::end).
+/// Captures all errors of a device from here to its [`end`](Scopes::end).
 pub(crate) struct Scopes([wgpu::ErrorScopeGuard; 3]);
 
 impl Scopes {
     pub(crate) fn new(device: &wgpu::Device) -> Scopes {
         let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::Validation];
         let mut scopes = filters.map(|filter| device.push_error_scope(filter));
-        // They end, here and when they are dropped, in the order of the array.
+        // Scopes must end in the order of the array, both here and when they are dropped.
         scopes.reverse();
         Scopes(scopes)
     }
 
     /// # Errors
-    /// One of those that were caught.
+    /// The first wgpu error that was captured.
     pub(crate) fn end(self) -> Result<(), Error> {
         let errors = self.0.map(|scope| pollster::block_on(scope.pop()));
         errors.into_iter().flatten().next().map_or(Ok(()), |error| Err(error.into()))

@@ -1,8 +1,8 @@
 //! Records of eight sums, added up on the device: `sums.wgsl`.
 //!
-//! Rows are sums of `m · 2^e`, an f32 and an integer exponent, added in the order of a fixed tree: there are no float
-//! atomics, nothing overflows or vanishes between 1e-30 and 1e30, and the error is at most the tree's depth times
-//! 2^-23. Only sums of numbers that are not negative occur, so contraction to fused multiply-add does no harm here.
+//! Rows are sums of `m · 2^e`, an f32 and an integer exponent, added in the order of a fixed tree. There are no float
+//! atomics. Nothing overflows or vanishes between 1e-30 and 1e30. The relative error is at most the tree's depth times
+//! 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -16,17 +16,17 @@ use wgpu::Buffer;
 /// Words of a record: eight mantissas, then eight exponents.
 pub(crate) const RECORD: usize = 16;
 
-/// Records one workgroup adds up.
+/// Records that one workgroup adds up.
 const PER_WORKGROUP: usize = 4096;
 
 const ADD: Kernel = Kernel { shader: Shader::Sums, entry: "add_records" };
 
 params! {
-    /// `Params` of `sums.wgsl`.
+    /// The struct `Params` in `sums.wgsl`, with the same layout.
     first, count, target_record,
 }
 
-/// Records that follow each other, and the first of those that they become.
+/// Consecutive records, and the first record of their sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) first: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Segments that follow each other, of as many records as `counts` says, and what each becomes.
+    /// Consecutive segments: `counts` has the number of records and the target of each.
     pub(crate) fn in_turn(counts: impl IntoIterator<Item = (usize, usize)>) -> Vec<Segment> {
         let mut next = 0;
         let segment = |(count, target)| {
@@ -52,17 +52,17 @@ pub(crate) fn bytes(records: usize) -> u64 {
     (4 * RECORD * records) as u64
 }
 
-/// Room for what [`run`] leaves, which `segments` follow each other in.
+/// Room for the records that [`run`] leaves; the segments follow each other there.
 pub(crate) fn totals(batch: &mut Batch<'_>, segments: &[Segment]) -> Result<Buffer, Error> {
     batch.scratch(Scratch::Totals, bytes(segments.iter().map(|segment| segment.count).sum()))
 }
 
-/// Records that [`add`] leaves of `count`.
+/// Number of records that [`add`] leaves of `count`.
 pub(crate) fn left_of(count: usize) -> usize {
     count.div_ceil(PER_WORKGROUP)
 }
 
-/// Adds each of `segments` up to a few, which are put into `totals`.
+/// Adds the records of each of `segments`; a few remain and go to `totals`.
 pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment], totals: &Buffer) {
     let bindings = [(1, Part::from(records)), (2, totals.into())];
     let task = |segment: &Segment| {
@@ -73,11 +73,11 @@ pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment],
     batch.run(ADD, segments.iter().map(task).collect());
 }
 
-/// The binding to which kernels that [`run`] records write their records.
+/// The binding to which the kernels of [`run`] write their records.
 const OUTPUT: u32 = 5;
 
-/// Records tasks whose workgroups leave a record each, the first of them where `place` says, and the adding up of each task's. What is
-/// left goes to `totals`, from record `target` on.
+/// Records tasks whose workgroups write one record each, and the addition of each task's records. `place` sets a task's
+/// first record. The remaining records go to `totals`, from record `target` on.
 pub(crate) fn run<P: Pod>(
     batch: &mut Batch<'_>,
     kernel: Kernel,
@@ -107,7 +107,7 @@ pub(crate) fn run<P: Pod>(
     Ok(())
 }
 
-/// Adds each of `segments` of `totals` up to one, which is put into `results`.
+/// Adds the records of each of `segments` of `totals` to a single record in `results`.
 pub(crate) fn finish(
     batch: &mut Batch<'_>,
     mut totals: Buffer,
@@ -134,7 +134,7 @@ pub(crate) fn finish(
     Ok(())
 }
 
-/// The sum of a mantissa's bits and an exponent.
+/// The value of a mantissa's bits and an exponent.
 pub(crate) fn value(mantissa: u32, exponent: u32) -> f64 {
     f64::from(f32::from_bits(mantissa)) * 2f64.powi(exponent as i32)
 }

@@ -9,7 +9,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
-/// A gradient that lies in a buffer of the device.
+/// A gradient in a buffer of the device.
 ///
 /// ```
 /// use lgreco::gradient::{Dtype, Shape};
@@ -26,17 +26,17 @@ use wgpu::{Buffer, BufferUsages};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BufferGradient<'a> {
-    /// The buffer, of usages `STORAGE` and `COPY_SRC`.
+    /// The buffer, with usages `STORAGE` and `COPY_SRC`.
     pub buffer: &'a Buffer,
-    /// Byte the first value begins at; a multiple of 4.
+    /// Byte at which the first value begins, a multiple of 4.
     pub offset: u64,
-    /// Type of the values; 16-bit ones lie two to a word, the first in the lower half.
+    /// Type of the values. 16-bit values lie two to a word, the first in the lower half.
     pub dtype: Dtype,
     /// Matrix shape; values are in row-major order.
     pub shape: Shape,
 }
 
-/// A row to measure of a gradient that lies on the device.
+/// A job that measures a row of the error table, for a gradient on the device.
 ///
 /// ```
 /// use lgreco::compress::Candidates;
@@ -49,7 +49,7 @@ pub struct BufferGradient<'a> {
 /// ```
 pub type BufferJob<'a> = Job<'a, BufferGradient<'a>>;
 
-/// A gradient on either side.
+/// A gradient on the host or the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Input<'a> {
     Host(Gradient<'a>),
@@ -68,10 +68,10 @@ impl<'a> From<BufferGradient<'a>> for Input<'a> {
     }
 }
 
-/// A row to measure, of values on either side.
+/// A job that measures a row, for values on the host or the device.
 pub(crate) type Work<'a> = Job<'a, Input<'a>>;
 
-/// The jobs, wherever their gradients are.
+/// Converts the jobs, wherever their gradients are.
 pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
     let work =
         |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
@@ -114,12 +114,12 @@ impl Input<'_> {
             && self.dtype() == other.dtype()
     }
 
-    /// Bytes of its values, padded to words.
+    /// Bytes of the values, padded to words.
     pub(crate) fn bytes(&self) -> u64 {
         ((self.shape().elements() * self.dtype().bytes()) as u64).next_multiple_of(4)
     }
 
-    /// `Err` when the buffer that it lies in is none that the gradient fits, or that shaders can read.
+    /// `Err` if the buffer is too small for the gradient, or shaders cannot read it.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Input::Device(gradient) = self else { return Ok(()) };
         if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
@@ -134,7 +134,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// The byte of a buffer that its values begin at.
+    /// The byte of the buffer at which the values begin.
     fn offset(&self) -> u64 {
         match self {
             Input::Host(_) => 0,
@@ -142,14 +142,14 @@ impl Input<'_> {
         }
     }
 
-    /// Its values, which begin at a byte of a buffer of which `part` is bound.
+    /// The values as a tensor. They begin at byte `offset` of the buffer of which `part` is bound.
     fn within(&self, part: &Part, offset: u64) -> Tensor {
         let (elements, dtype) = (self.shape().elements(), self.dtype());
         let (buffer, shared) = (part.buffer.clone(), Some(part.clone()));
         Tensor { chunks: vec![Chunk { buffer, offset, first: 0, count: elements, shared }], dtype, elements }
     }
 
-    /// Its values on the device: uploaded, or where they are.
+    /// The values on the device; host values are uploaded.
     pub(crate) fn tensor(&self, batch: &mut Batch<'_>) -> Result<Tensor, Error> {
         self.check()?;
         let elements = self.shape().elements();
@@ -182,22 +182,23 @@ fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
     with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
 
-/// A row to measure, of a tensor on the device.
+/// A row to measure, for a tensor on the device.
 pub(crate) struct Row<'a, C> {
     /// The number of its job.
     pub(crate) job: usize,
     pub(crate) tensor: &'a Tensor,
-    /// What is sought, of which there is some.
+    /// The candidates to measure; there is at least one.
     pub(crate) sought: C,
     /// Where its words of results begin, at a record.
     pub(crate) result: usize,
 }
 
-/// The values of `inputs`, which fit a binding, in one: where they are, if one reaches over all of them, or gathered. The latter
-/// is always the same, so that what reads others from there has to be submitted before those of the host are written.
+/// The values of `inputs` in one binding, which they must fit. They stay in place if one binding reaches over all of
+/// them; otherwise they are gathered. All gathers use the same buffer. So earlier work that reads it must be submitted
+/// before host values are written there.
 ///
 /// # Errors
-/// The index of an input whose buffer is none that the gradient fits, with the reason; 0 with what else goes wrong.
+/// The index of an input whose buffer does not fit the gradient, with the reason; index 0 with other errors.
 pub(crate) fn in_one_binding(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Result<Vec<Tensor>, (usize, Error)> {
     inputs.iter().enumerate().try_for_each(|(index, input)| input.check().map_err(|error| (index, error)))?;
     if let Some(part) = reach(inputs, batch.gpu.window) {
@@ -218,7 +219,7 @@ pub(crate) fn in_one_binding(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Res
     Ok(gathered.collect())
 }
 
-/// The part of a buffer that all gradients lie in, if there is one of at most so many bytes.
+/// The part of a buffer that contains all gradients, if it has at most `most` bytes.
 fn reach(inputs: &[Input<'_>], most: u64) -> Option<Part> {
     let Input::Device(BufferGradient { buffer, .. }) = inputs.first()? else { return None };
     let is_there = |input: &Input<'_>| matches!(input, Input::Device(gradient) if gradient.buffer == *buffer);
@@ -234,7 +235,7 @@ struct Chunk {
     offset: u64,
     first: usize,
     count: usize,
-    /// The binding that it shares with others, if it does.
+    /// The binding that it shares with others, if any.
     shared: Option<Part>,
 }
 
@@ -249,30 +250,30 @@ pub(crate) struct Tensor {
 /// Consecutive values that one dispatch can work on.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
-    /// Where they are.
+    /// The binding that contains the values.
     pub(crate) part: Part,
-    /// Values of the binding before the piece.
+    /// Number of values in the binding before the piece.
     pub(crate) skip: u32,
-    /// Position of the first in the tensor.
+    /// Position of the first value in the tensor.
     pub(crate) first: usize,
     pub(crate) count: usize,
 }
 
 impl Piece {
-    /// Workgroups that work on it.
+    /// Number of workgroups that work on the piece.
     pub(crate) fn groups(&self) -> usize {
         self.count.div_ceil(PER_GROUP)
     }
 }
 
 impl Tensor {
-    /// Room on the device for `elements` f32 values, or as many words.
+    /// Room on the device for `elements` f32 values or words.
     pub(crate) fn room(batch: &mut Batch<'_>, elements: usize) -> Result<Tensor, Error> {
         let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
         Tensor::of_chunks(batch, elements, |batch, _, bytes| batch.buffer(bytes, usage))
     }
 
-    /// The same in scratch buffers, each of the name of its chunk; all that lies in one has the same binding.
+    /// The same in scratch buffers, named by chunk. All values in one buffer have the same binding.
     pub(crate) fn scratch(
         batch: &mut Batch<'_>,
         name: impl Fn(usize) -> Scratch,
@@ -303,7 +304,7 @@ impl Tensor {
         Tensor { chunks: vec![chunk], dtype: Dtype::F32, elements }
     }
 
-    /// Records the copying of `count` f32 values from the start of `from` to the values from `first` on.
+    /// Records a copy of `count` f32 values from the start of `from` to this tensor, from value `first` on.
     pub(crate) fn take(&self, batch: &mut Batch<'_>, from: &Buffer, first: usize, count: usize) {
         for chunk in &self.chunks {
             let (start, end) = (first.max(chunk.first), (first + count).min(chunk.first + chunk.count));
@@ -314,7 +315,7 @@ impl Tensor {
         }
     }
 
-    /// Where its f32 values are.
+    /// The parts of its f32 values.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Part> + '_ {
         self.chunks.iter().map(|chunk| Part {
             buffer: chunk.buffer.clone(),
@@ -323,7 +324,7 @@ impl Tensor {
         })
     }
 
-    /// The pieces of a range, which begins at a multiple of 32; so do they.
+    /// The pieces of a range. The range and its pieces begin at multiples of 32.
     pub(crate) fn pieces(&self, batch: &Batch<'_>, range: Range<usize>) -> Vec<Piece> {
         let (len, bytes) = (batch.gpu.piece_len(), self.dtype.bytes());
         let mut pieces = Vec::new();
@@ -345,19 +346,19 @@ impl Tensor {
         pieces
     }
 
-    /// All of it in pieces.
+    /// All pieces of the tensor.
     pub(crate) fn all(&self, batch: &Batch<'_>) -> Vec<Piece> {
         self.pieces(batch, 0..self.elements)
     }
 
-    /// The word that element `index` lies in.
+    /// The word that contains element `index`.
     pub(crate) fn word_of(&self, index: usize) -> Part {
         let chunk = &self.chunks[self.chunks.partition_point(|chunk| chunk.first + chunk.count <= index)];
         let at = chunk.offset + ((index - chunk.first) * self.dtype.bytes()) as u64;
         Part { buffer: chunk.buffer.clone(), offset: at / 4 * 4, size: 4 }
     }
 
-    /// The value of element `index`, which lies in `word`.
+    /// The value of element `index`, which `word` contains.
     pub(crate) fn value_in(&self, word: u32, index: usize) -> f32 {
         let half = (word >> (16 * (index % 2))) as u16;
         match self.dtype {

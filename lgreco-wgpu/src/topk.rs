@@ -1,7 +1,7 @@
-//! TopK: what `topk.wgsl` is asked to do.
+//! TopK: launches of `topk.wgsl`.
 //!
-//! The energies of TopK's rows are exact integer sums of magnitudes per bin; at most 2^-15 of the energy is lost to
-//! their spread inside a bin.
+//! The energies of TopK's rows are exact integer sums of magnitudes per bin. The spread of magnitudes inside a bin
+//! loses at most 2^-15 of the energy.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -16,21 +16,21 @@ use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `topk.wgsl`.
+    /// The struct `Params` in `topk.wgsl`, with the same layout.
     offset, dtype, first, count, sent, rounds, table, slots, first_keep, keep, stratum, most, least, block_sums, block_counts, first_entry, most_entries, settles, level, keeps, first_block, result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, first_sum, low_word, low_bit,
     high_word, high_bit, window, window_len, positions_window, positions_len,
 }
 
-/// Words of a bin of level 1, and of what is known of those above and below it.
+/// Words of a bin of level 1, and of the sums of the bins above and below it.
 const WORDS: u64 = 6;
 const PREFIX: u64 = 5;
-/// Bins of level 1; most slots, and bins per slot of levels 2 and 3.
+/// Bins of level 1, most slots, and bins per slot of levels 2 and 3.
 pub(crate) const BINS: u64 = 17792;
 pub(crate) const SLOTS: u64 = 224;
 pub(crate) const MIDDLES: u64 = 512;
 pub(crate) const LASTS: u64 = 256;
 
-/// Bytes of the tables of layers that are worked on together.
+/// Bytes of the tables of layers that are processed together.
 const TABLES: u64 = 256 << 20;
 
 /// Words of a `Keep`, and its bytes.
@@ -41,13 +41,14 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::TopK, entry }
 }
 
-/// Values that a workgroup counts in its own memory at most: see `tally.wgsl`.
+/// Most values that a workgroup counts in its own memory: see `tally.wgsl`.
 const MOST_TALLIED: usize = 1 << 14;
-/// Values that are enough for a workgroup, and workgroups that are enough for a device.
+/// Number of values that suffice for a workgroup, and number of workgroups that suffice for a device.
 const ENOUGH: usize = 1 << 12;
 const ENOUGH_GROUPS: usize = 256;
 
-/// Workgroups that count a piece's values: few, so that each adds to the device's tables for many values.
+/// Number of workgroups that count a piece's values. It is small, so that each workgroup adds the counts of many values
+/// to the device's tables.
 pub(crate) fn tally_groups(piece: &Piece) -> usize {
     piece.count.div_ceil(MOST_TALLIED).max(piece.count.div_ceil(ENOUGH).min(ENOUGH_GROUPS))
 }
@@ -57,8 +58,8 @@ fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// How many values may be kept of a tensor: numbers in ascending order, of which there are some. From `result` on the words of
-/// results become the largest magnitude and their errors.
+/// The values of k to measure for a tensor, in ascending order; at least one. From `result` on, the result words become
+/// the largest magnitude and the errors.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) tensor: &'a Tensor,
@@ -72,7 +73,7 @@ impl Sought<'_> {
         (self.keeps.len() as u64).min(SLOTS)
     }
 
-    /// What kernels are told, of the tensor whose first number is this one in `state`.
+    /// The common parameters of a tensor whose first k is number `first_keep` in `state`.
     fn base(&self, first_keep: usize) -> Params {
         Params {
             dtype: self.tensor.dtype as u32,
@@ -85,7 +86,7 @@ impl Sought<'_> {
     }
 }
 
-/// Bytes of each table of selection.
+/// Bytes of each table of the selection.
 struct Sizes {
     bins: u64,
     slots: u64,
@@ -124,8 +125,8 @@ pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
     sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
 }
 
-/// Finds where the k largest end for all that is sought, whose tables lie together, and the squared errors.
-/// Returns what `state` of `topk.wgsl` becomes: of one tensor's keeps after the other's.
+/// Finds the cut of each k, and the squared errors, for all tensors; their tables lie together. Returns the buffer
+/// `state` of `topk.wgsl`, with the keeps of one tensor after those of another.
 pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let sizes = Sizes::of(sought);
     let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
@@ -177,14 +178,14 @@ pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buf
     Ok(state.clone())
 }
 
-/// What is sought of a tensor, and what kernels are told of it.
+/// The values of k of a tensor, and the kernels' parameters.
 struct Layer<'a> {
     sought: &'a Sought<'a>,
     base: Params,
 }
 
 impl Layer<'_> {
-    /// What is done to the tensor's pieces.
+    /// The tasks of the tensor's pieces.
     fn of_pieces(&self, batch: &Batch<'_>, bindings: &[(u32, Part)]) -> impl Iterator<Item = Task<Params>> {
         self.sought.tensor.all(batch).into_iter().map(move |piece| {
             let params = Params { offset: piece.skip, count: piece.count as u32, ..self.base };
@@ -193,7 +194,7 @@ impl Layer<'_> {
         })
     }
 
-    /// As many keeps as there may be slots, from one on, if there are any.
+    /// The values of k from `first` on, as many as there are slots; `None` if there are none.
     fn keeps_from(&self, first: usize) -> Option<Layer<'_>> {
         let keeps = self.sought.keeps.get(first..).filter(|keeps| !keeps.is_empty())?;
         let base = Params {
@@ -206,12 +207,12 @@ impl Layer<'_> {
     }
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude, then mantissa and exponent per candidate.
+/// Result words of [`measure`]: the largest magnitude, then mantissa and exponent per candidate.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + 2 * keeps
 }
 
-/// The candidates' places in ascending order of k.
+/// Indices of the candidates in ascending order of k.
 pub(crate) fn order(keeps: &[u32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keeps.len()).collect();
     order.sort_by_key(|&i| keeps[i]);
@@ -223,7 +224,7 @@ pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
     order(keeps).into_iter().map(|i| keeps[i]).collect()
 }
 
-/// Records the measurement of the numbers of values that each row seeks, all from 1 to that of elements.
+/// Records the measurement of the values of k of each row. Each k is from 1 to the number of elements.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, (Dtype, &[u32])>],

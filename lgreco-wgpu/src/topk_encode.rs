@@ -1,4 +1,4 @@
-//! TopK's payloads written: what `topk_encode.wgsl` is asked to do.
+//! Encoding of TopK's payloads: launches of `topk_encode.wgsl`.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -11,7 +11,7 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
-/// The parameters that say where the parts of a payload lie: behind the header, and positions in words of their own.
+/// The parameters for the places of a payload's parts: values behind the header, and positions in separate words.
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
@@ -31,7 +31,7 @@ fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     })
 }
 
-/// `Err` when shaders, which number a payload's words in 32 bits, cannot reach all of them.
+/// `Err` if the payload has more words than the shaders' 32-bit word numbers can reach.
 fn check_reach(payload_len: usize) -> Result<(), Error> {
     const MOST: u64 = 4 * u32::MAX as u64;
     let bytes = payload_len as u64;
@@ -48,10 +48,12 @@ pub(crate) struct Written {
     pub(crate) positions: Tensor,
 }
 
-/// Records the encoding of all but the header. Word 0 of `results` becomes the largest magnitude, word 1 the bits of the k-th largest;
-/// where word 2 is not 0 that is lost, and nothing is written: [`encode_lost`] does it then. At least one value is kept.
+/// Records the encoding of everything except the header. At least one value must be kept. Word 0 of `results` becomes
+/// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
+/// largest, and nothing is written; [`encode_lost`] must then encode.
 ///
-/// Values are read twice, and those of the [sample](Sample) besides. What there is no room to gather is read twice more.
+/// Values are read twice, and those of the [sample](Sample) once more. Values that find no room when they are gathered
+/// are read twice more.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -69,8 +71,9 @@ pub(crate) fn encode(
     search.write(batch, payload_len, results)
 }
 
-/// The same after [`encode`] has lost the k-th largest, of the same tensor with nothing between that takes buffers of the same names: all
-/// magnitudes are counted, in three reads more, and a fourth where it is not in the interval.
+/// Encodes after [`encode`] has missed the k-th largest, for the same tensor. No call in between may take buffers of
+/// the same names. It counts all magnitudes in three more reads, and a fourth if the k-th largest lies outside the
+/// interval.
 pub(crate) fn encode_lost(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -87,16 +90,16 @@ pub(crate) fn encode_lost(
     search.write(batch, payload_len, results)
 }
 
-/// Words of what is counted of a tensor.
+/// Words of the counts of a tensor.
 pub(crate) const COUNTED: usize = cut::TABLES + cut::COUNTERS;
 
-/// The search for where the k largest of a tensor end.
+/// The search for the cut of a tensor, its k-th largest magnitude.
 struct Search {
     /// Bytes of header and values.
     sent_len: usize,
     blocks: Blocks,
     base: Params,
-    /// Whether the cut is lost.
+    /// Whether the sample has missed the cut.
     settles: u32,
     state: Buffer,
     counters: Buffer,
@@ -139,7 +142,7 @@ impl Search {
         (20, (&self.entries).into())
     }
 
-    /// Records what comes once the cut is known, or counted.
+    /// Records the work after the cut is known, or counted.
     fn write(&self, batch: &mut Batch<'_>, payload_len: usize, results: &Buffer) -> Result<Written, Error> {
         let Blocks { counts, bins, .. } = &self.blocks;
         let of_bins = (18, Part::from(bins));
@@ -151,7 +154,7 @@ impl Search {
         let positions = Tensor::room(batch, (payload_len - self.sent_len).div_ceil(4).max(1))?;
         let (of_sent, of_positions): (Vec<Part>, Vec<Part>) = (sent.parts().collect(), positions.parts().collect());
         of_sent.iter().chain(&of_positions).for_each(|part| batch.clear(&part.buffer, part.size));
-        // Whatever has a value in a window has the positions of the first with it.
+        // Each of these passes also writes the positions that lie in the first window of positions.
         let mut window = 0;
         for part in &of_sent {
             let (window_len, positions_len) = (words_of(part), words_of(&of_positions[0]));
@@ -166,7 +169,7 @@ impl Search {
             write(batch, &self.blocks, &self.state, [&of_sent[0], part], within);
             positions_window += positions_len;
         }
-        // Means come first, and are known once all is written.
+        // Means come first in the payload, and are known once all values are written.
         if self.base.bits > 0 {
             let params = Params { window_len: words_of(&of_sent[0]), ..self.base };
             batch.run(kernel("make_means"), vec![Task::new(params, &[(8, of_sent[0].clone()), of_bins], 1)]);
@@ -192,7 +195,7 @@ mod tests {
             let shape = Shape::new(u32::MAX as usize, 1).unwrap();
             TopK { keep, values: Dtype::F32 }.payload_len(shape, Dtype::F32).unwrap()
         };
-        // A bitmap, and values up to the last number; and all values, without positions.
+        // First a bitmap, with values up to the last word number; then all values, without positions.
         let last = u32::MAX - 4 - (1 << 27);
         assert_eq!(len(last), 4 * u32::MAX as usize);
         assert_eq!(check_reach(len(last)), Ok(()));

@@ -1,5 +1,5 @@
-//! A bucket that stays in the device's memory, exchanged as lgreco-train's flights say: what is done between collectives is
-//! enqueued, the collectives are the trainer's.
+//! A bucket that stays in device memory and is exchanged by lgreco-train's operations. The work between collectives is
+//! enqueued; the trainer performs the collectives.
 
 mod shards;
 mod space;
@@ -16,10 +16,10 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request};
 use lgreco_train::gradient::Shape;
 
-/// What parts of a bucket's memory begin at multiples of.
+/// Alignment of the parts of a bucket's memory, in bytes.
 const ALIGN: u64 = 16;
 
-/// Memory of the device that a collective works on.
+/// Device memory that a collective works on.
 ///
 /// ```
 /// let gathered = lgreco_cuda::DeviceMemory { address: 0x7000_0000, len: 4096 };
@@ -27,15 +27,16 @@ const ALIGN: u64 = 16;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Where it begins, a multiple of 16.
+    /// Address of the first byte, a multiple of 16.
     pub address: u64,
-    /// Bytes; f32 or bf16 where they are summed.
+    /// Length in bytes; if the values are summed, the number of f32 or bf16 values.
     pub len: usize,
 }
 
-/// A collective on the device's memory, to be enqueued on the backend's stream, or after what is in it: an all-gather or a sum
-/// over all ranks, or, of a bucket with [shards](DeviceLayer::shards), an all-to-all or a reduce-scatter. What of an all-to-all is
-/// received lies before this rank's message to itself, which is as long as each of those that come.
+/// A collective on device memory. The caller enqueues it on the backend's stream, or after the work in that stream. It
+/// is an all-gather or a sum over all ranks. For a bucket with [shards](DeviceLayer::shards) it is an all-to-all or a
+/// reduce-scatter. The receive buffer of an all-to-all lies before this rank's message to itself, which is as long as
+/// each received message.
 pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
@@ -50,35 +51,35 @@ pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemor
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLayer<'a> {
-    /// Of the layer in the model; with seed, step and rank it names the random words.
+    /// Index of the layer in the model. With seed, step and rank it selects the random words.
     pub index: u32,
     /// Rows and columns.
     pub shape: Shape,
-    /// How it is compressed.
+    /// How the layer is compressed.
     pub setting: Setting,
-    /// Where each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank is to get the means of its own
-    /// shards, by [`Route::Sharded`](lgreco_train::exchange::Route); else empty. All layers of a bucket have shards, or none.
+    /// Where each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank gets the means of its
+    /// own shards only ([`Route::Sharded`](lgreco_train::exchange::Route)). Empty otherwise. Either all layers of a
+    /// bucket have shards, or none has.
     pub shards: &'a [u64],
 }
 
-/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory.
+/// Layers that are exchanged together, with gradients, residuals and messages in device memory.
 ///
-/// A step is [`submit`](DeviceBucket::submit), then [`next`](DeviceBucket::next) and the collective that it asks for until
-/// there is none: then the means are, or will be, where the gradients were. Nothing of it waits, allocates or brings anything from
-/// the host, so that a step may be captured into a CUDA graph together with its collectives, and replayed: step numbers and with
-/// them random words are counted on the device. Different buckets may be in flight at a time on one backend, or each on a
-/// stream of its own.
+/// A step is [`submit`](DeviceBucket::submit), then repeated calls of [`next`](DeviceBucket::next), each followed by
+/// the collective that it requests. When `next` returns `None`, the means are enqueued to replace the gradients. A step
+/// neither waits, nor allocates, nor uploads from the host. So a step may be captured into a CUDA graph together with
+/// its collectives, and replayed. The device counts the steps, which select the random words. Different buckets may be
+/// in flight at the same time, on one backend or on streams of their own.
 ///
-/// What goes wrong with values is found on the device and told to all ranks in their messages: means then become what
-/// [`OnFault`](crate::OnFault) says and residuals stay as they were, on every rank. Where it is a mean itself that leaves its type,
-/// which all ranks find, residuals stay and the step counts as failed, but only that mean is infinite or NaN, and the others are
-/// means. [`outcome`](DeviceBucket::outcome) tells it
-/// to the host, whenever that asks.
+/// The device finds bad values, and tells all ranks in their messages. On every rank, the means then become what
+/// [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves the range
+/// of its type. Then residuals stay and the step counts as failed, but only that mean is infinite or NaN; the others
+/// are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
-/// Where layers have [shards](DeviceLayer::shards), the means are those of this rank's shards, where these were among the gradients, and
-/// the other gradients stay. What is wrong with what a rank has got of its own shards, a payload that no encoder wrote or a mean that
-/// leaves its type, it [alone](ExchangeOutcome::alone) knows of, and its residuals alone stay as they were; it should tell the others by
-/// [`submit_failure`](DeviceBucket::submit_failure).
+/// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
+/// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
+/// of its shards may leave the range of its type. Only this rank [knows](ExchangeOutcome::alone), and only its
+/// residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -122,18 +123,18 @@ pub struct DeviceBucket {
     wire: Wire,
     pub(super) gradients: u64,
     flight: Option<Flight>,
-    /// What the device has refused of this step, which the others are told of.
+    /// The error of the device in this step. The other ranks are told that there was one.
     pub(super) refused: Option<Error>,
 }
 
-/// What a bucket's memory is divided into, each part at a multiple of 16.
+/// The parts of a bucket's memory, each at a multiple of 16.
 struct Places {
     program: Part,
     residuals: Part,
     wire: Wire,
 }
 
-/// Bytes of the parts, in order.
+/// Sizes of the parts in bytes, in order.
 fn sizes(program: &ExchangeProgram) -> [u64; 5] {
     let messages = program.messages_bytes();
     let [sums, factors] = [program.sum_values(), program.factor_values()].map(|values| program.summed_bytes(values));
@@ -155,25 +156,27 @@ fn bytes(program: &ExchangeProgram) -> u64 {
 }
 
 impl DeviceBucket {
-    /// Bytes of device memory that a bucket of these layers works in: some 8 per element for residuals, and messages.
+    /// Bytes of device memory that a bucket of these layers needs: about 8 per element for residuals, and the messages.
     ///
     /// # Errors
-    /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD, and for a bucket without
-    /// elements; [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless the shards of
-    /// each layer are as many as ranks, ascend, and end with it.
+    /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD and for a bucket
+    /// without elements. [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless each layer
+    /// has one shard per rank, and their ends ascend up to the layer's last element.
     pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64> {
         Ok(bytes(&described(layers, config)?.1))
     }
 
-    /// Enqueued: a bucket of these layers, whose residuals are zeros; its gradients follow one another without gaps, in
-    /// this order, as in a bucket of DDP. Loads the kernels first, which waits. Of `config.stream` the layer is not looked at.
+    /// Enqueued: makes a bucket of these layers, with zero residuals. Its gradients follow one another without gaps, in
+    /// this order, as in a DDP bucket. The call first loads the kernels, which waits. The layer number in
+    /// `config.stream` is ignored.
     ///
     /// # Errors
-    /// Those of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    /// Those of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] if the address is 0 or not a multiple of 16; errors
+    /// of the device.
     ///
     /// # Safety
-    /// Until the bucket is dropped, and until all work enqueued with it is done, `memory` is valid memory of
-    /// [`bytes`](DeviceBucket::bytes) in the backend's context, which nothing else uses but the collectives asked for.
+    /// `memory` is valid memory of [`bytes`](DeviceBucket::bytes) in the backend's context. It stays valid until the
+    /// bucket is dropped and all its enqueued work is done. Nothing else uses it, except the requested collectives.
     pub unsafe fn new(
         cuda: &mut CudaBackend,
         layers: &[DeviceLayer<'_>],
@@ -182,23 +185,24 @@ impl DeviceBucket {
     ) -> Result<DeviceBucket> {
         let (moment, program) = described(layers, config)?;
         let Places { program: own, residuals, wire } = places(&program, checked(memory, bytes(&program), ALIGN)?);
-        // SAFETY: parts of the memory that the caller promises.
+        // SAFETY: the caller promises the memory, and these are parts of it.
         let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
         let layers = layers.iter().map(|layer| Kept::new(layer, config.dtype)).collect();
         Ok(DeviceBucket { exchange, layers, moment, wire, gradients: 0, flight: None, refused: None })
     }
 
-    /// Enqueued: compresses the gradients of a step, with what is remembered. They must stay where they are until
-    /// [`next`](DeviceBucket::next) has returned `None`, and are then replaced by the means.
+    /// Enqueued: compresses the gradients of a step, with the residuals added. The gradients must stay where they are
+    /// until [`next`](DeviceBucket::next) has returned `None`. Then the means replace them.
     ///
     /// # Errors
-    /// [`StepOrder`](lgreco_train::Error::StepOrder) when a step is under way; [`Error::Memory`] when the address is 0, or no
-    /// multiple of what a value takes. The bucket is then as it was. What else fails is told to all ranks: `next` returns it.
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) if a step is under way; [`Error::Memory`] if the address is 0 or
+    /// not a multiple of the size of a value. The bucket is then unchanged. All ranks are told of any other error, and
+    /// `next` returns it.
     ///
     /// # Safety
-    /// `gradients` is valid memory of all layers' values in the backend's context, which nothing else uses, other than work
-    /// ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or one on another
-    /// stream of the same context which the work on this bucket so far is ordered before.
+    /// `gradients` is valid memory of all layers' values in the backend's context. Nothing else uses it, except work
+    /// that is ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or
+    /// one on another stream of the same context; then all earlier work on this bucket is ordered before.
     pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<()> {
         if self.flight.is_some() {
             return Err(order("a step of the bucket is under way", "one that has ended"));
@@ -212,17 +216,19 @@ impl DeviceBucket {
         Ok(())
     }
 
-    /// Enqueued: says in place of [`submit`](DeviceBucket::submit) that this rank has no gradients to give. All ranks are told: the
-    /// step fails on all, and on this one [`next`](DeviceBucket::next) returns `failure` in place of `None`.
+    /// Enqueued: says, in place of [`submit`](DeviceBucket::submit), that this rank has no gradients for this step. All
+    /// ranks are told, and the step fails on all of them. On this rank [`next`](DeviceBucket::next) returns `failure`
+    /// in place of `None`.
     ///
     /// # Errors
-    /// As [`submit`](DeviceBucket::submit).
+    /// Those of [`submit`](DeviceBucket::submit).
     ///
     /// # Safety
-    /// As [`submit`](DeviceBucket::submit); `gradients` are not read, and replaced as those of any step that fails.
+    /// That of [`submit`](DeviceBucket::submit). The step does not read `gradients`; it replaces them as in any failed
+    /// step.
     pub unsafe fn submit_failure(&mut self, cuda: &mut CudaBackend, gradients: u64, failure: Error) -> Result<()> {
         let refused = self.refused.replace(failure);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises it.
         let submitted = unsafe { self.submit(cuda, gradients) };
         if submitted.is_err() {
             self.refused = refused;
@@ -230,18 +236,19 @@ impl DeviceBucket {
         submitted
     }
 
-    /// Enqueued: goes on, once the collective asked for before is enqueued, until the next one; `None` when the making of the
-    /// means is enqueued. All ranks are asked for the same collectives, and must start those of different buckets in the same
-    /// order.
+    /// Enqueued: continues up to the next collective; the one requested before must be enqueued. Returns `None` when
+    /// the means are enqueued. All ranks get requests for the same collectives. They must start those of different
+    /// buckets in the same order.
     ///
     /// # Errors
-    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no step is under way; those of the device, in place of `None`: all ranks
-    /// have made the same collectives then, and the step has failed on all, unless the device refused what comes after the last
-    /// collective: of that this rank alone knows. At another time only if the device refuses even to tell the others, who then
-    /// wait.
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.
     ///
+    /// Errors of the device come in place of `None`: by then all ranks have made the same collectives. The step has
+    /// failed on all ranks. The exception is an error after the last collective, which only this rank knows. An error
+    /// comes earlier only if the device cannot even tell the other ranks, which then wait.
     /// # Safety
-    /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.
+    /// That of [`submit`](DeviceBucket::submit). The collective requested before is enqueued before the work of this
+    /// call.
     pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'_>>> {
         let Some(mut flight) = self.flight.take() else {
             return Err(order("no step of the bucket is under way", "gradients that have been submitted"));
@@ -258,7 +265,7 @@ impl DeviceBucket {
         Ok(Some(self.wire.request(part, self.moment.reduce_dtype)))
     }
 
-    /// Calls `work` with the bucket as a flight sees it; errors are in the device's own words.
+    /// Calls `work` with the bucket as the memory of an exchange. Returns the device's own error if there is one.
     fn enqueue<T>(
         &mut self,
         cuda: &mut CudaBackend,
@@ -275,36 +282,37 @@ impl DeviceBucket {
         self.moment.world_size
     }
 
-    /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
+    /// The address of an f32 that is 1 after a step that failed on any rank, else 0. PyTorch's `GradScaler` calls it
     /// `found_inf`.
     pub fn found_inf_address(&self) -> u64 {
         self.exchange.found_inf_address()
     }
 
-    /// Where what is remembered of all layers lies, in f32, one after the other: twice, the second place behind the first, and the
-    /// address of a u32 that says which of them counts, 0 or 1, after what is enqueued. For work that is enqueued between two steps.
+    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. They
+    /// exist twice, the second half directly behind the first. The u32 says which half is valid after the enqueued
+    /// work: 0 or 1. For work that is enqueued between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
     }
 
-    /// Where in the device's memory is what the bucket knows of its steps, and of how many bytes. A copy of them to page-locked
-    /// memory, enqueued when [`next`](DeviceBucket::next) has returned `None`, has what
-    /// [`outcome_of`](DeviceBucket::outcome_of) reads of that step, whatever has been enqueued since.
+    /// Device address and length in bytes of the bucket's outcome. Copy it to page-locked memory, enqueued when
+    /// [`next`](DeviceBucket::next) has returned `None`. [`outcome_of`](DeviceBucket::outcome_of) reads the outcome of
+    /// that step from the copy, whatever has been enqueued since.
     pub fn outcome_address(&self) -> (u64, usize) {
         self.exchange.outcome_address()
     }
 
-    /// What such a copy says; layers are numbered as they were given.
+    /// Decodes a copy of the outcome. Layers are numbered in the order of [`new`](DeviceBucket::new).
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceBucket::outcome_address)
-    /// says.
+    /// [`Length`](lgreco::Error::Length) unless `bytes` has the length that
+    /// [`outcome_address`](DeviceBucket::outcome_address) returns.
     pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         self.exchange.outcome_of(bytes)
     }
 
-    /// Done: what has become of the bucket's steps so far; layers are numbered as they were given.
+    /// Done: the outcome of the bucket's steps so far. Layers are numbered in the order of [`new`](DeviceBucket::new).
     ///
     /// # Errors
     /// Those of the device.
@@ -312,21 +320,21 @@ impl DeviceBucket {
         cuda.exchange_outcome(&self.exchange)
     }
 
-    /// Done: what is remembered of all layers, in f32, one after the other, for a saved state.
+    /// Done: copies the residuals of all layers to `values`, in f32, one layer after the other, for a saved state.
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) when `values` has not a place for each element; those of the device.
+    /// [`Length`](lgreco::Error::Length) unless `values` has one place per element; errors of the device.
     pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
-    /// Done: what was remembered of all layers before step `step`, the last one that has been submitted, however far that has
-    /// come: for who gives it up because a collective has failed. Before a step that has not been submitted it is what
-    /// [`residuals`](DeviceBucket::residuals) gives.
+    /// Done: the residuals of all layers before step `step`, which is the last one submitted, however far it has come.
+    /// For a caller that gives the step up because a collective has failed. If `step` has not been submitted, the
+    /// result is that of [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors
-    /// As [`residuals`](DeviceBucket::residuals).
+    /// Those of [`residuals`](DeviceBucket::residuals).
     pub fn residuals_before(&self, cuda: &mut CudaBackend, step: u32, values: &mut [f32]) -> Result<()> {
         let counted = self.counted(cuda, values.len())?;
         let outcome = self.outcome(cuda)?;
@@ -339,8 +347,8 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(before, bytemuck::cast_slice_mut(values))
     }
 
-    /// Enqueued: forgets what is remembered of a layer, between two steps; nothing where there is no such layer. For layers
-    /// that are to go without error feedback, after each step that has not failed.
+    /// Enqueued: sets the residual of a layer to zeros, between two steps. It does nothing if there is no such layer.
+    /// Call it after each successful step for layers without error feedback.
     ///
     /// # Errors
     /// Those of the device.
@@ -351,27 +359,27 @@ impl DeviceBucket {
         self.halves().into_iter().try_for_each(|half| cuda.gpu_mut().clear(half.cut(start, bytes)))
     }
 
-    /// Both places for residuals, of which one counts.
+    /// Both halves of the residuals; one of them is valid.
     fn halves(&self) -> [Part; 2] {
         let bytes = 4 * self.exchange.program.head.elements;
         [0, bytes].map(|start| self.exchange.residuals.cut(start, bytes))
     }
 
-    /// Done: remembers these values instead, between two steps.
+    /// Done: replaces the residuals of all layers by `values`, between two steps.
     ///
     /// # Errors
-    /// As [`residuals`](DeviceBucket::residuals).
+    /// Those of [`residuals`](DeviceBucket::residuals).
     pub fn set_residuals(&mut self, cuda: &mut CudaBackend, values: &[f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().write(bytemuck::cast_slice(values), residuals)?;
         cuda.synchronise()
     }
 
-    /// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps:
-    /// so layers get other settings. PowerSGD's factors begin afresh.
+    /// Done: takes over the residuals and the step number of another bucket of the same layers, between two steps. So
+    /// layers can get other settings. PowerSGD's factors start anew.
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) when the layers have other numbers of elements; those of the device.
+    /// [`Length`](lgreco::Error::Length) if the layers have other numbers of elements; errors of the device.
     ///
     /// # Safety
     /// Both buckets were made on this backend.
@@ -392,7 +400,7 @@ impl DeviceBucket {
         cuda.synchronise()
     }
 
-    /// The half of the residuals that counts, of `values` values.
+    /// The valid half of the residuals, if it has `values` values.
     fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part> {
         let elements = self.exchange.program.head.elements as usize;
         expect_len("residuals", elements, values)?;

@@ -1,4 +1,4 @@
-//! What kernels read of an exchange: its program, which changes from step to step, and its layers.
+//! The tables that kernels read in an exchange: its program, which changes from step to step, and its layers.
 
 use crate::qsgd::holds;
 use crate::{Error, Result, eden};
@@ -10,7 +10,7 @@ use lgreco::compress::quantised_topk;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 
-/// `Program` of `program.cu`.
+/// The struct `Program` in `program.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Program {
@@ -74,7 +74,7 @@ impl Program {
     ];
 }
 
-/// `Layer` of `layers.cu`.
+/// The struct `Layer` in `layers.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {
@@ -127,7 +127,7 @@ const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
-    /// At this place, with what its setting says; one that travels by sums has nothing more here.
+    /// A layer at this place, with the fields of its setting. A layer that travels as a sum has no further fields here.
     pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {

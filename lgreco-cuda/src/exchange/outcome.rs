@@ -1,7 +1,8 @@
-//! What has become of an exchange's steps: what the device knows, in words of the host.
+//! The outcome of an exchange's steps: the device's status in the host's terms.
 //!
-//! It lies in a struct of the device's memory, in which every step begins anew. A copy of it that is enqueued behind a step has what
-//! that step came to, whatever has been enqueued since: so the host hears of faults a step later, and waits for nothing but the copy.
+//! The status is a struct in device memory, which every step starts anew. Enqueue a copy of it behind a step, and the
+//! copy has that step's outcome, whatever is enqueued later. So the host learns of faults one step later, and waits
+//! only for the copy.
 
 use super::{DeviceExchange, Program};
 use crate::Result;
@@ -10,74 +11,77 @@ use crate::device::Part;
 use bytemuck::Zeroable;
 use lgreco::error::expect_len;
 
-/// What was wrong with a value of this rank, or with what it got.
+/// What was wrong with a value of this rank, or with a payload that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangeFault {
-    /// The gradient's element is infinite or NaN.
+    /// An element of the gradient is infinite or NaN.
     NonFinite {
         /// Index of the layer in the program.
         layer: usize,
-        /// The element.
+        /// Index of the element.
         index: usize,
     },
-    /// The gradient with what is remembered, what is sent, what would be remembered, or the mean leaves its type.
+    /// A value is too large for its type: the sum of gradient and residual, a sent value, a new residual, or the mean.
     Overflow {
         /// Index of the layer in the program.
         layer: usize,
-        /// The element.
+        /// Index of the element.
         index: usize,
     },
-    /// A factor of PowerSGD, or the sum of all ranks', leaves f32.
+    /// A factor of PowerSGD, or its sum over all ranks, is too large for f32.
     Factor {
         /// Index of the layer in the program.
         layer: usize,
     },
-    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault: its header is not the layer's, a scale is not finite,
-    /// positions are out of order, say. It was damaged on its way, or that rank is not what it says.
+    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, its header is not the
+    /// layer's, a scale is not finite, or positions are out of order. It was damaged in transit, or the sender is not a
+    /// valid rank of this exchange.
     Payload {
         /// Index of the layer in the program.
         layer: usize,
     },
 }
 
-/// What an exchange knows of itself.
+/// The status of an exchange after its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeOutcome {
     /// The number of the next step.
     pub step: u32,
-    /// Steps that failed since the beginning: residuals stayed as they were.
+    /// Steps that failed since the beginning; residuals stayed as they were.
     pub failed: u32,
-    /// Whether the last step failed on some rank.
+    /// Whether the last step failed on any rank.
     pub has_failed: bool,
-    /// The first rank at fault in the last step, if one was: not finite, at another step, with another program, or with a
-    /// payload that no encoder wrote.
+    /// The first rank at fault in the last step, if any. Its values were not finite, it was at another step, it had
+    /// another program, or it sent a payload that no encoder wrote.
     pub rank: Option<u32>,
-    /// What was wrong on this rank in the last step, if anything was: its first layer and element. Of a payload that no encoder
-    /// wrote all ranks tell the same; by shards the rank that has got it does, alone.
+    /// The fault on this rank in the last step, if any: its first layer and element. If no encoder wrote a payload, all
+    /// ranks report the same fault; with shards only the rank that received it does.
     pub fault: Option<ExchangeFault>,
-    /// By shards: whether this rank alone knows of the fault, which it has found in what it got of its own ones.
+    /// With shards: whether only this rank knows of the fault, because it found it in the messages for its own shards.
     pub alone: bool,
-    /// The address of the residuals that count: f32, layer after layer.
+    /// The address of the valid half of the residuals: f32, layer after layer.
     pub residuals: u64,
-    /// The address of PowerSGD's remembered `Q` that count: f32, column after column of layer after layer; zeros at first.
+    /// The address of the valid half of PowerSGD's remembered `Q`: f32, column after column, layer after layer; zeros
+    /// at first.
     pub factors: u64,
 }
 
-/// Bytes of what an exchange knows of itself.
+/// Size of the status in bytes.
 const BYTES: usize = size_of::<Program>();
 
 impl DeviceExchange {
-    /// Where in the device's memory is what the exchange knows of itself, and of how many bytes: a copy of them to page-locked memory,
-    /// enqueued behind a step on the same stream, has what [`outcome_of`](DeviceExchange::outcome_of) reads.
+    /// Device address and length in bytes of the status. Copy it to page-locked memory, enqueued behind a step on the
+    /// same stream. [`outcome_of`](DeviceExchange::outcome_of) decodes the copy.
     pub fn outcome_address(&self) -> (u64, usize) {
         (self.head().address, BYTES)
     }
 
-    /// What such a copy says. Other bytes, as many, say something else: layers and addresses that are none of the exchange's, perhaps.
+    /// Decodes a copy of the status. Other bytes of this length decode to a meaningless outcome, with layers and
+    /// addresses that the exchange may not have.
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceExchange::outcome_address)
-    /// says.
+    /// [`Length`](lgreco::Error::Length) unless `bytes` has the length that
+    /// [`outcome_address`](DeviceExchange::outcome_address) returns.
     pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();
         expect_len("bytes of an exchange's outcome", BYTES, bytes.len())?;
@@ -97,12 +101,12 @@ impl DeviceExchange {
                 _ => ExchangeFault::Overflow { layer, index },
             }
         });
-        // The first layer's rank, as on the host; on the device it is the first rank's.
+        // This is the sender of the first faulty layer, as on the host; the device's status has the first faulty rank.
         let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
         let is_told = faulty_rank < self.program.head.world;
         let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
         let rank = broken.or(is_told.then_some(faulty_rank));
-        // What is no such copy says anything, and its addresses are nobody's.
+        // If `bytes` is no copy of a status, addresses may be arbitrary, so these sums wrap around.
         let at = |part: Part, half_bytes: u64| part.address.wrapping_add(half_bytes.wrapping_mul(half.into()));
         let remembered = self.program.places(self.memory).remembered;
         let residuals = at(self.residuals, elements.wrapping_mul(4));
@@ -113,8 +117,8 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Done: what has become of the exchange's steps so far. [`outcome_address`](DeviceExchange::outcome_address) is for who does
-    /// not want to wait.
+    /// Done: the outcome of the exchange's steps so far. To avoid the wait, use
+    /// [`outcome_address`](DeviceExchange::outcome_address).
     ///
     /// # Errors
     /// Those of the device.

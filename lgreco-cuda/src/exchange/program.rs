@@ -1,4 +1,4 @@
-//! What an exchange on the device is told once: its layers, their settings, and where everything lies.
+//! The description of an exchange that the device gets once: its layers, their settings, and the layout of its memory.
 
 use super::layer::{Layer, PROGRAM, Program};
 use super::rotated;
@@ -14,22 +14,22 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
-/// Values that a block works on, `SPAN` of `buckets.cu`.
+/// Values that a block works on; `SPAN` in `buckets.cu`.
 const SPAN: usize = 4096;
-/// Bytes of a message before its payloads, which begin at multiples of them.
+/// Bytes of a message before its payloads. Payloads begin at multiples of it.
 const MESSAGE_HEADER: u64 = 16;
 
-/// What means become where a rank has failed.
+/// Value of the means after a rank has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFault {
-    /// Zeros: a step that changes no parameter but by momentum and decay.
+    /// Zeros: the step changes parameters only by momentum and weight decay.
     #[default]
     Zeros,
-    /// NaN, which no optimiser takes for a gradient.
+    /// NaN, which no optimiser mistakes for a gradient.
     Nan,
 }
 
-/// What all layers of an exchange have in common.
+/// Options of all layers of an exchange.
 ///
 /// ```
 /// use lgreco_cuda::ExchangeConfig;
@@ -40,17 +40,17 @@ pub enum OnFault {
 pub struct ExchangeConfig {
     /// The type of gradients and means.
     pub dtype: Dtype,
-    /// The type in which what is summed travels, uncompressed layers and PowerSGD's factors: f32 or bf16. What a rank's own
-    /// values, and its own `Q`, lose by it is remembered.
+    /// The type in which summed values travel: f32 or bf16. Uncompressed layers and PowerSGD's factors are summed. The
+    /// residual keeps what rounding to this type loses of a rank's own values and of its own `Q`.
     pub reduce_dtype: Dtype,
-    /// Ranks, at least one.
+    /// Number of ranks, at least 1.
     pub world: u32,
-    /// Random words of the first layer's first step: of the layers after it, and of later steps, the numbers are one
-    /// higher each. All ranks have the same seed and step.
+    /// Random words for the first layer and the first step. The layer number counts up with the layers, and the step
+    /// number with the steps. All ranks have the same seed and step.
     pub stream: Stream,
-    /// Share of the error that is remembered, in (0, 1].
+    /// Share of the error that becomes the residual, in (0, 1].
     pub gain: f32,
-    /// What means become where a rank has failed.
+    /// Value of the means after a rank has failed.
     pub on_fault: OnFault,
 }
 
@@ -67,23 +67,23 @@ impl Default for ExchangeConfig {
     }
 }
 
-/// What is compressed apart and goes to one owner, or to everybody: a layer, or a rank's shard of one.
+/// A unit that is compressed separately and goes to one owner or to all ranks: a layer, or a rank's shard of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Its layer's number in the bucket.
+    /// Number of its layer in the bucket.
     pub(super) layer: u32,
-    /// What its random words are named by.
+    /// Layer number and rank for its random words.
     pub(super) id: u32,
     pub(super) rank: u32,
-    /// Its first value among those of all layers.
+    /// Index of its first value among the values of all layers.
     pub(super) first: u64,
-    /// That one's place in the layer.
+    /// Index of its first value in the layer.
     pub(super) start: u32,
     pub(super) shape: Shape,
     pub(super) setting: Setting,
 }
 
-/// Which layers a bucket has and how each is compressed: what an exchange needs besides its memory.
+/// The layers of a bucket and how each is compressed: all that an exchange needs, except its memory.
 ///
 /// ```
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -98,7 +98,7 @@ pub(super) struct Piece {
 pub struct ExchangeProgram {
     pub(super) head: Program,
     pub(super) layers: Vec<Layer>,
-    /// The layer of each span under QSGD, and of each under EDEN.
+    /// The layer of each span under QSGD, and of each span under EDEN.
     pub(super) layer_of: Vec<u32>,
     pub(super) rotated_of: Vec<u32>,
     pub(super) tops: Tops,
@@ -111,28 +111,30 @@ pub struct ExchangeProgram {
     /// Bytes of the message for each owner.
     #[cfg(feature = "train")]
     pub(super) messages: Vec<u64>,
-    /// Where it begins, behind this rank's own; and where slips do behind what is summed for each.
+    /// Where each owner's message begins, relative to this rank's own, and where each owner's status records begin
+    /// behind its summed values.
     pub(super) heads: Vec<u64>,
     pub(super) slips: Vec<u64>,
 }
 
 impl ExchangeProgram {
-    /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
+    /// The program for `layers`. Their gradients follow one another without gaps, as in a DDP bucket.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD, EDEN, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets
-    /// of QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
-    /// [`takes`](crate::CudaBackend::takes);
-    /// [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank below the number of ranks, and
-    /// `reduce_dtype` f32 or bf16;
-    /// [`TooManyElements`](lgreco::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
-    /// what [`payload_len`](Compressor::payload_len) refuses.
+    /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK in full or in few bits, PowerSGD and
+    ///   [`Setting::Dense`]. The same for QSGD unless its buckets are a power of two from 64 to 4096, and for ranks and
+    ///   sides of PowerSGD beyond [`takes`](crate::CudaBackend::takes).
+    /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
+    ///   and `reduce_dtype` is f32 or bf16.
+    /// * [`TooManyElements`](lgreco::Error::TooManyElements) if a layer has 2^32 elements or more, or all layers
+    ///   together about 2^44.
+    /// * Errors of [`payload_len`](Compressor::payload_len).
     pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self> {
         let ids = (0..).map(|number| config.stream.layer.wrapping_add(number));
         Self::of_layers(ids.zip(layers).map(|(id, &(shape, setting))| (id, shape, setting)), config)
     }
 
-    /// The same for layers of any numbers, by which their random words are named.
+    /// The same for layers with any numbers; the numbers select their random words.
     pub(super) fn of_layers(
         layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
@@ -147,8 +149,8 @@ impl ExchangeProgram {
         Self::of_pieces(&[pieces], elements, config)
     }
 
-    /// The same of what goes to each owner: to everybody alike if there is one, or to each rank what is of its shards. `elements`
-    /// are those of all layers.
+    /// The same for the pieces of each owner. With one owner, all ranks get all pieces; else each rank gets those of
+    /// its shards. `elements` is the number of elements of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
@@ -166,7 +168,7 @@ impl ExchangeProgram {
         }
         let (mut table, mut layer_of, mut rotated_of, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Tops::default());
         let mut summed = Summed::default();
-        // This rank's own come first.
+        // This rank's own pieces come first.
         let own = if owners.len() > 1 { config.stream.rank as usize } else { 0 };
         let (mut payload, mut own_spans, mut own_rotated) = (0, 0, 0);
         let (mut heads, mut messages, mut slips) =
@@ -216,7 +218,7 @@ impl ExchangeProgram {
                         gathered
                     }
                     _ => {
-                        // A layer without elements has a header all the same.
+                        // A layer without elements still has a header.
                         let spans = shape.elements().div_ceil(SPAN).max(1);
                         spans_of.extend(std::iter::repeat_n(table.len() as u32, spans));
                         gathered
@@ -278,17 +280,19 @@ impl ExchangeProgram {
         })
     }
 
-    /// Bytes of the memory for the program itself, which begins at a multiple of 16. A layer under TopK takes 32 KiB for counts, or
-    /// 34.5 KiB in few bits. What is selected from a layer of up to 32,768 elements takes 8 bytes per element. A larger layer takes
-    /// 8 bytes per element kept, a quarter of a byte for each element, 288 times the square root of the number kept, and 1,280. It
-    /// takes none of these if it keeps more than 7 of 32. Each span of 4096 elements takes 24 bytes, and 16 per rank. Each chunk of
-    /// 1 KiB of positions takes 4 bytes, and 8 per rank. A layer under PowerSGD takes memory for its factors, for the remembered
-    /// factors twice, and for its products.
+    /// Bytes of the memory for the program, which begins at a multiple of 16. It consists of:
+    /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
+    /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
+    ///   element kept and a quarter of a byte per element. It also takes 288 times the square root of the number kept,
+    ///   and 1,280. A larger layer that keeps more than 7 of 32 takes none of these.
+    /// * For each span of 4096 elements: 24 bytes, and 16 per rank. For each chunk of 1 KiB of positions: 4 bytes, and
+    ///   8 per rank.
+    /// * For each layer under PowerSGD: its factors, the remembered factors twice, and its products.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }
 
-    /// Bytes of the memory before TopK's.
+    /// Bytes of the memory before TopK's part.
     pub(super) fn table_bytes(&self) -> u64 {
         let places = size_of_val(&*self.heads) + size_of_val(&*self.slips);
         let spans = size_of_val(&*self.layer_of) + size_of_val(&*self.rotated_of);
@@ -301,12 +305,13 @@ impl ExchangeProgram {
         2 * 4 * self.head.elements
     }
 
-    /// Bytes of a rank's message, a multiple of 16; 0 where all layers travel by sums.
+    /// Bytes of a rank's message, a multiple of 16; 0 if all layers travel as sums.
     pub fn message_bytes(&self) -> usize {
         if self.is_gathered() { self.head.apart as usize } else { 0 }
     }
 
-    /// Bytes of all messages that a rank has: that of each, or those for it and those for the others.
+    /// Bytes of all messages in a rank's memory: one from each rank or, with shards, those for this rank and those for
+    /// the others.
     #[cfg(feature = "train")]
     pub(super) fn messages_bytes(&self) -> u64 {
         let Program { apart, world, .. } = self.head;
@@ -314,30 +319,30 @@ impl ExchangeProgram {
         if self.is_gathered() { apart * u64::from(world) + sent } else { 0 }
     }
 
-    /// Values of each owner's part of the first buffer, its slips included.
+    /// Values of each owner's part of the first buffer, including status records.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
         std::iter::once(0).chain(ends.iter().copied()).zip(&ends).map(|(start, end)| end - start).collect()
     }
 
-    /// This one's number.
+    /// This rank's number.
     #[cfg(feature = "train")]
     pub(super) fn rank(&self) -> u32 {
         self.head.rank
     }
 
-    /// Whether messages are exchanged, which end the step.
+    /// Whether messages are exchanged; they end the step.
     pub(super) fn is_gathered(&self) -> bool {
         self.sums_params.ends == 0
     }
 
-    /// Where what is summed has its part of the program's memory.
+    /// The summed layers' parts of the program's memory.
     pub(super) fn places(&self, memory: Part) -> Places {
         self.summed.places(memory.from(self.summed_at()))
     }
 
-    /// Bytes of a program's memory before what is summed.
+    /// Bytes of a program's memory before the part of summed layers.
     fn summed_at(&self) -> u64 {
         self.table_bytes() + self.tops.bytes(self.head.world)
     }
@@ -348,7 +353,7 @@ impl ExchangeProgram {
     }
 }
 
-/// Where the values of each owner begin that are summed, behind each of which are as many as slips take.
+/// Where each owner's summed values begin. Its status records follow the values.
 fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     let mut next = 0;
     let start = |pieces: &Vec<Piece>| {
@@ -360,7 +365,7 @@ fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     owners.iter().map(start).collect()
 }
 
-/// FNV-1a of what ranks have to agree on.
+/// FNV-1a hash of all that ranks have to agree on.
 fn fingerprint(owners: &[Vec<Piece>], config: ExchangeConfig) -> u32 {
     let common = [config.dtype as u8, config.reduce_dtype as u8, (config.on_fault == OnFault::Nan) as u8];
     let mut bytes = [&common[..], &config.stream.seed.to_le_bytes()].concat();

@@ -1,4 +1,4 @@
-//! Layers under EDEN of an exchange: what `exchange_eden.cu` is asked to do.
+//! Layers under EDEN in an exchange: launches of `exchange_eden.cu`.
 
 use super::DeviceExchange;
 use crate::Result;
@@ -8,7 +8,7 @@ use crate::kernels::{Kernel, Module};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Dtype;
 
-/// `Params` of `exchange_eden.cu`.
+/// The struct `Params` in `exchange_eden.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -33,13 +33,13 @@ const fn kernel(entry: &'static str) -> Kernel {
 /// The entry points, which are loaded before there is work.
 pub(super) const KERNELS: [Kernel; 3] = [kernel("encode_offered"), kernel("check_rotated"), kernel("average_rotated")];
 
-/// Enqueued: a kernel on so many pieces of work, after whose tables it takes `parts`.
+/// Enqueued: launches a kernel for `pieces` pieces of work. Its arguments are the tables and then `parts`.
 fn launch(gpu: &mut Gpu, exchange: &DeviceExchange, entry: &'static str, parts: &[Part], pieces: u64) -> Result<()> {
     let parts = [&exchange.rotated_parts(), parts].concat();
     gpu.launch_capturable(kernel(entry), exchange.program.rotated_params, &parts, looping_pieces(pieces))
 }
 
-/// Enqueued, in one launch if there are such layers: their payloads, and what is to be remembered.
+/// Enqueued, in one launch if there are such layers: makes their payloads and next residuals.
 pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, message: Part) -> Result<()> {
     let spans = u64::from(exchange.program.head.rotated);
     if spans == 0 {
@@ -48,8 +48,8 @@ pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, 
     launch(gpu, exchange, "encode_offered", &[gradients, exchange.residuals, message], spans)
 }
 
-/// Enqueued, in two launches if this rank averages such layers: whether encoders wrote the payloads, and the means. Another launch
-/// ends the step.
+/// Enqueued, in two launches if this rank averages such layers: checks that encoders wrote the payloads, and makes the
+/// means. Another launch ends the step.
 pub(super) fn average(gpu: &mut Gpu, exchange: &DeviceExchange, messages: Part, means: Part) -> Result<()> {
     let head = &exchange.program.head;
     let spans = u64::from(head.own_rotated);

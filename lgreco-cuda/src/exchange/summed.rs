@@ -1,5 +1,5 @@
-//! The layers of a bucket that travel by sums: their tables, what `exchange_sums.cu` is told of all of them, and the memory
-//! that this takes.
+//! The layers of a bucket that travel as sums: their tables, the parameters of `exchange_sums.cu`, and the memory that
+//! this takes.
 
 use crate::Result;
 use crate::device::Part;
@@ -7,7 +7,7 @@ use crate::factors::{Factors, Table, Totals};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::{Dtype, Shape};
 
-/// `Params` of `exchange_sums.cu`.
+/// The struct `Params` in `exchange_sums.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -55,7 +55,7 @@ impl Params {
     ];
 }
 
-/// `Dense` of `exchange_sums.cu`.
+/// The struct `Dense` in `exchange_sums.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Dense {
@@ -79,39 +79,39 @@ impl Dense {
     ];
 }
 
-/// The code of `lgreco_train::Error::Peer`, which a rank tells that found fault with another.
+/// The code of `lgreco_train::Error::Peer`. A rank reports it when it has found a fault in another rank.
 pub(crate) const PEER: u32 = 81;
 
 /// Values of an uncompressed layer that a block works on.
 const SPAN: u64 = 4096;
 
-/// Values of a sum that a rank's slip takes.
+/// Values of a sum that a rank's status takes.
 pub(super) fn slip_values(dtype: Dtype) -> u64 {
     if dtype == Dtype::F32 { 1 } else { 3 }
 }
 
-/// The layers of a bucket that travel by sums.
+/// The layers of a bucket that travel as sums.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
     pub(super) matrices: Table,
     dense_spans: u64,
-    /// Those of the first owner, which is this rank.
+    /// Number of uncompressed pieces, and of their spans, of the first owner, which is this rank.
     own: Option<[u64; 2]>,
-    /// Where the next values of the first sum go, and how many there are.
+    /// Where the next values of the first sum go, and the number of values so far.
     sum: u64,
     values: u64,
 }
 
-/// Where everything lies in a program's memory.
+/// The parts of a program's memory for summed layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) dense: Part,
     pub(super) matrices: Part,
     pub(super) counters: Part,
-    /// The `P` that are orthonormal.
+    /// The orthonormal factors `P`.
     pub(super) of_rows: Part,
-    /// The `Q` that `P` is made with, and both halves of the remembered ones.
+    /// The `Q` that `P` is made with, and both halves of the remembered `Q`.
     pub(super) q: Part,
     pub(super) remembered: Part,
     pub(super) partial: Part,
@@ -120,18 +120,19 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// What follows is one owner's, whose values begin at `start` of the first sum.
+    /// Starts an owner. Its values begin at `start` of the first sum.
     pub(super) fn begin(&mut self, start: u64) {
         self.sum = start;
     }
 
-    /// Where an owner's values end. The first one's means are this rank's to make.
+    /// Ends an owner and returns where its values end. This rank makes the means of the first owner's values.
     pub(super) fn end(&mut self) -> u64 {
         self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
         self.sum
     }
 
-    /// Adds an uncompressed layer, or a shard of one, whose values begin at `first`, and in the layer at `start`.
+    /// Adds an uncompressed layer or a shard of one. Its values begin at `first` among all layers, and at `start` in
+    /// the layer.
     pub(super) fn add_dense(&mut self, count: u32, (first, start): (u64, u32), layer: u32) {
         let start = start.into();
         self.dense.push(Dense { first, start, sum: self.sum, first_span: self.dense_spans, count, layer });
@@ -144,10 +145,10 @@ impl Summed {
         self.values += values;
     }
 
-    /// Adds a layer under PowerSGD with factors of `columns` columns.
+    /// Adds a layer under PowerSGD whose factors have `columns` columns.
     ///
     /// # Errors
-    /// As [`Table::add`].
+    /// Those of [`Table::add`].
     pub(super) fn add_matrix(&mut self, shape: Shape, columns: u32, first: u64, (layer, id): (u32, u32)) -> Result<()> {
         self.matrices.add(shape, columns, first, layer, id)?;
         self.matrices.place_sum(self.sum);
@@ -155,19 +156,20 @@ impl Summed {
         Ok(())
     }
 
-    /// Values of both sums, without slips.
+    /// Number of values of both sums, without status records.
     pub(super) fn lens(&self) -> [u64; 2] {
         [self.values, self.matrices.totals.q]
     }
 
-    /// What launches are told of this rank's own values alone, where they are told that of those that it sends.
+    /// Restricts the parameters of launches to the values that this rank averages; before, they cover all values that
+    /// it sends.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =
             self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));
         Params { dense, dense_spans, ..params }
     }
 
-    /// What is the same for all launches; `ends` says whether the step ends with what is summed.
+    /// The common parameters of all launches. `ends` says whether the sums end the step.
     pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
@@ -207,7 +209,7 @@ impl Summed {
         self.parts().map(|bytes| bytes.next_multiple_of(16)).iter().sum()
     }
 
-    /// Where everything lies in so much memory.
+    /// Divides this memory into the parts.
     pub(super) fn places(&self, memory: Part) -> Places {
         let mut at = 0;
         let [dense, matrices, counters, of_rows, q, remembered, partial, grams, triangles] =

@@ -1,7 +1,8 @@
-//! What of a bucket travels by sums: uncompressed layers, and PowerSGD's factors. What `exchange_sums.cu` is asked to do.
+//! Layers of a bucket that travel as sums: uncompressed layers, and PowerSGD's factors. Launches of `exchange_sums.cu`.
 //!
-//! Both buffers are those of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers, uncompressed values and `P` in
-//! the first, `Q` in the second, and behind each one f32, or three bf16, per rank, its slip, by which all hear how each fares.
+//! Both buffers have the layout of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers. The first has
+//! uncompressed values and `P`, the second has `Q`. Behind the values each rank has one f32, or three bf16, for its
+//! status, which all ranks read.
 
 use super::DeviceExchange;
 use super::layer::PROGRAM;
@@ -18,7 +19,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeSums, entry }
 }
 
-/// The kernels of all three calls, in their order.
+/// The kernels of all three calls, in order.
 pub(super) const KERNELS: [Kernel; 10] = [
     kernel("prepare"),
     kernel("project"),
@@ -33,8 +34,9 @@ pub(super) const KERNELS: [Kernel; 10] = [
 ];
 
 impl ExchangeProgram {
-    /// Values of the first buffer that all ranks sum, their slips included, in the [type](crate::ExchangeConfig::reduce_dtype) in which
-    /// they travel: uncompressed values and PowerSGD's `P`, in the order of the layers. 0 where there is no such layer.
+    /// Number of values of the first buffer that all ranks sum, including status records: uncompressed values and
+    /// PowerSGD's `P`, in the order of the layers. They travel in the [reduce
+    /// type](crate::ExchangeConfig::reduce_dtype). 0 if there is no such layer.
     ///
     /// ```
     /// use lgreco::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
@@ -50,7 +52,8 @@ impl ExchangeProgram {
         if self.summed.lens()[0] == 0 { 0 } else { self.slips.last().map_or(0, |&last| self.with_slips(last)) }
     }
 
-    /// Values of the second buffer that all ranks sum, likewise: PowerSGD's `Q`.
+    /// Number of values of the second buffer that all ranks sum, including status records: PowerSGD's `Q`. 0 if there
+    /// is none.
     pub fn factor_values(&self) -> usize {
         if self.summed.lens()[1] == 0 { 0 } else { self.with_slips(self.summed.lens()[1]) }
     }
@@ -59,19 +62,19 @@ impl ExchangeProgram {
         values as usize + self.slip_values() * self.head.world as usize
     }
 
-    /// Values of a buffer that a rank's slip takes.
+    /// Values of a buffer that a rank's status takes.
     pub(super) fn slip_values(&self) -> usize {
         slip_values(self.reduce_dtype) as usize
     }
 
-    /// Bytes of so many values that are summed.
+    /// Bytes of `values` summed values.
     pub(super) fn summed_bytes(&self, values: usize) -> u64 {
         (values * self.reduce_dtype.bytes()) as u64
     }
 }
 
 impl DeviceExchange {
-    /// The buffers that all ranks sum, checked.
+    /// The buffers that all ranks sum, with checked addresses.
     fn buffers(&self, sums: u64, factors: u64) -> Result<[Part; 2], Error> {
         let (program, align) = (&self.program, self.program.summed_bytes(1));
         let sums = checked(sums, program.summed_bytes(program.sum_values()), align)?;
@@ -83,14 +86,15 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Enqueued, in three launches at most: this rank's part of the first sum. Of uncompressed layers `residual + gradient`,
-    /// of layers under PowerSGD `P = M Q` of that matrix and the last step's mean `Q`, or of the start matrix where that is
-    /// zero, its columns scaled to magnitudes near 1; and this rank's slip. Where the program has layers under QSGD,
-    /// [`encode_exchange`](CudaBackend::encode_exchange) comes before. Nothing where nothing is summed. May be captured into a
-    /// graph.
+    /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
+    /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is that sum and `Q` is the last
+    /// step's mean `Q`. Where that is zero, the start matrix is used. The columns of `Q` are scaled to magnitudes near
+    /// 1. The part also has this rank's status. If the program has layers under QSGD, call
+    /// [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if nothing is summed. It may be
+    /// captured into a graph.
     ///
-    /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32 or, where
-    /// [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype) says so, bf16.
+    /// Then all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) values of
+    /// the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceExchange, Error};
@@ -113,17 +117,18 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Memory`] when an address is 0, or no multiple of its type's size; those of the device. What is wrong with values
-    /// is found on the device: see [`average_exchange`](CudaBackend::average_exchange).
+    /// [`Error::Memory`] if an address is 0 or not a multiple of its type's size; errors of the device. The device
+    /// finds bad values: see [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank), four columns at a time; from rank 17
-    /// on matrices are read again for every 16 columns.
+    /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank), four columns at a time;
+    /// from rank 17 on, it reads matrices again for every 16 columns.
     ///
     /// # Safety
-    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many, in the backend's
-    /// context, apart from each other, which nothing else uses, other than work ordered before or after on the
-    /// backend's stream. The exchange was begun on this backend.
+    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of
+    /// [`sum_values`](ExchangeProgram::sum_values) values. Both are in the backend's context and do not overlap.
+    /// Nothing else uses them, except work that is ordered before or after on the backend's stream. The exchange was
+    /// begun on this backend.
     pub unsafe fn project_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -154,21 +159,22 @@ impl CudaBackend {
         launch("tell_sums", &[head, slips, sums], 1)
     }
 
-    /// Enqueued, in seven launches: of the summed `P`, whose columns become orthonormal in f32, this rank's part of the second
-    /// sum, `Q = Mᵀ P`, and its slip; and what is to be remembered, what this rank's own `P Qᵀ` leaves of `M`.
-    /// Nothing where no layer is under PowerSGD. May be captured into a graph.
+    /// Enqueued, in seven launches: makes this rank's part of the second sum. It first makes the columns of the summed
+    /// `P` orthonormal, in f32. The part is `Q = Mᵀ P`, and this rank's status. The next residual is `M` minus this
+    /// rank's own `P Qᵀ`. It does nothing if no layer is under PowerSGD. It may be captured into a graph.
     ///
-    /// Then all ranks' `factors` are added up, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values), likewise.
+    /// Then all ranks add up their `factors`, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values)
+    /// values of the same type.
     ///
     /// # Errors
-    /// As [`project_exchange`](CudaBackend::project_exchange).
+    /// Those of [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
-    /// Two reads of the matrices and one write. O(rows · cols · rank), and O((rows + rank) · rank²) in f64; from rank 17 on
-    /// matrices are read again for every 16 columns.
+    /// It reads the matrices twice and writes them once. O(rows · cols · rank), and O((rows + rank) · rank²) in f64.
+    /// From rank 17 on, it reads matrices again for every 16 columns.
     ///
     /// # Safety
-    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers.
+    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers.
     pub unsafe fn back_project_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -199,23 +205,26 @@ impl CudaBackend {
         launch("tell_factors", params, &[head, sums, factors], 1)
     }
 
-    /// Enqueued, in two launches: the means of uncompressed layers and of those under PowerSGD, `P Qᵀ` of the mean `Q`, which
-    /// is remembered; and the step's end, unless the program has layers under QSGD: then
-    /// [`finish_exchange`](CudaBackend::finish_exchange) comes after. Where a rank has failed, or is at another step, or has
-    /// another program, means are what [`OnFault`](crate::OnFault) says, and residuals and remembered factors stay as they
-    /// were, on all ranks; so do they where a sum over the ranks leaves its type or a mean its own. The same bits on all ranks.
-    /// The means may take the gradients' places. Nothing where nothing is summed. May be captured into a graph.
+    /// Enqueued, in two launches: makes the means of uncompressed layers and of layers under PowerSGD. The latter are
+    /// `P Qᵀ` with the mean `Q`, which is remembered. It also ends the step, unless the program has layers under QSGD:
+    /// then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
+    ///
+    /// A step fails if a rank has failed, is at another step, or has another program. Then the means become what
+    /// [`OnFault`](crate::OnFault) says; residuals and remembered factors stay as they were, on all ranks. They also
+    /// stay if a sum over the ranks, or a mean, leaves the range of its type. All ranks get the same bits. The means
+    /// may replace the gradients in place. It does nothing if nothing is summed. It may be captured into a graph.
     ///
     /// # Errors
-    /// As [`project_exchange`](CudaBackend::project_exchange); `factors` is not looked at where no layer is under PowerSGD.
+    /// Those of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under
+    /// PowerSGD.
     ///
     /// # Complexity
-    /// One write of the means. O(rows · cols · rank).
+    /// It writes the means once. O(rows · cols · rank).
     ///
     /// # Safety
-    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as
-    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left them, and the means of all
-    /// layers' values.
+    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers, as
+    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left them. The means are
+    /// valid memory of all layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,

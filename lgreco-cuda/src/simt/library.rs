@@ -1,4 +1,4 @@
-//! Libraries of kernels for the processor, which g++ compiles.
+//! Libraries of kernels for the processor, compiled by g++.
 
 use crate::kernels::Module;
 use std::ffi::OsStr;
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// What the kernels are compiled with.
+/// How kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     /// Optimised.
     Plain,
     /// With the check for data races.
     Races,
-    /// With counts of what is loaded.
+    /// With counts of loaded bytes.
     Reads,
-    /// With the address and undefined-behaviour sanitizers; the process runs under their library.
+    /// With the address and undefined-behaviour sanitizers. The process runs under their library.
     Sanitized,
 }
 
-/// Held while something is compiled.
+/// Held during a compilation.
 static BUILDING: Mutex<()> = Mutex::new(());
 
 /// The names of a source's kernels.
@@ -30,7 +30,7 @@ pub(crate) fn entries(source: &str) -> Vec<&str> {
         .collect()
 }
 
-/// A folder for what tests compile.
+/// The folder for compiled test libraries.
 pub(crate) fn target() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target =
@@ -42,15 +42,15 @@ pub(crate) fn target() -> PathBuf {
 const COMMON: &str =
     "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas";
 
-/// What is compiled once for many modules.
+/// The shim's parts that are compiled once for many modules.
 struct Shim {
     folder: &'static Path,
     header: Vec<u8>,
-    /// Of the flavour, what takes the place of the sanitizer's library.
+    /// The flavour's check, if any. It replaces the sanitizer's library.
     check: Option<(&'static str, Vec<u8>)>,
 }
 
-/// Compiles a module to a library, unless that is done. Where its source is edited it is compiled faster, for it runs once.
+/// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled faster.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
     let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");
@@ -63,7 +63,7 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let shim = Shim { folder, header: read("cuda_shim.h"), check };
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("{source}\n#line 1 \"exports\"\n{exports}");
-    // At -Og not all races are seen.
+    // At -Og the check misses some races.
     let runs_once = source != module.source() && flavour != Flavour::Races;
     let level = if runs_once { "-Og" } else { "-O1" };
     let own = match flavour {
@@ -85,14 +85,14 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
         let mut linked: Vec<&dyn AsRef<OsStr>> = vec![&"-shared", &"-o", &library, &object];
         let check = shim.compiled_check();
         linked.extend(check.iter().map(|check| check as &dyn AsRef<OsStr>));
-        // The check takes the place of the sanitizer's own library.
+        // The check replaces the sanitizer's own library.
         run(if check.is_some() { &[] } else { &options }, &linked);
         [cpp, object].iter().for_each(|file| std::fs::remove_file(file).expect("a file of this function"));
     })
 }
 
 impl Shim {
-    /// The header as these options understand it, beside which g++ finds it compiled.
+    /// A header file for these options. g++ finds its compiled form next to it.
     fn precompiled(&self, options: &[&str]) -> PathBuf {
         let text = format!("#define CUDA_SHIM\n#include {:?}\n", self.folder.join("cuda_shim.h"));
         let options_text = options.join(" ");
@@ -104,7 +104,7 @@ impl Shim {
         header
     }
 
-    /// The check, compiled.
+    /// The compiled check.
     fn compiled_check(&self) -> Option<PathBuf> {
         let (name, text) = self.check.as_ref()?;
         let source = self.folder.join(name).with_extension("cpp");
@@ -115,7 +115,7 @@ impl Shim {
     }
 }
 
-/// A file made of these parts, by `make` if nobody has made it yet.
+/// A file made from these parts; `make` makes it unless it exists.
 fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> PathBuf {
     let hash = parts
         .concat()
@@ -123,7 +123,7 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let path = target().join(format!("{name}-{hash:016x}{ending}"));
     if !path.exists() {
-        // Other processes may make it, too.
+        // Other processes may make the same file, so it is renamed when complete.
         let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
         make(&unfinished);
         std::fs::rename(&unfinished, &path).expect("a file that was made");
@@ -131,7 +131,7 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
     path
 }
 
-/// A library made of a source of the folder `simt`, with these definitions. `Err` where there is no g++.
+/// A library made from a source of the folder `simt`, with these definitions. `Err` if there is no g++.
 #[cfg(test)]
 pub(crate) fn stand_in(source: &str, definitions: &[&str]) -> Result<PathBuf, std::io::Error> {
     Command::new("g++").arg("--version").output()?;

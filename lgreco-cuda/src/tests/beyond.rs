@@ -1,6 +1,6 @@
-//! More than 2^31 elements, nearly all of which are zeros in memory that takes no room. Of large grids only the first block and
-//! the last ones run: what the others would write are zeros, which are there. Where a last block waits for all parts, an edit says
-//! how many there are.
+//! Layers of more than 2^31 elements. Nearly all elements are zeros, in memory that takes no space. In large grids only
+//! the first block and the last ones run; the other blocks would write zeros, which are already there. Where a last
+//! block waits for all parts, an edit changes the number of parts.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -26,13 +26,13 @@ const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding:
 
 pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
 
-/// The values that are not zeros, and all of them.
+/// Number of nonzero values, and of all values.
 const TAIL: usize = 1 << 20;
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
-/// Grids that are larger run in part.
+/// Larger grids run in part.
 const LARGE: u64 = 3000;
-/// Blocks at a grid's beginning, where shards that are this rank's own come first, and those that have to do with the tail.
+/// Number of first blocks, where this rank's own shards come first, and number of last blocks, which process the tail.
 const FIRST_BLOCKS: u64 = 16;
 const LAST: u64 = 600;
 
@@ -41,11 +41,11 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     let blocks = u64::from(launch.blocks);
     let of_sums = launch.kernel.module == Module::ExchangeSums;
     match launch.kernel.entry {
-        // Blocks go over one stretch each.
+        // Each block works on one stretch.
         "count_exact" => Some(vec![blocks - 1]),
         _ if blocks <= LARGE => None,
-        // Chunks are numbered first: of 16, the last one has all rows that are not zeros; of 512 in an exchange, of which a small
-        // matrix follows.
+        // Chunks are numbered first. Of 16 chunks, the last one has all nonzero rows. In an exchange there are 512, and
+        // a small matrix follows.
         "back_project" if of_sums => Some((511..blocks - 2).step_by(512).chain(blocks - 2..blocks).collect()),
         "back_project" => Some((15..blocks).step_by(16).collect()),
         // A block takes two spans.
@@ -59,7 +59,8 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     }
 }
 
-/// Where a last block waits for others that do not run: spans of a layer under TopK, chunks of a transposed product, blocks.
+/// Edits for last blocks that wait for blocks which do not run: spans of a layer under TopK, chunks of a transposed
+/// product, and blocks.
 const WAITS: [(Module, &str, &str); 4] = [
     (
         Module::Selection,
@@ -75,14 +76,14 @@ const WAITS: [(Module, &str, &str); 4] = [
     ),
 ];
 
-/// A backend whose kernels have as many blocks as there is work for, and perhaps more edits.
+/// A backend whose kernels have as many blocks as there is work for, with further edits.
 pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'static str)>) -> Option<CudaBackend> {
     MOST.set(1 << 20);
     let edits = WAITS.into_iter().chain(more).map(|(module, from, to)| Edit { module, from, to });
     Some(CudaBackend::on(Box::new(Simt::sparse(edits.collect(), ends)?)))
 }
 
-/// As many values, of which the last ones are these and the others zeros.
+/// `elements` values. The last ones are `tail`, the others are zeros.
 pub(super) fn filled(elements: usize, dtype: Dtype, tail: &[f32]) -> Sparse {
     let (mut values, (tail, _)) = (Sparse::new((elements * dtype.bytes()) as u64), narrowed(tail, dtype));
     let bytes = values.values::<u8>();
@@ -103,7 +104,7 @@ fn measured(
     row
 }
 
-/// Whether this is the core's row of other values, whose errors are the same.
+/// Whether the row equals the core's row for another gradient with the same errors.
 fn is_row(found: &[f64], gradient: Gradient<'_>, candidates: Candidates<'_>) -> bool {
     let jobs = [Job { gradient, candidates, stream: Stream::default() }];
     let (mut workspace, mut expected) = (vec![0; Portable.workspace_len(&jobs)], vec![0.0; candidates.len()]);
@@ -121,7 +122,7 @@ pub(super) fn by_the_core(values: &mut Sparse, setting: &Setting, stream: Stream
     payload
 }
 
-/// The device's payload, which is the core's.
+/// Encodes on the device, checks the payload against the core's, and returns it.
 fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Setting) -> Vec<u8> {
     let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, Shape::new(ALL, 1).unwrap());
     let stream = Stream { seed: 7, ..Stream::default() };
@@ -132,7 +133,7 @@ fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Settin
     found
 }
 
-/// What the core decodes of the last values, whose buckets are 512 codes of two bits, as if there were no others.
+/// The core's decoded values of the tail, as if there were no others. Its buckets are 512 codes of two bits.
 pub(super) fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
     let shape = Shape::new(tail, 1).unwrap();
     let (scales, codes) = payload[16..].split_at(4 * ALL / 512);
@@ -161,7 +162,7 @@ fn qsgd() {
         assert!(is_row(&found, tensor.gradients()[0], candidates), "{found:?}");
     }
     if !is_full() {
-        return; // the core takes long for the payload
+        return; // The core would take too long for the payload.
     }
     let payload = check_payload(&mut backend, &mut values, Setting::Qsgd(base));
     let mut decoded = Sparse::new(4 * ALL as u64);
@@ -199,7 +200,7 @@ fn topk() {
     }
 }
 
-/// Signs depend on where values are, so the row is compared with what the payload decodes to.
+/// Signs depend on positions, so the row is compared with the decoded payload.
 #[test]
 fn eden() {
     let tail = uniform(TAIL, 9);
@@ -213,7 +214,7 @@ fn eden() {
     let mut decoded = Sparse::new(4 * ALL as u64);
     let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
     let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, shape);
-    // SAFETY: as much memory as the payload and its values take.
+    // SAFETY: the memory is large enough for the payload and its values.
     unsafe {
         backend.encode_to_device(&setting, &gradient, Stream::default(), from).unwrap();
         backend.decode_on_device(&setting, shape, from, to).unwrap();
@@ -227,7 +228,7 @@ fn eden() {
     }
 }
 
-/// Rows, and payloads with what they decode to, which are those of the last values alone.
+/// Rows, payloads and decoded values must equal those of the last values alone.
 #[test]
 #[ignore = "slow"]
 fn values_of_16_bits() {
@@ -255,7 +256,7 @@ fn values_of_16_bits() {
             let payload = Sparse::new(setting.payload_len(shape, dtype).unwrap() as u64);
             let mut decoded = Sparse::new(4 * ALL as u64);
             let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
-            // SAFETY: as much memory as the payload and its values take.
+            // SAFETY: the memory is large enough for the payload and its values.
             unsafe {
                 backend.encode_to_device(&setting, &gradient, stream, from).unwrap();
                 backend.decode_on_device(&setting, shape, from, to).unwrap();
@@ -325,10 +326,10 @@ fn powersgd() {
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(check_powersgd);
 }
 
-/// Values at the end that the last blocks have, however few a block has.
+/// Number of last values that the last blocks process, however few a block has.
 pub(super) const FEW: usize = 1 << 17;
 
-/// Places that are counted in 31 bits.
+/// Faults: positions that are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

@@ -1,5 +1,5 @@
-//! Exchanges of layers of more than 2^31 elements and of layers behind them, whole and by shards: as `beyond` has them, what they leave
-//! of the last values is what an exchange of these alone leaves.
+//! Exchanges with layers of more than 2^31 elements and layers behind them, in memory as in `beyond`. Their results for
+//! the last values must equal those of an exchange of these values alone.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FIRST, by_the_core, decoded_tail, filled, sparse};
@@ -31,7 +31,7 @@ fn layers() -> Vec<(Shape, Setting)> {
     ]
 }
 
-/// What a step of one rank leaves of the last layers: their messages, and of the last values means and residuals.
+/// Results of one rank's step for the last layers: their messages, and the means and residuals of the last values.
 struct Step {
     message: Vec<u8>,
     means: Vec<u8>,
@@ -39,7 +39,7 @@ struct Step {
     payload: Vec<u8>,
 }
 
-/// The last values of memory.
+/// The last `values` values of memory.
 pub(super) fn last(at: u64, elements: usize, values: usize, backend: &mut CudaBackend) -> Vec<f32> {
     let mut found = vec![0.0; values];
     let part = Part { address: at + 4 * (elements - values) as u64, bytes: 4 * values as u64 };
@@ -51,7 +51,7 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     let program = ExchangeProgram::new(layers, config).unwrap();
     let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
     let (gradients, residuals) = (filled(elements, config.dtype, values), Sparse::new(program.residual_bytes()));
-    // Elsewhere than the gradients, which may be the same.
+    // Means get separate memory, because gradients may be the same for both runs.
     let mut averaged = Sparse::new(gradients.part().bytes);
     let summed = |values: usize| (config.reduce_dtype.bytes() * values).max(1) as u64;
     let [memory, mut message, sums, factors] = [
@@ -63,8 +63,8 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     .map(Sparse::new);
     let [memory, to, sums, factors, residuals_at, own, means] =
         [&memory, &message, &sums, &factors, &residuals, &gradients, &averaged].map(|memory| memory.part().address);
-    // SAFETY: memory of the sizes that the program says, which lives until all is done. There is one rank, whose message is all
-    // there is.
+    // SAFETY: the memory has the sizes of the program, and lives until all work is done. There is one rank, so its
+    // message is all messages.
     let outcome = unsafe {
         let exchange = backend.begin_exchange(program, memory, residuals_at).unwrap();
         backend.encode_exchange(&exchange, own, to).unwrap();
@@ -90,7 +90,7 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     }
 }
 
-/// Values of the first layer that are no zeros.
+/// Number of nonzero values of the first layer.
 const KNOWN: usize = 3 * 4096;
 
 fn at(layer: u32) -> ExchangeConfig {
@@ -98,7 +98,7 @@ fn at(layer: u32) -> ExchangeConfig {
     ExchangeConfig { world: 1, stream: Stream { layer, ..config.stream }, ..config }
 }
 
-/// What usual launches do of the same.
+/// The result with usual launches.
 pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     let most = MOST.replace(3);
     let found = super::backend(Flavour::Plain, 0).map(|mut backend| run(&mut backend));
@@ -106,7 +106,8 @@ pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     found
 }
 
-/// Layers behind one that has more elements; that one's payload and means, if the others are exchanged as they are alone.
+/// Exchanges layers behind one with more elements, and checks that they agree with an exchange without it. Returns the
+/// large layer's payload and means.
 fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static str> {
     let (small, first) = (layers(), (Shape::new(ALL, 1).unwrap(), Setting::Qsgd(FIRST)));
     let found = step(backend, &[&[first], &small[..]].concat(), at(3), values);
@@ -119,7 +120,7 @@ fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static st
     }
 }
 
-/// So many values of the first layer, and all of the others.
+/// Values of the gradients: `first` of the first layer, and all of the others.
 fn gradients(first: usize) -> Vec<f32> {
     uniform(first + layers().iter().map(|(shape, _)| shape.elements()).sum::<usize>(), 9)
 }
@@ -136,7 +137,7 @@ fn exchanges() {
     assert_eq!(means[..4 * KNOWN], narrowed(&decoded_tail(&expected, FIRST, KNOWN), Dtype::F32).0);
 }
 
-/// A first layer of all elements and one of the same setting that has the last values alone.
+/// Compares a first layer of all elements with one that has only the last values, under the same setting.
 fn check_first(
     backend: &mut CudaBackend,
     setting: Setting,
@@ -148,7 +149,7 @@ fn check_first(
     let of = |shape| [&[(shape, setting)], &layers()[..]].concat();
     let found = step(backend, &of(whole), config, &values);
     let alone = usual(|backend| step(backend, &of(tail), config, &values)).ok_or("g++")?;
-    // Products are added up in an order that depends on all rows.
+    // Products are added in an order that depends on all rows.
     let skipped = if matches!(setting, Setting::PowerSgd(_)) { first } else { 0 };
     near("residuals", &found.residuals[..skipped], &alone.residuals[..skipped])?;
     let same = found.message == alone.message
@@ -157,7 +158,7 @@ fn check_first(
     if same { Ok(()) } else { Err(format!("{setting}, {:?}", config.dtype)) }
 }
 
-/// Signs depend on where values are, so payload and means are compared with those of the layer alone.
+/// Signs depend on positions, so payload and means are compared with those of the layer alone.
 #[test]
 #[ignore = "slow"]
 fn first_layers_of_eden() {
@@ -169,7 +170,7 @@ fn first_layers_of_eden() {
     let mut payload = Sparse::new(eden.payload_len(shape, Dtype::F32).unwrap() as u64);
     let mut decoded = Sparse::new(4 * ALL as u64);
     let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
-    // SAFETY: as much memory as the payload and its values take.
+    // SAFETY: the memory is large enough for the payload and its values.
     unsafe {
         let gradient = DeviceGradient::of_part(first.part(), Dtype::F32, shape);
         backend.encode_to_device(&eden, &gradient, at(3).stream, from).unwrap();
@@ -182,7 +183,7 @@ fn first_layers_of_eden() {
     assert!(found.means[..4 * KNOWN] == *bytemuck::cast_slice::<f32, u8>(decoded) && decoded.iter().any(|&x| x != 0.0));
 }
 
-/// Of the layer's spans seven fewer run: small layers are behind. And all blocks that run tell that they have.
+/// Seven fewer spans of the layer run, because small layers follow it. All blocks that run count themselves as done.
 const OF_TOPS: [(Module, &str, &str); 3] = {
     let (from, to) = ("is_last(&program->done, 1, gridDim.x)", "is_last(&program->done, 1, min(616u, gridDim.x))");
     [(Module::Selection, "all - 616", "all - 609"), (Module::Selection, from, to), (Module::Selection, from, to)]
@@ -209,7 +210,7 @@ fn first_layers_of_every_method_in_every_type() {
     let matrix = [1 << 21, 64].map(|rows| Shape::new(rows, 1040).unwrap());
     let nearest = Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..FIRST });
     let Some(mut backend) = sparse(None) else { return };
-    // What loops over one matrix elsewhere goes over two here.
+    // A loop over one matrix elsewhere covers two here.
     MOST.set(1 << 21);
     for (setting, shapes, dtype, reduce_dtype) in [
         (Setting::Dense, column, Dtype::Bf16, Dtype::Bf16),
@@ -224,7 +225,7 @@ fn first_layers_of_every_method_in_every_type() {
     }
 }
 
-/// Places that are counted in 31 bits.
+/// Faults: positions that are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

@@ -1,5 +1,5 @@
-//! Buckets by shards, of which one is more than 2^31 elements long and the next begins behind them; small layers behind both. What they
-//! leave of the last values is what a bucket leaves that has these alone.
+//! Buckets with shards. One shard has more than 2^31 elements, the next begins behind them, and small layers follow
+//! both. The results for the last values must equal those of a bucket with only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, FIRST, filled, sparse};
@@ -20,10 +20,10 @@ use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::Request;
 
 const WORLD: usize = 2;
-/// Values of the last rank's shard of the first layer.
+/// Number of values in the last rank's shard of the first layer.
 const OWN: usize = 3 * 4096;
 
-/// The first layer, which is so long, and those behind it.
+/// The first layer, of `elements` elements, and the layers behind it.
 fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD])> {
     let halves = |setting, elements: usize| (setting, elements, [elements as u64 / 2, elements as u64]);
     vec![
@@ -53,20 +53,20 @@ impl Rank {
     }
 }
 
-/// Adds what a rank has in these values of the other's; where that takes no room, there are zeros.
+/// Adds the other rank's values in this range to the own ones. Pages that take no space are zeros, so they are skipped.
 fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     let size = size_of::<T>();
     let part = Part { address: other + (range.start * size) as u64, bytes: (range.len() * size) as u64 };
     for part in Sparse::touched(part) {
         let len = part.bytes as usize / size;
         let memory = |address| crate::DeviceMemory { address, len };
-        // SAFETY: all is done that is enqueued.
+        // SAFETY: all enqueued work is done.
         let [to, from] = unsafe { [seen::<T>(memory(own + part.address - other)), seen::<T>(memory(part.address))] };
         to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f32(to.to_f32() + from.to_f32()));
     }
 }
 
-/// Performs both ranks' collective.
+/// Performs the collective of both ranks.
 fn perform(requests: &[DeviceRequest<'_>]) {
     for own in 0..WORLD {
         let [request, other] = [&requests[own], &requests[1 - own]];
@@ -76,7 +76,7 @@ fn perform(requests: &[DeviceRequest<'_>]) {
                 for part in Sparse::touched(Part { address: send.address, bytes: send.len as u64 }) {
                     let memory = |address| crate::DeviceMemory { address, len: part.bytes as usize };
                     let to = received.address + part.address - send.address;
-                    // SAFETY: all is done that is enqueued.
+                    // SAFETY: all enqueued work is done.
                     unsafe { seen::<u8>(memory(to)).copy_from_slice(seen::<u8>(memory(part.address))) };
                 }
             }
@@ -99,8 +99,8 @@ fn shard(lens: &[u64], rank: usize) -> std::ops::Range<usize> {
     start as usize..(start + lens[rank]) as usize
 }
 
-/// What a rank has of the last values after a sound step and one in which the last rank's last value is no number: means, residuals,
-/// and what it says of the fault, by its place behind the first layer's end.
+/// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN. They
+/// are means, residuals, the rank at fault, and the position of the fault behind the first layer's end.
 type Left = (Vec<u8>, Vec<u32>, Option<u32>, Option<isize>);
 
 fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, reduce_dtype]: [Dtype; 2]) -> Vec<Left> {
@@ -132,11 +132,11 @@ fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, redu
         .collect();
     let step = |cuda: &mut CudaBackend, ranks: &mut [Rank]| {
         for rank in &mut *ranks {
-            // SAFETY: large enough, and nothing else uses them until the step has ended.
+            // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
             unsafe { rank.bucket.submit(cuda, rank.gradients.part().address) }.unwrap();
         }
         loop {
-            // SAFETY: the collective asked for before is done.
+            // SAFETY: the requested collective is done.
             let requests = ranks.iter_mut().filter_map(|rank| unsafe { rank.bucket.next(cuda) }.unwrap());
             let requests: Vec<_> = requests.collect();
             if requests.is_empty() {
@@ -186,7 +186,7 @@ fn check(cuda: &mut CudaBackend, setting: Setting, dtypes: [Dtype; 2]) -> Result
     Ok(())
 }
 
-/// Where a step has failed, the last means are filled: the others are zeros already.
+/// After a failed step only the last means are filled. The others are zeros already.
 const FILLED: [(Module, &str, &str); 3] = {
     let (from, to) = (
         "for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < program.elements;",
@@ -209,7 +209,7 @@ fn shards() {
     }
 }
 
-/// Places that are counted in 31 bits.
+/// Faults: positions that are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

@@ -1,4 +1,4 @@
-//! The mean of gradients of more than 2^31 values, as `beyond` has them, and its norm.
+//! The mean of gradients of more than 2^31 values, in memory as in `beyond`, and its norm.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, filled, sparse};
@@ -9,13 +9,13 @@ use crate::{CudaBackend, DeviceWindow};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::powersgd::uniform;
 
-/// A layer of as many values, and a small one behind it.
+/// Checks a window with a layer of `ALL` values, and a small one behind it.
 fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {
     let tails = [6, 7].map(|seed| narrowed(&uniform(FEW, seed), dtype).1);
     let layers = [(Shape::new(ALL, 1).unwrap(), dtype), (Shape::new(3, 1).unwrap(), dtype)];
     let memory = Sparse::new(DeviceWindow::bytes(&layers));
     let (mut mean, mut of_small) = (vec![0.0; FEW], [9.0; 3]);
-    // SAFETY: as large as the window says, and the gradients are there while the calls run.
+    // SAFETY: the memory has the window's size, and the gradients live while the calls run.
     let (window, norms) = unsafe {
         let window = backend.begin_window(&layers, memory.part().address).unwrap();
         for (tail, step) in tails.iter().zip(1u64..) {
@@ -32,7 +32,7 @@ fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {
     let mean = narrowed(&mean, dtype).1;
     backend.window_mean(&window, 1, &mut of_small).unwrap();
     let part = memory.part();
-    // SAFETY: as many values, which nothing writes any more.
+    // SAFETY: there are as many values, and nothing writes them any more.
     let values =
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(part.address as usize), ALL) };
     let (squares, found) = (mean.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>(), bits(&values[ALL - FEW..]));

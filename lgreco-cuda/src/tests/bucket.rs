@@ -1,4 +1,4 @@
-//! Buckets on the device against lgreco-train's exchange in the host's memory, by the collectives that both ask for.
+//! Buckets on the device against lgreco-train's exchange in host memory. Both request the same collectives.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -41,7 +41,7 @@ fn settings() -> Vec<(Setting, Shape)> {
     ]
 }
 
-/// One rank's bucket and memory.
+/// A rank's bucket and memory.
 struct Rank {
     bucket: DeviceBucket,
     gradients: Memory,
@@ -73,12 +73,12 @@ impl Rank {
 
     fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
         self.gradients.fill(&narrowed(values, self.dtype).0);
-        // SAFETY: large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
 
     fn next(&mut self, cuda: &mut CudaBackend) -> Option<DeviceRequest<'_>> {
-        // SAFETY: the collective asked for before is done.
+        // SAFETY: the requested collective is done.
         unsafe { self.bucket.next(cuda) }.unwrap()
     }
 
@@ -99,22 +99,22 @@ impl Rank {
     }
 }
 
-/// What a rank's collective works on.
+/// The memory of a rank's collective.
 ///
 /// # Safety
-/// Nothing that is enqueued uses it.
+/// No enqueued work uses it.
 pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
-    // SAFETY: the imitated device's memory is the processor's, and is the bucket's.
+    // SAFETY: the imitated device's memory is the processor's, and belongs to the bucket.
     unsafe { slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(memory.address as usize), memory.len) }
 }
 
-/// Performs all ranks' collective.
+/// Performs the collective of all ranks.
 fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     cuda.synchronise().unwrap();
     match requests[0] {
         Request::AllGather { .. } => {
             let buffers = requests.iter().map(|request| match request {
-                // SAFETY: all is done that is enqueued.
+                // SAFETY: all enqueued work is done.
                 &Request::AllGather { buffer } => unsafe { seen::<u8>(buffer) },
                 other => panic!("{other:?} beside an all-gather"),
             });
@@ -126,7 +126,7 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
         }
         Request::AllReduceSum { .. } => {
             let buffers = requests.iter().map(|request| match request {
-                // SAFETY: all is done that is enqueued.
+                // SAFETY: all enqueued work is done.
                 &Request::AllReduceSum { values } => unsafe { seen::<f32>(values) },
                 other => panic!("{other:?} beside a sum"),
             });
@@ -137,7 +137,7 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
         }
         Request::AllReduceSumBf16 { .. } => {
             let buffers = requests.iter().map(|request| match request {
-                // SAFETY: all is done that is enqueued.
+                // SAFETY: all enqueued work is done.
                 &Request::AllReduceSumBf16 { values } => unsafe { seen::<Bf16>(values) },
                 other => panic!("{other:?} beside a sum of bf16"),
             });
@@ -152,13 +152,13 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     }
 }
 
-/// A step of all ranks; how many collectives it took.
+/// Runs a step of all ranks; returns the number of collectives.
 fn step(cuda: &mut CudaBackend, ranks: &mut [Rank], gradients: &[Vec<f32>]) -> usize {
     ranks.iter_mut().zip(gradients).for_each(|(rank, values)| rank.submit(cuda, values));
     finish(cuda, ranks)
 }
 
-/// What is left of a step whose gradients have been submitted.
+/// Finishes a step whose gradients have been submitted; returns the number of collectives.
 fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> usize {
     let world = ranks.len();
     for collectives in 0.. {
@@ -184,11 +184,12 @@ fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     layers.iter().map(cut).collect()
 }
 
-/// PowerSGD's factors of the last step on the host, by rank and layer; none at first.
+/// PowerSGD's factors of the last step on the host, by rank and layer; `None` at first.
 type Factors = Vec<Option<Vec<Vec<f32>>>>;
 
-/// Means and residuals of some steps, as lgreco-train's exchange in the host's memory has them: the same bits, under PowerSGD
-/// nearly the same values, and all ranks' means the same bits. One collective for each part of the bucket.
+/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. Bits must be equal; under
+/// PowerSGD values must be close, and all ranks' means must have the same bits. Each step takes one collective per part
+/// of the bucket.
 fn same_as_on_the_host(
     cuda: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -244,7 +245,7 @@ fn same_as_on_the_host(
     }
 }
 
-/// Within the rounding of f32's products in another order.
+/// Checks values within the rounding of f32 products in another order.
 fn near(found: &[f32], expected: &[f32], what: &str) {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
@@ -275,7 +276,7 @@ fn means_and_residuals_are_those_of_the_hosts_exchange() {
     }
 }
 
-/// Layers of all kinds together, in a step whose residuals are not zero.
+/// Layers of all kinds together, in a step with nonzero residuals.
 #[test]
 fn no_race_is_found() {
     let Some(mut cuda) = backend(Flavour::Races, 2) else { return };
@@ -310,7 +311,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
     after[3].0 = Setting::TopK(TopK { keep: 100, values: Dtype::F32 });
     let mut new = ranks(&mut cuda, &after);
     for (new, old) in new.iter_mut().zip(&old) {
-        // SAFETY: both are of this backend.
+        // SAFETY: both are from this backend.
         unsafe { new.bucket.take_over(&mut cuda, &old.bucket) }.unwrap();
         assert_eq!(bits(&new.residuals(&mut cuda)), bits(&old.residuals(&mut cuda)));
         let (first, which) = old.bucket.residual_addresses();
@@ -321,15 +322,15 @@ fn other_settings_go_on_with_residuals_and_steps() {
         let bytes = 4 * old.residuals(&mut cuda).len() as u64;
         assert_eq!(first + u64::from(second[0]) * bytes, old.bucket.outcome(&mut cuda).unwrap().residuals);
     }
-    // PowerSGD's factors begin afresh.
+    // PowerSGD's factors start anew.
     same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), Dtype::F32, &mut vec![None; WORLD]);
-    // A saved state goes on likewise.
+    // A saved state continues in the same way.
     let mut third = Rank::new(&mut cuda, &after, 0);
     let values = new[0].residuals(&mut cuda);
     third.bucket.set_residuals(&mut cuda, &values).unwrap();
     assert_eq!(bits(&third.residuals(&mut cuda)), bits(&values));
     let shorter = Rank::new(&mut cuda, &after[1..], 0);
-    // SAFETY: both are of this backend.
+    // SAFETY: both are from this backend.
     let refused = unsafe { third.bucket.take_over(&mut cuda, &shorter.bucket) };
     assert!(matches!(refused, Err(Error::Core(lgreco::Error::Length { .. }))), "{refused:?}");
 }
@@ -347,7 +348,7 @@ fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
         rank.bucket.residuals_before(cuda, step, &mut values).unwrap();
         bits(&values)
     };
-    // Before the step, in the middle of it, after it, and after one that has failed.
+    // Before the step, in the middle of it, after it, and after a failed step.
     let of_step_5 = bits(&ranks[0].residuals(&mut cuda));
     assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
     let gradients = draw(900);
@@ -409,10 +410,10 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         ranks[0].submit(&mut cuda, &draw(4));
         ranks[2].submit(&mut cuda, &draw(5));
         let Rank { bucket, gradients, .. } = &mut ranks[1];
-        // SAFETY: large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
         unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) }.unwrap();
         loop {
-            // SAFETY: the collective asked for before is done.
+            // SAFETY: the requested collective is done.
             let requests: Vec<_> = ranks.iter_mut().map(|rank| unsafe { rank.bucket.next(&mut cuda) }).collect();
             if let [Ok(None), own, Ok(None)] = &requests[..] {
                 assert_eq!(own.as_ref().unwrap_err(), &failure);
@@ -429,10 +430,10 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         }
         step(&mut cuda, &mut ranks, &[draw(6), draw(7), draw(8)]);
         assert!(ranks.iter().all(|rank| rank.means().iter().all(|mean| mean.is_finite())));
-        // Out of order, and what it was given is not kept.
+        // The call is out of order, and its failure must not be kept.
         ranks[0].submit(&mut cuda, &draw(9));
         let Rank { bucket, gradients, .. } = &mut ranks[0];
-        // SAFETY: nothing is done.
+        // SAFETY: the call does nothing.
         let refused = unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) };
         assert!(matches!(refused, Err(Error::Train(lgreco_train::Error::StepOrder { .. }))), "{refused:?}");
         let rest = [draw(10), draw(11)];
@@ -449,20 +450,20 @@ fn steps_have_an_order() {
         let stepped = matches!(outcome, Err(Error::Train(lgreco_train::Error::StepOrder { .. })));
         assert!(stepped, "{outcome:?}");
     };
-    // SAFETY: nothing is done.
+    // SAFETY: the call does nothing.
     out_of_order(unsafe { rank.bucket.next(&mut cuda) }.map(drop));
     let address = rank.gradients.address();
-    // SAFETY: nothing is done.
+    // SAFETY: the call does nothing.
     let refused = unsafe { rank.bucket.submit(&mut cuda, address + 2) };
     assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
     let values = vec![0.5; rank.elements];
     rank.submit(&mut cuda, &values);
-    // SAFETY: nothing is done.
+    // SAFETY: the call does nothing.
     out_of_order(unsafe { rank.bucket.submit(&mut cuda, address) });
     assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
 }
 
-/// So that no rank waits for one whose device has refused something, which says so where the step ends.
+/// No rank may wait for a rank whose device has refused work. That rank reports the error at the end of the step.
 #[test]
 fn what_the_device_refuses_changes_no_collective() {
     let of_device = Arc::new(Calls::default());
@@ -477,7 +478,7 @@ fn what_the_device_refuses_changes_no_collective() {
         rank.submit(cuda, &values);
         for number in 1.. {
             fails(number);
-            // SAFETY: a device that counts looks at no address.
+            // SAFETY: a counting device uses no address.
             match unsafe { rank.bucket.next(cuda) } {
                 Ok(Some(_)) => {}
                 Ok(None) => return (number, None),
@@ -492,7 +493,7 @@ fn what_the_device_refuses_changes_no_collective() {
     }
 }
 
-/// By the slip behind what is summed, wherever in a word that begins.
+/// The status record behind the summed values tells the others, wherever in a word it begins.
 #[test]
 fn what_the_device_refuses_is_told_to_the_others() {
     let of_device = Arc::new(Calls::default());

@@ -16,7 +16,7 @@ use lgreco_testing::backend::{
 };
 use lgreco_testing::powersgd::uniform;
 
-/// Asserts that what can be decoded is decoded by the kernels, but for dense payloads.
+/// Asserts that the kernels decode everything that they can decode. Dense payloads are excepted.
 struct DecodedByKernels(CudaBackend);
 
 impl Backend for DecodedByKernels {
@@ -49,7 +49,8 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Threads and blocks run at random; all cases run forwards and backwards, too, but not under the sanitizers.
+/// Runs a check with threads and blocks in random order. With all cases it also runs forwards and backwards, but not
+/// under the sanitizers.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
     let orders = if is_full() && flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {
@@ -68,7 +69,7 @@ fn qsgd() {
     in_all_orders(|backend| check_qsgd(backend, ROWS));
 }
 
-/// More values than the threads of a looping kernel take at once.
+/// More values than the threads of a looping kernel process at once.
 #[test]
 fn qsgd_of_a_large_tensor() {
     let Some(backend) = backend(flavour(), 0) else { return };

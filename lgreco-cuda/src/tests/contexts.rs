@@ -1,4 +1,5 @@
-//! Several contexts and threads, through the stand-in for the driver: each device has its context, and each thread its stack.
+//! Several contexts and threads, through the stand-in for the driver. Each device has a context, and each thread a
+//! stack of contexts.
 #![allow(unsafe_code)]
 
 use super::driver::{is_child, run_in_all_orders, state, trainer};
@@ -19,7 +20,7 @@ fn two_threads_use_two_devices_at_once() {
     with_two_devices("two_threads");
 }
 
-/// A backend of its own on a device, which takes turns with another thread's.
+/// Uses a new backend on a device, in turns with the backend of another thread.
 fn encode_and_decode(device: usize, together: &Barrier) {
     let mut backend = CudaBackend::new(device).unwrap();
     let tensor = tensor();
@@ -73,7 +74,8 @@ fn shared_modules() {
     let mut first = CudaBackend::new(0).unwrap();
     let own = decode(&mut first);
     assert!(own > 0);
-    // Of the same context and of another one's; made when others are gone, and outliving the one that has loaded them.
+    // Backends of the same context and of another one. They are made after others are gone, and outlive the one that
+    // loaded the modules.
     let mut second = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut second), own);
     let mut other = CudaBackend::new(1).unwrap();
@@ -84,10 +86,10 @@ fn shared_modules() {
     assert_eq!(state().left[3], own, "what is left: the other context's");
     drop(other);
     assert_eq!(state().left, [0; 6], "what is left");
-    // A context that is there again has lost its modules.
+    // A context that is created again has lost its modules.
     let mut again = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut again), own);
-    // One that goes while its stream is captured leaves its modules, and nobody takes them over.
+    // A backend that is dropped while its stream is captured leaves its modules, and no later backend gets them.
     let (_, stream) = trainer(0);
     // SAFETY: the stream and its context stay.
     let mut captured = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
@@ -114,9 +116,9 @@ fn another_context() {
     let (first, own) = trainer(0);
     let (second, other) = trainer(1);
     let (mut memory, mut event) = (0, null_mut());
-    // SAFETY: places for what the stand-in gives, which refuses wrong handles.
+    // SAFETY: the pointers are valid for the results of the stand-in, which refuses wrong handles.
     unsafe {
-        // Of the second context, which is current.
+        // These belong to the second context, which is current.
         sys::cuMemAlloc_v2(&mut memory, 64).result().unwrap();
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         assert_eq!(sys::cuEventRecord(event, own), CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -127,15 +129,15 @@ fn another_context() {
         sys::cuCtxPopCurrent_v2(&mut popped).result().unwrap();
         assert_eq!((popped, current_context()), (second, first));
         assert_eq!(sys::cuMemFree_v2(memory), CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        // Waits, and waits for waits, may be for any.
+        // Waits, and waits for events, are allowed from any context.
         assert_eq!(sys::cuStreamWaitEvent(own, event, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuStreamSynchronize(other), CUresult::CUDA_SUCCESS);
         sys::cuStreamDestroy_v2(other).result().unwrap();
         assert_eq!(sys::cuStreamSynchronize(other), CUresult::CUDA_ERROR_INVALID_HANDLE);
-        // The device's context is gone when nobody holds it.
+        // The device's context ends when its last holder releases it.
         sys::cuDevicePrimaryCtxRelease_v2(1).result().unwrap();
         assert_eq!(sys::cuCtxPushCurrent_v2(second), CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        // Nothing is current on another thread.
+        // No context is current on another thread.
         let refused = std::thread::spawn(move || sys::cuMemFree_v2(memory)).join().unwrap();
         assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_CONTEXT);
     }

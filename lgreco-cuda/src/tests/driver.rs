@@ -1,7 +1,7 @@
-//! The driver's side, through `simt/fake_driver.cpp`, which stands where the driver's library would.
+//! Tests of `driver.rs` through `simt/fake_driver.cpp`, a stand-in for the driver's library.
 //!
-//! Programs that load it are processes of their own: this one's tests, marked as ignored, with the fake on the library
-//! path.
+//! Programs that load the stand-in are separate processes. They run this program's tests that are marked as ignored,
+//! with the stand-in on the library path.
 #![allow(unsafe_code)]
 
 use super::simt::{Flavour, build, entries, stand_in, target};
@@ -18,24 +18,24 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The orders that tests run in: both extremes for what nothing orders, and some in between.
+/// The orders that tests run in: both extremes for unordered work, and some in between.
 fn orders() -> Vec<String> {
     let seeds = if is_full() { 16 } else { 1 };
     let random = (1..=seeds).map(|seed| format!("random:{seed}"));
     ["latest", "others", "earliest"].into_iter().map(String::from).chain(random).collect()
 }
 
-/// A folder with the fake under the driver's names, made with these definitions. `None` where there is no g++.
+/// A folder with the stand-in under the driver's names, compiled with these definitions. `None` if there is no g++.
 fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
     let library = stand_in("fake_driver.cpp", definitions)
         .map_err(|error| unavailable(&format!("no g++ for an imitation of the driver: {error}")))
         .ok()?;
     let folder = library.with_extension("driver");
     std::fs::create_dir_all(&folder).unwrap();
-    // cudarc, by which tests call the driver, looks for the second name first.
+    // Tests call the driver through cudarc, which looks for the second name first.
     for name in ["libcuda.so.1", "libcuda.so"] {
         if std::fs::symlink_metadata(folder.join(name)).is_err() {
-            // Another process may make it, too.
+            // Another process may make the link too.
             let linked = std::os::unix::fs::symlink(&library, folder.join(name));
             assert!(linked.is_ok() || folder.join(name).exists(), "{linked:?}");
         }
@@ -43,7 +43,7 @@ fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
     Some(folder)
 }
 
-/// What programs need in their environment to find the fake and its kernels.
+/// The environment that programs need to find the stand-in and its kernels.
 fn build_fake() -> Option<[(&'static str, String); 2]> {
     static MODULES: OnceLock<String> = OnceLock::new();
     let folder = folder_of_fake(&[])?.to_str().unwrap().to_owned();
@@ -51,7 +51,7 @@ fn build_fake() -> Option<[(&'static str, String); 2]> {
     Some([("LD_LIBRARY_PATH", folder), ("FAKE_CUDA_MODULES", modules)])
 }
 
-/// The libraries of kernels, each with the name of one that no other has.
+/// The libraries of kernels, each with the name of a kernel that no other library has.
 fn modules_of_fake() -> String {
     let modules = Module::ALL.map(|module| {
         let source = module.source();
@@ -65,14 +65,14 @@ fn modules_of_fake() -> String {
     modules.concat()
 }
 
-/// Runs an ignored test of a file of tests where the fake is the driver, with these variables, and returns what it prints.
+/// Runs an ignored test of a test file with the stand-in as driver and with these variables. Returns what it prints.
 pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)]) -> Option<String> {
     let environment = build_fake()?;
     let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
     Some(run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>()))
 }
 
-/// The same once for each order of what is enqueued: what it prints, with the order.
+/// The same once for each order of enqueued work. Returns the orders and what the test prints.
 pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let run_in = |order: String| {
         println!("FAKE_CUDA_ORDER={order}");
@@ -82,12 +82,13 @@ pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str
     orders().into_iter().map_while(run_in).collect()
 }
 
-/// Whether [`run`] has started this process. Otherwise an ignored test has nothing to do, which `--include-ignored` runs, too.
+/// Whether [`run`] has started this process. Otherwise an ignored test does nothing, for example under
+/// `--include-ignored`.
 pub(super) fn is_child() -> bool {
     std::env::var_os("LGRECO_CHILD").is_some()
 }
 
-/// The same, with nothing but these variables.
+/// The same with only these variables.
 fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
@@ -108,21 +109,22 @@ fn environment() {
     }
 }
 
-/// What the fake has counted.
+/// Counts of the stand-in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(super) struct State {
-    /// Allocations, contexts held, streams, modules, contexts on the stack, page-locked blocks and events.
+    /// Allocations, retained contexts, streams, modules, contexts on the stack, page-locked blocks and events that
+    /// still exist.
     pub(super) left: [i32; 6],
     pub(super) waits: i32,
     pub(super) launches: i32,
-    /// Uploads of memory that is not page-locked.
+    /// Uploads from memory that is not page-locked.
     pub(super) pageable: i32,
 }
 
 pub(super) fn state() -> State {
     let mut state = State { left: [0; 6], waits: 0, launches: 0, pageable: 0 };
-    // SAFETY: the fake, which is loaded already, writes nine numbers.
+    // SAFETY: the stand-in is loaded, and writes nine numbers.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
         let get = fake.get::<unsafe extern "C" fn(*mut State)>("fake_cuda_state").unwrap();
@@ -131,11 +133,11 @@ pub(super) fn state() -> State {
     state
 }
 
-/// A trainer, for as long as the process: holds the device's primary context, which becomes current on this thread, and
-/// returns it and a stream of its own.
+/// A trainer for the lifetime of the process. It retains the device's primary context and makes it current on this
+/// thread. Returns the context and a new stream.
 pub(super) fn trainer(device: i32) -> (sys::CUcontext, sys::CUstream) {
     let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: places for handles, of a driver that is there.
+    // SAFETY: the pointers are valid for handles, and the driver is loaded.
     unsafe {
         sys::cuInit(0).result().unwrap();
         sys::cuDevicePrimaryCtxRetain(&mut context, device).result().unwrap();
@@ -167,7 +169,7 @@ fn a_driver_that_lacks_a_function_is_refused() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Linkers' name is looked at last: in development images the file is a stub.
+/// The name for linkers comes last, because in development images that file is a stub.
 #[test]
 fn the_drivers_own_name_is_looked_for_first() {
     let folder = target().join(format!("stub-{}", std::process::id()));
@@ -238,7 +240,7 @@ fn beside_a_trainer() {
     let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     let values = vec![1.0f32; 4096];
     let shape = Shape::new(64, 64).unwrap();
-    // SAFETY: as many values; the fake's memory is the processor's.
+    // SAFETY: there are as many values; the stand-in's memory is the processor's.
     let gradient = unsafe { DeviceGradient::new(values.as_ptr().expose_provenance() as u64, Dtype::F32, shape) };
     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];
@@ -252,7 +254,7 @@ fn beside_a_trainer() {
     let [allocations, contexts, streams, _, on_stack, _] = after.left;
     let own = before.left[0];
     assert_eq!((allocations, contexts, streams, on_stack), (own, 1, 1, 1), "allocations; the rest is the trainer's");
-    // SAFETY: the fake is loaded.
+    // SAFETY: the stand-in is loaded.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
         let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
@@ -283,7 +285,7 @@ fn failures_of_the_driver_are_said() {
         (("FAKE_CUDA_FAIL", "cuModuleLoadData=222"), "the driver failed in cuModuleLoadData: code 222"),
         (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in usual_encode: code 719"),
         (("FAKE_CUDA_FAIL", "cuStreamSynchronize=700"), "the driver failed in cuStreamSynchronize: code 700"),
-        // Of a newer driver: the headers do not have it, and neither does the driver say what it is.
+        // The code of a newer driver: it is not in the headers, and the driver does not describe it.
         (
             ("FAKE_CUDA_FAIL", "cuStreamSynchronize=4321"),
             "the driver failed in cuStreamSynchronize: the unknown code 4321",
@@ -319,7 +321,7 @@ fn encoding() {
     println!("left: {:?}", state().left);
 }
 
-/// Devices and drivers that the crate has no kernels for say what is missing.
+/// Devices and drivers without kernels in the crate get an error that says what is missing.
 #[test]
 fn devices_get_kernels_or_a_reason() {
     for (driver, device, expected) in [

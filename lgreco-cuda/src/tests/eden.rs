@@ -1,4 +1,4 @@
-//! EDEN's kernels: payloads and rows of many blocks, what is at fault, data races, and planted bugs.
+//! EDEN's kernels: payloads and rows of many blocks, faults, data races, and planted bugs.
 #![allow(unsafe_code)]
 
 use super::memory::Held;
@@ -22,13 +22,13 @@ fn setting(bits: u8, scale: Scale) -> Setting {
     Setting::Eden(Eden { bits, scale })
 }
 
-/// Values of this magnitude.
+/// A tensor with values of this magnitude.
 fn tensor(elements: usize, magnitude: f32) -> Tensor {
     let values: Vec<f32> = uniform(elements, 4).iter().map(|x| x * magnitude).collect();
     Tensor::new(&values, elements, 1)
 }
 
-/// More chunks than blocks of a grid, so that blocks loop, and then every length of a block.
+/// More chunks than a grid has blocks, so that blocks loop, and then every length of an EDEN block.
 const MANY: usize = 5 * 4096 + 4095;
 
 #[test]
@@ -42,7 +42,7 @@ fn every_width_of_every_length_of_block_is_as_in_the_core() {
     }
 }
 
-/// Their norms and inverse norms leave the range of f32, and values that are decoded may.
+/// Norms and inverse norms leave the range of f32, and decoded values may leave it.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -71,7 +71,7 @@ fn every_code_stands_for_the_same_as_in_the_core() {
     assert_eq!(backend.gpu_mut().decoded, 2 + 4 + 8 + 16 + 32 + 64 + 128 + 256, "the core has decoded others");
 }
 
-/// Gradients of three blocks, of which some have a value that is not finite, and some would decode to infinity.
+/// Gradients of three blocks. Some have a value that is not finite, and some would decode to infinity.
 fn faulty() -> Vec<Tensor> {
     let values = |faults: &[(usize, f32)]| {
         let mut values = uniform(2 * 4096 + 100, 1);
@@ -102,7 +102,7 @@ fn the_first_block_at_fault_is_told() {
     }
 }
 
-/// The same of payloads that stay on the device.
+/// The same for payloads that stay on the device.
 #[test]
 fn faults_are_told_later() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -113,7 +113,7 @@ fn faults_are_told_later() {
         let len = setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap();
         let mut payload = vec![0u32; len.div_ceil(4)];
         let address = payload.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the device is the processor; the memory is of this length until the check.
+        // SAFETY: the device is the processor; the memory has this length and lives until the check.
         unsafe { backend.encode_to_device(&setting, &held.gradient(gradient), Stream::default(), address) }.unwrap();
         let found = backend.check().unwrap_err();
         let expected = setting.encode(gradient, Stream::default(), &mut [], &mut vec![0; len]).unwrap_err();
@@ -122,7 +122,7 @@ fn faults_are_told_later() {
     }
 }
 
-/// Payloads on the device that no encoder has written: a scale, a value or unused bits are at fault.
+/// Payloads on the device that no encoder wrote: a scale, a value or unused bits are at fault.
 #[test]
 fn damaged_payloads_on_the_device_are_told() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -132,7 +132,7 @@ fn damaged_payloads_on_the_device_are_told() {
     let mut sound = vec![0; setting.payload_len(shape, tensor.gradients()[0].values().dtype()).unwrap()];
     setting.encode(&tensor.gradients()[0], Stream::default(), &mut [], &mut sound).unwrap();
     let last = sound.len() - 1;
-    // Of four blocks, the second and the fourth.
+    // There are four blocks; the damage is in the second and the fourth.
     let scale = |block: usize, scale: f32| (24 + 4 * block, scale.to_le_bytes().to_vec());
     for ((at, bytes), good) in [
         (scale(1, 2.0), true),
@@ -151,7 +151,7 @@ fn damaged_payloads_on_the_device_are_told() {
         let damaged = words[..sound.len()].to_vec();
         let mut found = vec![0f32; shape.elements()];
         let (from, to) = (payload.as_ptr().expose_provenance() as u64, found.as_mut_ptr().expose_provenance() as u64);
-        // SAFETY: the device is the processor; both are memory of these lengths until the check.
+        // SAFETY: the device is the processor; both memories have these lengths and live until the check.
         unsafe { backend.decode_on_device(&setting, shape, from, to) }.unwrap();
         assert_eq!(backend.check().is_ok(), good, "{at}, {bytes:?}");
         let mut expected = vec![0f32; shape.elements()];
@@ -207,7 +207,7 @@ fn layers_in_device_memory_share_launches() {
     check_layers(&mut backend);
 }
 
-/// Blocks whose coordinates are grid points, or nearly: they are measured by decoding. And those whose magnitudes are far from 1.
+/// Blocks whose coordinates are grid points, or nearly so, are measured by decoding. Others have magnitudes far from 1.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -228,8 +228,8 @@ fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     }
 }
 
-/// Several chunks of a block of the grid, short blocks, decoded values that have to be looked at, a block of zeros at the end, and
-/// errors that are measured by decoding.
+/// Several chunks for a block of the grid, short blocks, decoded values that may overflow, a block of zeros at the end,
+/// and errors that are measured by decoding.
 fn check(backend: &mut CudaBackend) {
     let large = |i: usize| if i < 4096 + 96 { 1e32 * (i % 17) as f32 } else { 0.0 };
     let spike = |i: usize| if i == 99 { 3.0 } else { 0.0 };
@@ -252,7 +252,7 @@ fn no_kernel_has_a_data_race() {
     check_encode(&mut backend, &setting(8, Scale::Unbiased), &faulty()[1].gradients()[0], Stream::default());
 }
 
-/// What the checks say of an edited kernel.
+/// What the checks report for an edited kernel.
 fn said(flavour: Flavour, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Eden, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));

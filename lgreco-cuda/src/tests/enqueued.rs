@@ -1,4 +1,5 @@
-//! What holds between a call that enqueues and the wait, through the stand-in for the driver, in every order of what is enqueued.
+//! Properties between an enqueuing call and the wait, through the stand-in for the driver, in every order of enqueued
+//! work.
 #![allow(unsafe_code)]
 
 use super::driver::{State, is_child, run_in_all_orders, state, trainer};
@@ -32,7 +33,7 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
 
 /// A function of the stand-in.
 fn fake<T: Copy>(name: &str) -> T {
-    // SAFETY: the stand-in is loaded, and stays; `T` is the function's type, as the callers say.
+    // SAFETY: the stand-in is loaded, and stays; the callers ensure that `T` is the function's type.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
         let function = *fake.get::<T>(name.as_bytes()).unwrap();
@@ -41,10 +42,10 @@ fn fake<T: Copy>(name: &str) -> T {
     }
 }
 
-/// Begins a capture of the stream, or ends it, and gives the driver's code.
+/// Begins or ends a capture of the stream, and returns the driver's code.
 pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
     let (mode, mut graph) = (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, std::ptr::null_mut());
-    // SAFETY: a place for a graph, which nobody replays.
+    // SAFETY: the pointer is valid for a graph, which is never replayed.
     unsafe {
         if begun {
             return sys::cuStreamBeginCapture_v2(stream, mode) as i32;
@@ -57,17 +58,17 @@ pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
     }
 }
 
-/// Enqueues a call that gives an error's code, 0 for none.
+/// Enqueues a call that returns an error code; 0 is success.
 fn enqueue(call: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void, stream: sys::CUstream) {
     type Enqueue = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void, sys::CUstream) -> i32;
-    // SAFETY: the function's type; the callers keep what the argument points to.
+    // SAFETY: the function has this type; the callers keep the argument's memory.
     assert_eq!(unsafe { fake::<Enqueue>("fake_cuda_enqueue")(call, argument, stream) }, 0);
 }
 
-/// What is current on this thread.
+/// The context that is current on this thread.
 pub(super) fn current_context() -> sys::CUcontext {
     let mut context = std::ptr::null_mut();
-    // SAFETY: a place for a context.
+    // SAFETY: the pointer is valid for a context.
     unsafe { sys::cuCtxGetCurrent(&mut context).result().unwrap() };
     context
 }
@@ -84,17 +85,17 @@ pub(super) fn payload(setting: &Setting) -> Vec<u8> {
     payload
 }
 
-/// Memory of the device, 256 bytes aligned, for as long as the process.
+/// Device memory aligned to 256 bytes, for the lifetime of the process.
 pub(super) fn device(bytes: usize) -> u64 {
     let mut address = 0;
-    // SAFETY: a context is current, and the place is one for an address.
+    // SAFETY: a context is current, and the pointer is valid for an address.
     unsafe { sys::cuMemAlloc_v2(&mut address, bytes).result().unwrap() };
     address
 }
 
-/// The values at an address of the stand-in's, whose memory is the processor's.
+/// The values at an address of the stand-in, whose memory is the processor's.
 pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
-    // SAFETY: `device` gave as many, and nothing is enqueued that writes them.
+    // SAFETY: `device` allocated as many, and no enqueued work writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
 
@@ -122,7 +123,7 @@ fn payloads_that_go() {
         let mut expected = vec![0.0; ROWS * COLS];
         Portable.decode(&payload, &mut expected).unwrap();
         let target = device(4 * expected.len());
-        // SAFETY: the memory is page-locked, as long as the payload, and the target as long as the values.
+        // SAFETY: the memory is page-locked and as long as the payload; the target is as long as the values.
         unsafe {
             let mut lent = std::ptr::null_mut();
             sys::cuMemHostAlloc(&mut lent, payload.len(), 0).result().unwrap();
@@ -150,7 +151,7 @@ fn many_uploads() {
         return;
     }
     let (mut backend, _) = beside_a_trainer();
-    // 61 x 147 values of 8 bits are more than both halves of what is staged in tests.
+    // 61 × 147 values of 8 bits need more than both staging halves of the tests.
     let setting = qsgd(8);
     let payload = payload(&setting);
     assert!(payload.len() > 8192);
@@ -159,7 +160,7 @@ fn many_uploads() {
     let targets = [(); 5].map(|()| device(4 * expected.len()));
     let before = state().waits;
     for target in targets {
-        // SAFETY: as long as the values.
+        // SAFETY: the target is as long as the values.
         unsafe { backend.decode_to_device(&payload, target).unwrap() };
     }
     assert_eq!(state().waits, before, "waits for the whole stream");
@@ -181,13 +182,13 @@ fn captured() {
     let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let (gradient, sent, back) = (device(4 * ROWS * COLS), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
-    // SAFETY: as many values.
+    // SAFETY: there are as many values.
     let gradient = unsafe { DeviceGradient::new(gradient, Dtype::F32, shape) }.unwrap();
     for setting in settings() {
         for round in 0..2 {
-            // Before anything is loaded, and after.
+            // Once before anything is loaded, and once after.
             capture(stream, true);
-            // SAFETY: memory of payloads and values of the shape.
+            // SAFETY: the memory has room for payloads and values of this shape.
             let (encoded, decoded) = unsafe {
                 let encoded = backend.encode_to_device(&setting, &gradient, Stream::default(), sent);
                 (encoded, backend.decode_on_device(&setting, shape, sent, back))
@@ -227,7 +228,7 @@ fn fresh_thread() {
         }
         assert!(values(target, expected.len()) == expected);
     };
-    // None is current on the first thread, another device's on the second.
+    // On the first thread no context is current; on the second, another device's is.
     std::thread::spawn(decode).join().unwrap();
     let beside_another = move || {
         let (other, _) = trainer(1);
@@ -258,7 +259,7 @@ fn failing_check() {
         values[5] = f32::NAN;
     }
     let shape = Shape::new(8, 8).unwrap();
-    // SAFETY: as many values, and more than a payload.
+    // SAFETY: there are as many values, and room for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, shape).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
@@ -289,12 +290,12 @@ fn failing_work() {
         700
     }
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: as many values, and more than a payload.
+    // SAFETY: there are as many values, and room for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
     }
-    // Another with a stream of its own, in the same context.
+    // Another backend with a separate stream, in the same context.
     let left = state().left;
     let mut own = CudaBackend::new(0).unwrap();
     own.decode(&payload(&qsgd(4)), &mut vec![0.0; ROWS * COLS]).unwrap();
@@ -348,7 +349,7 @@ struct AllReduce {
 }
 
 extern "C" fn all_reduce(argument: *mut c_void) -> i32 {
-    // SAFETY: `enqueue_all_reduce` gives one that stays, of memory that is there.
+    // SAFETY: `enqueue_all_reduce` passes an argument that stays alive, with valid memory.
     unsafe {
         let AllReduce { buffers, count } = *argument.cast::<AllReduce>();
         let [one, other] = buffers.map(|address| {
@@ -393,10 +394,10 @@ fn replayed() {
     let begin = |backend: &mut CudaBackend, rank| {
         let program = program(rank);
         let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
-        // SAFETY: as large as the program says, and nothing else uses them.
+        // SAFETY: the memory has the program's sizes, and nothing else uses it.
         let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
         let [gradients, sums, factors, means] = [elements, sums, factors, elements].map(|count| device(4 * count));
-        // SAFETY: as many values, which nothing that is enqueued uses yet.
+        // SAFETY: there are as many values, and no enqueued work uses them yet.
         let values = unsafe {
             std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(gradients as usize), elements)
         };
@@ -407,7 +408,7 @@ fn replayed() {
     for captured in [false, true] {
         let ranks = [0, 1].map(|rank| begin(&mut backend, rank));
         let messages = device(2 * message);
-        // SAFETY: all is as large as the program says.
+        // SAFETY: all memory has the program's sizes.
         let step = |backend: &mut CudaBackend| unsafe {
             for (rank, number) in ranks.iter().zip(0..) {
                 backend.encode_exchange(&rank.exchange, rank.gradients, messages + number * message as u64).unwrap();
@@ -434,14 +435,14 @@ fn replayed() {
         let (mut seen, mut remembered) = (Vec::new(), [0; 2]);
         for number in 1u32..=3 {
             if number == 3 {
-                // So that of the first layer this step is like the first, but for random words.
+                // For the first layer this step then equals the first step, except for random words.
                 for residuals in remembered {
-                    // SAFETY: of as many values, and the first layer's are the first.
+                    // SAFETY: the memory has as many values, and the first layer's come first.
                     unsafe { sys::cuMemsetD8Async(residuals, 0, 4 * ROWS * COLS, stream).result().unwrap() };
                 }
             }
             match &graph {
-                // SAFETY: the ranks' memory is there.
+                // SAFETY: the ranks' memory is alive.
                 Some(graph) => unsafe { graph.launch(stream) }.unwrap(),
                 None => step(&mut backend),
             }

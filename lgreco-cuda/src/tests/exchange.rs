@@ -18,10 +18,10 @@ use lgreco_testing::powersgd::uniform;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Ranks, of which one is told apart.
+/// Number of ranks; some tests treat one of them differently.
 pub(super) const WORLD: usize = 3;
 
-/// Memory of the device, for which the processor's stands, aligned to 16 and full of rubbish.
+/// Device memory, simulated on the processor: aligned to 16, with arbitrary content.
 pub(super) struct Memory {
     words: Vec<u128>,
     bytes: usize,
@@ -48,7 +48,7 @@ impl Memory {
     }
 }
 
-/// Layers of every kind: several spans, odd ends, values that begin nowhere in particular, none at all.
+/// Layers of every kind: several spans, odd ends, values at unaligned addresses, and no elements.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
@@ -62,7 +62,7 @@ pub(super) fn layers() -> Vec<(Shape, Setting)> {
     settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec()
 }
 
-/// The bytes that values have as a type, and the values that these bytes stand for.
+/// The bytes of values in a type, and the values that these bytes represent.
 pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     match dtype {
         Dtype::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
@@ -77,7 +77,7 @@ pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
-/// A rank: its exchange and memory on the device, and what the core says its residuals are.
+/// A rank: its exchange and memory on the device, and its residuals according to the core.
 pub(super) struct Rank {
     pub(super) exchange: DeviceExchange,
     _memory: Memory,
@@ -96,13 +96,13 @@ impl Rank {
         let message = Memory::new(program.message_bytes() as u64);
         let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
         let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
-        // SAFETY: the memory lives as long, and has the sizes that the program says.
+        // SAFETY: the memory lives as long, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (expected, stream) = (vec![0.0; elements], config.stream);
         Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, expected, stream }
     }
 
-    /// Encodes gradients on the device; the payloads and the residuals that the core makes of them.
+    /// Encodes gradients on the device. Returns the payloads and the residuals that the core makes from them.
     pub(super) fn encode(
         &mut self,
         backend: &mut CudaBackend,
@@ -136,12 +136,12 @@ impl Rank {
     }
 
     pub(super) fn finish(&mut self, backend: &mut CudaBackend, messages: &mut Memory) {
-        // SAFETY: as many messages as there are ranks; the means take the gradients' places.
+        // SAFETY: there is one message per rank; the means replace the gradients.
         unsafe { backend.finish_exchange(&self.exchange, messages.address(), self.gradients.address()) }.unwrap();
         self.stream.step += 1;
     }
 
-    /// The residuals that count.
+    /// The valid half of the residuals.
     pub(super) fn residuals(&self, backend: &mut CudaBackend) -> Vec<f32> {
         let address = backend.exchange_outcome(&self.exchange).unwrap().residuals;
         backend.gpu_mut().read(Part { address, bytes: 4 * self.expected.len() as u64 }).unwrap()
@@ -157,7 +157,7 @@ pub(super) fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], conf
     (0..config.world).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
 }
 
-/// All ranks' messages one after another, as an all-gather leaves them.
+/// All ranks' messages one after another, as after an all-gather.
 pub(super) fn gathered(ranks: &[Rank]) -> Memory {
     let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.message.bytes().to_vec()).collect();
     let mut messages = Memory::new(bytes.len() as u64);
@@ -169,12 +169,12 @@ pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Runs steps of exchanges on the device beside the core's; the number of values compared.
+/// Runs steps of exchanges on the device and in the core. Returns the number of compared values.
 fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
     steps_of(backend, &layers(), config, steps, uniform)
 }
 
-/// The same of these layers; `values` has as many as it is asked for, by a seed.
+/// The same for these layers. `values` makes the requested number of values from a seed.
 pub(super) fn steps_of(
     backend: &mut CudaBackend,
     layers: &[(Shape, Setting)],
@@ -205,7 +205,7 @@ pub(super) fn steps_of(
         let mut means = Vec::new();
         for (number, &(shape, setting)) in layers.iter().enumerate() {
             let mut sum = vec![0.0; shape.elements()];
-            // What TopK keeps is added to zeros.
+            // TopK adds the kept values to zeros.
             let begins = !matches!(setting, Setting::TopK(_) | Setting::QuantisedTopK(_));
             for (rank, payloads) in all.iter().enumerate() {
                 let first = begins && rank == 0;
@@ -249,8 +249,8 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// Ranks that are added up four at once and those that are left, codes of all widths, which begin anywhere in a word, and magnitudes
-/// at the end of f32.
+/// Ranks are added four at a time, with some left over. Codes have all widths, and begin anywhere in a word. Magnitudes
+/// are at the end of f32.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (3, 7), (65, 64)];
@@ -281,7 +281,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
         ("ranks -= 2;", "ranks = 0;"),
     ];
     let of_bits = |bits| Setting::Qsgd(Qsgd { bits, bucket: 64, ..Qsgd::default() });
-    // Of 2 bits there are elements for which all ranks send zero with a sign.
+    // With 2 bits there are elements for which all ranks send zero with a sign.
     let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
     let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
     for (from, to) in edits {
@@ -292,7 +292,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
     }
 }
 
-/// A step in which the values at `at` are `value` on these ranks, and what it comes to.
+/// Runs a step in which the values at `at` are `value` on these ranks, and checks its outcome.
 pub(super) fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -325,7 +325,7 @@ pub(super) fn spoiled_step(
         let told = fault.map(|(overflow, layer, index)| {
             (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)
         });
-        // What a mean leaves its type by all ranks find; what is wrong with a gradient only its own.
+        // All ranks find a mean that leaves its type; only one rank finds a fault in its gradient.
         assert_eq!(told, spoiled.contains(&number).then_some((is_finite, at)), "{outcome:?}");
         if fails {
             let means = bytemuck::cast_slice::<u8, u32>(rank.gradients.bytes());
@@ -344,7 +344,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Of these layers, which are as long as [`layers`].
+/// Checks faults with these layers, which are as long as [`layers`].
 pub(super) fn check_faults(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
@@ -376,7 +376,7 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
     for (second, config) in [(&layers, late), (&others, at_home)] {
-        // Messages of another program are not as long: room for the longest.
+        // Messages of another program have another length, so there is room for the longest.
         let mut ranks = [Rank::new(&mut backend, &layers, ExchangeConfig { world: 2, ..at_home })];
         let mut peer = Rank::new(&mut backend, second, ExchangeConfig { world: 2, ..config });
         let values = uniform(peer.expected.len(), 1);
@@ -463,14 +463,14 @@ fn planted_faults_are_found() {
     }
 }
 
-/// What a check says, or what it panics with.
+/// The result of a check, or the message of its panic.
 pub(super) fn told(check: impl FnOnce() -> Result<usize, String>) -> Result<usize, String> {
     let said = |panic: Box<dyn Any + Send>| panic.downcast::<String>().map_or_else(|_| String::new(), |said| *said);
     catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| Err(said(panic)))
 }
 
-/// Under the race check: spans of buckets that warps share, one after another; means of layers with a table of parts each, of
-/// three ranks.
+/// Under the race check: spans of buckets that warps share, one after another, and means of three ranks for layers with
+/// separate tables of parts.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {

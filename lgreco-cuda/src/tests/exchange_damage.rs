@@ -1,4 +1,4 @@
-//! Damaged payloads under QSGD: what the core's decoder refuses is found before any mean is written.
+//! Damaged payloads under QSGD. Whatever the core's decoder refuses must be found before any mean is written.
 
 use super::backend;
 use super::exchange::{Memory, Rank, bits, config, gathered};
@@ -12,7 +12,7 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
-/// Two spans, a scale each; two scales per bucket; none at all; a last byte that is full.
+/// Layers with two spans of one scale each, two scales per bucket, no elements, and a full last byte.
 fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd { bucket: 64, ..Qsgd::default() };
     let settings = [
@@ -24,28 +24,28 @@ fn layers() -> Vec<(Shape, Setting)> {
     settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec()
 }
 
-/// Bytes of a layer's payload, from one on, that are others.
+/// Changed bytes of a layer's payload: the layer, the first byte, and the new bytes.
 pub(super) type Damage = (usize, usize, Vec<u8>);
 
 fn float(x: f32) -> Vec<u8> {
     x.to_le_bytes().to_vec()
 }
 
-/// Scales that are others, of layers and at bytes of their payloads.
+/// Changed scales, at these layers and bytes of their payloads.
 pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
     let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
     scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()
 }
 
 fn of_qsgd() -> Vec<Damage> {
-    // The second span's; of a bucket its smallest, which may be negative, and its largest value.
+    // The second span's scale; then a bucket's smallest value, which may be negative, and its largest.
     let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));
     all
 }
 
-/// These, and every header and last byte.
+/// These damages, and changes of every header byte and last byte.
 fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
     let mut all = of_scales.to_vec();
     for layer in 0..layers {
@@ -58,7 +58,8 @@ fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u
     all
 }
 
-/// Steps of a rank with damaged payloads of the other, of four layers or more; how many were decoded, and how many refused.
+/// Runs steps of a rank with damaged payloads of the other rank, for four or more layers. Returns the numbers of
+/// decoded and of refused messages.
 pub(super) fn damaged(
     backend: &mut CudaBackend,
     layers: &[(Shape, Setting)],
@@ -106,7 +107,8 @@ pub(super) fn damaged(
             expected => return Err(format!("{damage:?}: {outcome:?}, decoded by the core: {}", expected.is_some())),
         }
     }
-    // The first layer is told, whichever rank's it is; and a rank that says that it has failed before any payload.
+    // The first faulty layer is reported, whichever rank sent it. A rank that reports its own failure comes before any
+    // payload.
     let mut two = original.clone();
     two[place_of(layers, 3).0] ^= 1;
     two[apart + place_of(layers, 1).0] ^= 1;

@@ -38,7 +38,7 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// By turns under EDEN, TopK in full and in few bits, and QSGD.
+/// Layers under EDEN, TopK in full and in few bits, and QSGD, in turn.
 #[test]
 fn so_they_are_among_other_layers() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -49,7 +49,7 @@ fn so_they_are_among_other_layers() {
     assert_eq!(steps_of(&mut backend, &all, config(Dtype::F32, 0.6), 2, uniform), Ok(2 * of(&all)));
 }
 
-/// Widths by which codes begin anywhere in a word, ranks of an even and an odd number, and values of any kind.
+/// With these widths codes begin anywhere in a word. The number of ranks is even and odd, and values are of any kind.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (65, 64), (1, 1)];
@@ -67,8 +67,9 @@ fn means_of_many_ranks_are_the_cores() {
     }
 }
 
-/// Values of any kind, of a value between -1 and 1 and its place: usual; scales that are rounded to 0; subnormal numbers; those whose
-/// decoded values have to be looked at; blocks of zeros of both signs; one value among zeros.
+/// Makes values of any kind from a position and a value between -1 and 1. The kinds are usual values, scales that round
+/// to 0, subnormal numbers, and values that may overflow when decoded. There are also blocks of zeros of both signs,
+/// and one value among zeros.
 fn kinds() -> [fn((usize, f32)) -> f32; 6] {
     [
         |(_, x)| x,
@@ -92,13 +93,14 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Damaged scales of a full block and of short ones, headers and last bytes, of which one is full and one has unused bits.
+/// Damages scales of a full block and of short blocks, headers, and last bytes. One last byte is full and one has
+/// unused bits.
 fn damage(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
     let sides = [(4099, 1), (77, 1), (0, 5), (70, 3)];
     let settings = [3, 5, 1, 8].map(|bits| eden(bits, Scale::Unbiased));
     let layers = sides.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).into_iter().zip(settings);
     let mut scales = scales(&[(0, 24), (0, 28), (0, 32), (1, 24), (3, 36)]);
-    // Values that leave f32.
+    // Decoded values leave the range of f32.
     scales.push((0, 24, f32::MAX.to_le_bytes().to_vec()));
     damaged(backend, &layers.collect::<Vec<_>>(), &scales)
 }
@@ -115,7 +117,7 @@ fn edited(flavour: Flavour, from: &'static str, to: &'static str) -> Option<Cuda
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 2, Some(edit))?)))
 }
 
-/// Steps in which what is remembered counts, with blocks of zeros.
+/// Runs steps in which residuals matter, with blocks of zeros.
 fn steps(backend: &mut CudaBackend, number: u64) -> Result<usize, String> {
     let values = |count, seed| uniform(count, seed).into_iter().enumerate().map(kinds()[4]).collect();
     told(|| steps_of(backend, &layers(), config(Dtype::F32, 0.5), number, values))

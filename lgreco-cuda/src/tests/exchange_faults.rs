@@ -1,4 +1,4 @@
-//! What goes wrong in exchanges by sums: on one rank, on all, between ranks that disagree; and data races.
+//! Failures in exchanges by sums: on one rank, on all, and between ranks that disagree; and data races.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, narrowed};
@@ -15,18 +15,18 @@ use lgreco_testing::powersgd::uniform;
 use lgreco_train::CoreError;
 use lgreco_train::exchange::Slip;
 
-/// All kinds, some of which end a step by messages.
+/// Layers of all kinds; some make the step end with messages.
 fn layers() -> Layers {
     of(&[(30, 20, power(4)), (50, 1, Setting::Dense), (33, 31, Setting::Qsgd(Qsgd::default())), (25, 300, power(3))])
 }
 
-/// What the places of all ranks' slips in a buffer hold, which one rank has written.
+/// The places of all ranks' status records in a buffer; only one rank has written it.
 fn slips(memory: &Memory, reduce_dtype: Dtype) -> Vec<Vec<f32>> {
     let (values, len) = (summed(memory, reduce_dtype), Slip::values(reduce_dtype));
     values[values.len() - WORLD * len..].chunks(len).map(<[f32]>::to_vec).collect()
 }
 
-/// What such places tell of a rank.
+/// The status record in such a place.
 fn told(slip: &[f32]) -> Slip {
     match *slip {
         [whole] => Slip::of_sum(whole),
@@ -44,8 +44,8 @@ fn a_rank_that_found_fault_with_another_says_so() {
     assert_eq!(peer.code(), PEER);
 }
 
-/// A step in which the values at `at` are `value` on these ranks. `code` is what they tell by the first sum, and `fault` what
-/// they find.
+/// Runs a step in which the values at `at` are `value` on these ranks. `code` is the status that they report with the
+/// first sum, and `fault` the fault that they find.
 fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -108,7 +108,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
             ((&[][..], 0, 0.0), (0, None)),
             ((&[1][..], 123, f32::NAN), not_finite(0, 123)),
             ((&[0, 2][..], 607, f32::INFINITY), not_finite(1, 7)),
-            // Of the layer whose payload is gathered: its message tells, and so do the sums.
+            // The fault is in the layer whose payload is gathered. Both its message and the sums report it.
             ((&[2][..], 650, f32::NAN), not_finite(2, 0)),
             ((&[], 0, 0.0), (0, None)),
             ((&[1][..], 9172, f32::NEG_INFINITY), not_finite(3, 7499)),
@@ -121,7 +121,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     }
 }
 
-/// Each P is finite, their sum is not.
+/// Each P is finite, but their sum is not.
 #[test]
 fn a_sum_that_leaves_f32_fails_on_all() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -129,7 +129,7 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     let mut ranks = ranks(&mut backend, &layers, config);
     for rank in &mut ranks {
         let mut values = vec![0.0f32; rank.elements];
-        // Each row picks another of Q's elements, the largest of which is from 1 to 2.
+        // Each row selects another element of Q, the largest of which is from 1 to 2.
         (0..40).for_each(|row| values[30 * row + row % 30] = 1.6e38);
         rank.gradients.fill(bytemuck::cast_slice(&values));
     }
@@ -141,7 +141,7 @@ fn a_sum_that_leaves_f32_fails_on_all() {
         });
         assert_eq!(wells.count(), WORLD, "{after:?}");
         if after == After::Project {
-            // What follows adds this to each rank's buffer.
+            // The next sum adds this to each rank's buffer.
             assert!(ranks.iter().all(|rank| floats(&rank.sums).iter().all(|x| x.is_finite())));
         }
     });
@@ -159,7 +159,7 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, rank: 1, ..at_home.stream }, ..at_home };
     let other = ExchangeConfig { on_fault: OnFault::Nan, stream: Stream { rank: 1, ..at_home.stream }, ..at_home };
-    // PowerSGD's start matrices are drawn by the seed.
+    // The seed determines PowerSGD's start matrices.
     let drawn = ExchangeConfig { stream: Stream { seed: 6, rank: 1, ..at_home.stream }, ..at_home };
     let halves = |config| ExchangeConfig { reduce_dtype: Dtype::Bf16, ..config };
     for (layers, first, second) in [
@@ -176,7 +176,7 @@ fn ranks_that_disagree_fail_on_all() {
             rank.gradients.fill(bytemuck::cast_slice(&values));
         }
         step(&mut backend, &mut ranks, |_, _, _| ());
-        // The others see the one that differs from them, it sees the first that differs from it.
+        // The other ranks see the rank that differs from them; that rank sees the first one that differs from it.
         for (rank, first) in ranks.iter().zip([1, 0, 1]) {
             let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
             assert_eq!((outcome.rank, outcome.failed, outcome.fault), (Some(first), 1, None));
@@ -204,7 +204,7 @@ fn what_cannot_be_summed_is_refused() {
     assert_eq!((program.sum_values(), program.factor_values()), (0, 0));
 }
 
-/// Runs the three calls of one rank alone; what the device says.
+/// Runs the three calls of a single rank, and returns the device's error.
 fn alone(backend: &mut CudaBackend) -> Result<(), Error> {
     let layers = of(&[(45, 300, power(40)), (300, 50, power(70)), (50, 1, Setting::Dense), (300, 20, power(3))]);
     let config = ExchangeConfig { world: 1, ..config(Dtype::F32, 0.5) };
@@ -212,7 +212,7 @@ fn alone(backend: &mut CudaBackend) -> Result<(), Error> {
     rank.gradients.fill(bytemuck::cast_slice(&uniform(rank.elements, 1)));
     let (gradients, sums) = (rank.gradients.address(), rank.sums.address());
     let factors = rank.factors.address();
-    // SAFETY: memory of the sizes that the program says.
+    // SAFETY: the memory has the program's sizes.
     unsafe {
         backend.project_exchange(&rank.exchange, gradients, sums)?;
         backend.back_project_exchange(&rank.exchange, sums, factors)?;
@@ -225,7 +225,7 @@ fn no_race_is_found_until_one_is_planted() {
     let run = |edit| Some(alone(&mut CudaBackend::on(Box::new(Simt::new(Flavour::Races, 2, edit)?))));
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
-    // Of what exchanges share with rows, the tests of these plant more.
+    // Tests of rows plant further faults in the code that rows and exchanges share.
     for (from, to) in planted([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
@@ -236,7 +236,7 @@ fn no_race_is_found_until_one_is_planted() {
     }
 }
 
-/// Sums of three ranks, and payloads beside them: a sound step, and one that a rank spoils.
+/// Sums of three ranks, and payloads beside them: a sound step, and a step that one rank spoils.
 #[test]
 fn no_race_is_found_on_three_ranks() {
     let Some(mut backend) = backend(Flavour::Races, 3) else { return };

@@ -1,4 +1,4 @@
-//! What travels by sums against the exchange of `lgreco-train` in the host's memory, over steps with warm start.
+//! Sums against the exchange of `lgreco-train` in host memory, over steps with warm start.
 
 use super::backend;
 use super::exchange_sums::{Layers, WORLD, config, floats, layers, near, places, ranks, step};
@@ -10,7 +10,7 @@ use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{self, Layer, Rest, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 
-/// Steps of the host's exchange: each rank's means.
+/// Runs steps of the host's exchange, and returns each rank's means.
 fn on_the_host(layers: &Layers, config: ExchangeConfig, gradients: &[Vec<Vec<f32>>]) -> Vec<Vec<Vec<f32>>> {
     let places = places(layers);
     let (specs, Stream { seed, step, layer: first, .. }) =

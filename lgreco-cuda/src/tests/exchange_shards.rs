@@ -1,4 +1,4 @@
-//! Buckets whose ranks average shards: what the suite of all spaces (`space`) does not ask for.
+//! Buckets whose ranks average shards: checks that the common suite (`space`) lacks.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -25,7 +25,7 @@ const WORLD: usize = 3;
 const QSGD: Setting =
     Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic });
 
-/// A layer of a column, of which ranks have as many elements each.
+/// A layer of one column with these shards.
 fn layer(setting: Setting, elements: usize, shards: &[u64]) -> DeviceLayer<'_> {
     DeviceLayer { index: elements as u32, shape: Shape::new(elements, 1).unwrap(), setting, shards }
 }
@@ -53,7 +53,7 @@ impl Rank {
 
     fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
         self.gradients.fill(bytemuck::cast_slice(values));
-        // SAFETY: large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
 
@@ -62,7 +62,7 @@ impl Rank {
     }
 }
 
-/// A part of each rank's memory.
+/// The range of each rank's part of a memory.
 fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     let mut start = 0;
     lens.iter().map(move |&len| {
@@ -71,10 +71,10 @@ fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     })
 }
 
-/// Performs all ranks' collective.
+/// Performs the collective of all ranks.
 fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     cuda.synchronise().unwrap();
-    // SAFETY: all is done that is enqueued.
+    // SAFETY: all enqueued work is done.
     let bytes = |memory: DeviceMemory| unsafe { seen::<u8>(memory) };
     for (own, request) in requests.iter().enumerate() {
         match request {
@@ -104,10 +104,10 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     }
 }
 
-/// A step up to its end; what each rank's has ended with.
+/// Finishes a step, and returns each rank's error, if any.
 fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
     loop {
-        // SAFETY: the collective asked for before is done.
+        // SAFETY: the requested collective is done.
         let requests: Vec<_> = ranks.iter_mut().map(|rank| unsafe { rank.bucket.next(cuda) }).collect();
         if requests.iter().all(|request| !matches!(request, Ok(Some(_)))) {
             return requests.into_iter().map(Result::err).collect();
@@ -117,7 +117,7 @@ fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
     }
 }
 
-/// A sum of payloads that leaves f32 in the last rank's shard: of it alone that rank knows, until it tells the others.
+/// A sum of payloads leaves f32 in the last rank's shard. Only that rank knows of it, until it tells the others.
 fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let layers = [layer(QSGD, 96, &[32, 64, 96]), layer(Setting::Dense, 5, &[5, 5, 5])];
     let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(cuda, &layers, config(rank))).collect();
@@ -145,7 +145,7 @@ fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let failure = Error::Core(lgreco::Error::Overflow { what: "the mean" });
     let (last, others) = ranks.split_last_mut().unwrap();
     others.iter_mut().for_each(|rank| rank.submit(cuda, &[1.0; 101]));
-    // SAFETY: large enough, and nothing else uses them until the step has ended.
+    // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
     unsafe { last.bucket.submit_failure(cuda, last.gradients.address(), failure.clone()) }.unwrap();
     assert_eq!(finish(cuda, &mut ranks), [None, None, Some(failure)]);
     for rank in &ranks {
@@ -188,7 +188,7 @@ fn faults_in_the_kernels_are_found() {
     }
 }
 
-/// However many layers there are.
+/// The number of layers does not matter.
 #[test]
 fn a_step_takes_eight_launches_and_with_topk_fifteen() {
     let of_device = Arc::new(Calls::default());
@@ -203,7 +203,7 @@ fn a_step_takes_eight_launches_and_with_topk_fifteen() {
         let before = counted();
         let allocations = of_device.allocations.load(Ordering::Relaxed);
         rank.submit(&mut cuda, &vec![1.0; 9000 * count]);
-        // SAFETY: a device that counts looks at no address.
+        // SAFETY: a counting device uses no address.
         while unsafe { rank.bucket.next(&mut cuda) }.unwrap().is_some() {}
         let after = counted();
         assert_eq!(after[1..], before[1..], "nothing else is enqueued, and nothing waits");
@@ -238,7 +238,7 @@ fn what_cannot_be_sharded_is_refused() {
     }
 }
 
-/// At the head of each message, and behind each shard that is summed.
+/// The error is reported in the header of each message, and behind each summed shard.
 #[test]
 fn what_the_device_refuses_is_told_to_all_owners() {
     let of_device = Arc::new(Calls::default());
@@ -258,12 +258,12 @@ fn what_the_device_refuses_is_told_to_all_owners() {
     };
     /// The next collective.
     fn next<'r>(rank: &'r mut Rank, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'r>>, Error> {
-        // SAFETY: a device that counts looks at no address.
+        // SAFETY: a counting device uses no address.
         unsafe { rank.bucket.next(cuda) }
     }
     let Ok(Some(Request::ReduceScatterSum { lens, values })) = next(&mut rank, &mut cuda) else { panic!("not a sum") };
     assert_eq!(lens, [2 + 3, 3, 5 + 3]);
-    // Its slip is the second of each shard's.
+    // This rank's status record is the second of each shard.
     let told: Vec<_> = words(values.address, 4 * values.len);
     assert_eq!(told.iter().map(|&(at, _)| at).collect::<Vec<_>>(), [4 * 3, 4 * 6, 4 * 14]);
     let code = u64::from(refused.to_core().code());

@@ -1,4 +1,4 @@
-//! What of an exchange travels by sums, against the steps of the core: sums, factors, residuals and means.
+//! Summed layers of an exchange, against the steps of the core: sums, factors, residuals and means.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -17,11 +17,11 @@ use lgreco_testing::powersgd::{check_orthonormal, uniform};
 
 pub(super) type Layers = Vec<(Shape, Setting)>;
 
-/// Ranks, of which one is told apart.
+/// Number of ranks; some tests treat one of them differently.
 pub(super) const WORLD: usize = 3;
-/// What uncompressed values are multiplied by before they are summed.
+/// Factor of uncompressed values before they are summed.
 const SHARE: f32 = 0.25;
-/// What numbers may be off, as part of the largest of their kind.
+/// Tolerance of numbers, relative to the largest of their kind.
 const NEAR: f64 = 1e-4;
 
 pub(super) fn power(rank: u32) -> Setting {
@@ -32,8 +32,9 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
-/// Layers of every kind: of each width of a product and with several panels, chunks of both products, a Gram matrix that
-/// shared memory does not hold, ranks that the sides cut, odd ends, none at all.
+/// Layers of every kind. They have each width of a product, also with several panels, and chunks of both products. One
+/// Gram matrix is too large for shared memory. Some ranks exceed the sides, some ends are odd, and one layer has no
+/// elements.
 pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),
@@ -49,7 +50,8 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// A layer's places: of its values, of its `P` and `Q`, or values, in what is summed, and of its `P` among the orthonormal ones.
+/// Ranges of a layer: its values; its `P` and `Q`, or its values, in the sums; and its `P` among the orthonormal
+/// factors.
 pub(super) struct Place {
     pub(super) shape: Shape,
     pub(super) setting: Setting,
@@ -96,7 +98,7 @@ pub(super) fn floats(memory: &Memory) -> Vec<f32> {
     bytemuck::cast_slice(memory.bytes()).to_vec()
 }
 
-/// What is summed, and its slips, widened.
+/// The summed values and status records, as f32.
 pub(super) fn summed(memory: &Memory, dtype: Dtype) -> Vec<f32> {
     let halves = || memory.bytes().as_chunks().0.iter().map(|&bytes| Bf16(u16::from_ne_bytes(bytes)));
     if dtype == Dtype::F32 { floats(memory) } else { halves().map(Bf16::to_f32).collect() }
@@ -112,7 +114,7 @@ impl Rank {
             [program.sum_values(), program.factor_values()].map(|values| values * config.reduce_dtype.bytes());
         let [sums, factors] = [sums, factors].map(|bytes| Memory::new(bytes as u64));
         let message = Memory::new(program.message_bytes() as u64);
-        // SAFETY: the memory lives as long, and has the sizes that the program says.
+        // SAFETY: the memory lives as long, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (_memory, _residuals, reduce_dtype) = (memory, residuals, config.reduce_dtype);
         Rank { exchange, _memory, _residuals, gradients, message, sums, factors, elements, reduce_dtype }
@@ -122,7 +124,7 @@ impl Rank {
         backend.gpu_mut().read(Part { address, bytes: 4 * values as u64 }).unwrap()
     }
 
-    /// Residuals and factors that count.
+    /// The valid halves of residuals and factors.
     pub(super) fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
         let ExchangeOutcome { residuals, factors, .. } = backend.exchange_outcome(&self.exchange).unwrap();
         let slip = if self.reduce_dtype == Dtype::F32 { 1 } else { 3 };
@@ -130,7 +132,7 @@ impl Rank {
         [self.read(backend, residuals, self.elements), self.read(backend, factors, values)]
     }
 
-    /// What is summed: in the first sum and in the second; and the orthonormal `P`.
+    /// The first sum, the second sum, and the orthonormal `P`.
     fn parts(&self, backend: &mut CudaBackend) -> [Vec<f32>; 3] {
         let [sums, factors] = [&self.sums, &self.factors].map(|memory| summed(memory, self.reduce_dtype));
         [sums, factors, backend.gpu_mut().read(self.exchange.of_rows()).unwrap()]
@@ -155,21 +157,21 @@ fn sum_of(parts: impl Iterator<Item = Vec<f32>>, dtype: Dtype) -> Vec<f32> {
     parts.reduce(add).unwrap()
 }
 
-/// What a rank's part is until it is summed.
+/// Replaces each rank's part by the sum of all parts.
 fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
     let dtype = ranks[0].reduce_dtype;
     let sum = sum_of(ranks.iter_mut().map(|rank| summed(which(rank), dtype)), dtype);
     ranks.iter_mut().for_each(|rank| which(rank).fill(&narrowed(&sum, dtype).0));
 }
 
-/// What goes on between the collectives, for tests to look at.
+/// The point between collectives at which a test looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum After {
     Project,
     BackProject,
 }
 
-/// Runs a step on all ranks with these gradients.
+/// Runs a step on all ranks.
 pub(super) fn step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -177,7 +179,7 @@ pub(super) fn step(
 ) {
     for rank in &mut *ranks {
         let (gradients, sums) = (rank.gradients.address(), rank.sums.address());
-        // SAFETY: memory of the sizes that the program says.
+        // SAFETY: the memory has the program's sizes.
         unsafe {
             backend.encode_exchange(&rank.exchange, gradients, rank.message.address()).unwrap();
             backend.project_exchange(&rank.exchange, gradients, sums).unwrap();
@@ -197,7 +199,7 @@ pub(super) fn step(
     messages.fill(&bytes);
     for rank in &mut *ranks {
         let (sums, factors, means) = (rank.sums.address(), rank.factors.address(), rank.gradients.address());
-        // SAFETY: as before; the means take the gradients' places.
+        // SAFETY: as before; the means replace the gradients.
         unsafe {
             backend.average_exchange(&rank.exchange, sums, factors, means).unwrap();
             backend.finish_exchange(&rank.exchange, messages.address(), means).unwrap();
@@ -210,12 +212,12 @@ pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     ExchangeConfig { dtype, world: WORLD as u32, stream, gain, ..ExchangeConfig::default() }
 }
 
-/// `Err`, with the text, unless all numbers are near those expected, as part of the largest.
+/// `Err`, with a text, unless all numbers are close to the expected ones, relative to the largest.
 pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     near_as(what, found, expected, Dtype::F32)
 }
 
-/// The same of numbers of this type, which rounding may bring to another neighbour.
+/// The same for numbers of this type, which rounding may move to another neighbour.
 fn near_as(what: &str, found: &[f32], expected: &[f32], dtype: Dtype) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
     let apart = |x: f32| if dtype == Dtype::F32 { 0.0 } else { f64::from(x).abs() / 128.0 };
@@ -230,7 +232,7 @@ fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     if bits(found) == bits(expected) { Ok(()) } else { Err(what.into()) }
 }
 
-/// The last step's factor, its columns of zeros replaced by those of the start matrix.
+/// The last step's factor. Its zero columns are replaced by those of the start matrix.
 fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0; last.len()];
     start_matrix(stream, place.shape.cols(), place.rank as u32, &mut q).unwrap();
@@ -242,7 +244,7 @@ fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     q
 }
 
-/// A layer of a rank, as the core has it: what it offers and has remembered before.
+/// A layer of a rank according to the core: its sum of gradient and residual, and the residual before.
 struct Known<'a> {
     place: &'a Place,
     offered: &'a [f32],
@@ -251,7 +253,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Of all that a rank offers and has remembered.
+    /// The layer's part of all sums and residuals of a rank.
     fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32], reduce_dtype: Dtype) -> Known<'a> {
         let [offered, before] = [offered, before].map(|values| &values[place.values.clone()]);
         Known { place, offered, before, reduce_dtype }
@@ -267,7 +269,7 @@ impl Known<'_> {
         vec![!0; steps_workspace_len(self.place.shape, self.place.rank as u32)]
     }
 
-    /// What the first sum must have of it.
+    /// Checks the layer's part of the first sum.
     fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
         if self.place.setting == Setting::Dense {
             let shares: Vec<f32> = self.offered.iter().map(|x| x * SHARE).collect();
@@ -279,7 +281,7 @@ impl Known<'_> {
         near_as("P", found, &narrowed(&p, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// The factors that come of the sum: `p`, whose columns are orthonormal, and what is summed next.
+    /// Checks the factors made from the sum: `p`, with orthonormal columns, and the next summed values.
     fn check_factors(&self, sum: &[f32], p: &[f32], q: &[f32]) -> Result<(), String> {
         let Place { shape, rank, .. } = *self.place;
         let (mut expected_p, mut expected_q) = (sum.to_vec(), vec![0.0; q.len()]);
@@ -290,7 +292,7 @@ impl Known<'_> {
         near_as("Q", q, &narrowed(&expected_q, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// What is to be remembered when these are the factors.
+    /// The next residual for these factors.
     fn residual(&self, gain: f32, p: &[f32], q: &[f32]) -> Vec<f32> {
         let (_, mut sent) = narrowed(self.offered, self.reduce_dtype);
         if self.place.setting != Setting::Dense {
@@ -301,7 +303,7 @@ impl Known<'_> {
     }
 }
 
-/// Runs steps on the device beside the core's; the number of values compared.
+/// Runs steps on the device and in the core. Returns the number of compared values.
 fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
     let places = places(layers);
     let mut all = ranks(backend, layers, config);
@@ -386,7 +388,7 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
             compared += rank.elements;
         }
-        // Nothing is lost: what all ranks have sent is what the mean is, but for what the sum is rounded by.
+        // Nothing is lost: the mean is the mean of all sent values, up to the rounding of the sum.
         let apart = if reduce_dtype == Dtype::F32 { 1e-5 } else { 3e-2 };
         let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < apart);
         if !kept {
@@ -413,7 +415,7 @@ fn sums_factors_residuals_and_means_are_the_cores() {
     }
 }
 
-/// More than a warp looks through at a time.
+/// More layers than a warp searches at a time.
 #[test]
 fn many_small_layers_find_their_work() {
     let Some(mut backend) = backend(flavour(), 0) else { return };

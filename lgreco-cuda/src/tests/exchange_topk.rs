@@ -22,8 +22,9 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
-/// Layers of every layout of positions and type of values: gathered and not, several spans, odd ends, none at all, all of it, and the last
-/// three so large that not all of them has room; among others.
+/// Layers of every layout of positions and type of values: gathered and not gathered, several spans, odd ends, no
+/// elements, and all elements kept. The last three are so large that not all values have room. Other layers lie between
+/// them.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
@@ -65,7 +66,7 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// Payloads begin at multiples of 16, and what is between them is zeros: nobody sends bytes that were never written.
+/// Payloads begin at multiples of 16. The bytes between them must be zeros, so that no uninitialised bytes are sent.
 #[test]
 fn every_byte_of_a_message_is_written() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -88,8 +89,8 @@ pub(super) fn check_bytes(backend: &mut CudaBackend, layers: &[(Shape, Setting)]
     assert!(rest.is_empty());
 }
 
-/// Magnitudes that are equal, few, far apart, next to each other or next to nothing: some leave no room for what is
-/// gathered, and ties end everywhere.
+/// Magnitudes that are equal, few, far apart, adjacent, or tiny. Some leave no room for gathered values, and ties end
+/// everywhere.
 #[test]
 fn so_they_are_of_magnitudes_of_any_kind() {
     let layers = layers();
@@ -113,7 +114,8 @@ fn so_they_are_of_magnitudes_of_any_kind() {
     }
 }
 
-/// More ranks than a warp has lanes, each of which begins for one, and ranks that are left of those whose values are fetched at once.
+/// More ranks than a warp has lanes, where each lane starts with one. Some ranks remain after those whose values are
+/// fetched together.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let layers = [top(130, 97, 126, Dtype::F32), few(97, 21, 301, 5), top(7, 1, 7, Dtype::F16), few(64, 65, 2001, 2)];
@@ -140,7 +142,7 @@ fn spoiled_steps(backend: &mut CudaBackend) {
     let layers = layers();
     let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
     let mut ranks = ranks(backend, &layers, config);
-    // The last two are in layers of which not all is gathered.
+    // The last two are in layers that are not gathered completely.
     let steps: [(&[usize], usize, f32); 7] = [
         (&[], 0, 0.0),
         (&[1], 12_613, f32::NAN),
@@ -174,7 +176,7 @@ fn values_too_large_for_what_they_are_sent_in_are_faults() {
     }
 }
 
-/// Means are those of what the core decodes, or the payload's rank is at fault, and nothing else has changed.
+/// Means must be those of the core's decoded payloads, or the payload's rank is at fault. Nothing else may change.
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -207,7 +209,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         let culprit = random.word(0) as usize % 2;
         let number = random.word(2) as usize % layers.len();
         for flip in 0..1 + random.word(1) as u64 % 3 {
-            // Within one payload, so that bits that change places are found too.
+            // Changes stay within one payload, so that bits that move positions are tested too.
             let within = random.word(3 + flip) as usize;
             let (at, len) = place_of(&layers, number);
             bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);
@@ -240,14 +242,14 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     assert!(good > 10 && broken > 20, "{good} decoded, {broken} broken");
 }
 
-/// Where a layer's payload is in a message, and how long it is.
+/// Where a layer's payload is in a message, and its length.
 pub(super) fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
     let len = |(shape, setting): &(Shape, Setting)| setting.payload_len(*shape, Dtype::F32).unwrap();
     let before = layers[..number].iter().map(|layer| len(layer).next_multiple_of(16));
     (16 + before.sum::<usize>(), len(&layers[number]))
 }
 
-/// The means of two messages, if the core decodes all their payloads under the headers that they had.
+/// The means of two messages, if the core decodes all their payloads with the original headers.
 pub(super) fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: usize) -> Option<Vec<f32>> {
     let mut means = Vec::new();
     for (number, &(shape, _)) in layers.iter().enumerate() {
@@ -264,7 +266,7 @@ pub(super) fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8
     means.iter().all(|mean| mean.is_finite()).then_some(means)
 }
 
-/// Steps with an edited kernel.
+/// Runs steps with an edited kernel.
 fn edited(
     flavour: Flavour,
     steps: u64,
@@ -273,7 +275,7 @@ fn edited(
     let edits = edits.into_iter().map(|(from, to)| Edit { module: Module::Selection, from, to });
     let mut backend = CudaBackend::on(Box::new(Simt::edited(flavour, 2, edits.collect())?));
     let layers = layers();
-    // Ties, and more of them than there is room for; in two bits magnitudes that are far apart.
+    // Ties, more than there is room for; with two bits, magnitudes that are far apart.
     let two_bits = layers
         .iter()
         .position(|(_, setting)| matches!(setting, Setting::QuantisedTopK(few) if few.keep > 0 && few.bits == 2));
@@ -306,7 +308,7 @@ fn no_race_is_found_until_one_is_planted() {
 #[ignore = "slow"]
 fn planted_faults_are_found() {
     let edits = [
-        // A place for two bits is a place for one.
+        // The room for two bits is used for one.
         ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
         ("u32 size = fits ? positions.all : ", "u32 size = true ? positions.all : "),
         ("goes || has_all", "goes"),
@@ -320,7 +322,7 @@ fn planted_faults_are_found() {
         ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
-        // Of what there is no room for, where the sample is wrong.
+        // If the sample is wrong, the values find no room.
         let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
         let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));
         let Some(outcome) = edited(Flavour::Plain, 2, no_room.into_iter().chain([(from, to)])) else { return };

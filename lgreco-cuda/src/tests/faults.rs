@@ -1,4 +1,4 @@
-//! Data races and memory errors: that there are none, and that planted ones are found.
+//! Data races and memory errors: the kernels have none, and planted ones are found.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
@@ -14,17 +14,17 @@ use std::process::{Command, Output};
 
 #[test]
 fn no_kernel_has_a_data_race() {
-    // The order makes no difference: what counts is whether a barrier lies between two accesses.
+    // The order does not matter. The check only asks whether a barrier lies between two accesses.
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
 }
 
-/// Runs tests of this program in another process, under the sanitizers' library. `None` where there is none.
+/// Runs tests of this program in another process, under the sanitizers' library. `None` if there is no such library.
 fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     let library = Command::new("g++").arg("-print-file-name=libasan.so").output();
     let path = library.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    // Where it has no such file, g++ repeats the name.
+    // If g++ has no such file, it repeats the name.
     let Some(path) = path.filter(|path| path.contains('/')) else {
         unavailable("no g++ with an address sanitizer");
         return None;
@@ -34,7 +34,7 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     Some(command.env("ASAN_OPTIONS", "detect_leaks=0").output().unwrap())
 }
 
-/// All that the sanitizers bear.
+/// All tests that can run under the sanitizers.
 const SANITIZED: [&str; 29] = [
     "tests::conformance",
     "tests::exchange::payloads",
@@ -90,7 +90,7 @@ fn tensor() -> Tensor {
 }
 
 fn job<'a>(gradient: Gradient<'a>) -> Job<'a> {
-    // Buckets that several threads, and several warps, work on.
+    // Buckets that several threads, and several warps, share.
     let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1024, ..Qsgd::default() }, bits: &[2, 4] };
     Job { gradient, candidates, stream: Stream::default() }
 }
@@ -142,7 +142,7 @@ fn a_write_out_of_bounds_is_found() {
     assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
-/// The fault of the test above.
+/// The planted fault of the test above.
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {

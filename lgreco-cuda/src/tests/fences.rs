@@ -1,5 +1,5 @@
-//! What blocks of one launch tell each other: fences are on both sides of the atomic that says which block is the last one. The
-//! check for races finds each of them left out, and all are in the PTX that comes with the crate.
+//! Communication between blocks of one launch. Fences lie on both sides of the atomic that finds the last block. The
+//! race check must find each missing fence, and the shipped PTX must contain all fences.
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
@@ -21,16 +21,16 @@ enum What<'a> {
     Payload(Setting),
 }
 
-/// Work in which the last block reads what others have written, by a module's kernels. Which race is found in an edited one: `None`
-/// without g++, an empty text if there is none.
+/// Runs work in which the last block reads what other blocks wrote, with an edited module. Returns the race that is
+/// found: `None` without g++, and an empty text if there is no race.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
     let (rows, cols, what) = match module {
-        // More than one chunk. What the last k leave is few values, so that bins are refined.
+        // More than one chunk. The last k drop few values, so that bins are refined.
         Module::TopK => {
             (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
         }
-        // Several spans, all of which is kept.
+        // Several spans, all of which are kept.
         Module::Selection => {
             (40_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 })))
         }
@@ -46,7 +46,7 @@ fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> 
     Some(said)
 }
 
-/// Whether it can be done.
+/// Whether the work succeeds.
 fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> bool {
     match what {
         What::Row(candidates) => {
@@ -61,17 +61,17 @@ fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> boo
     }
 }
 
-/// As both `is_last` and `comes_last` have them.
+/// The code around the atomic, in both `is_last` and `comes_last`.
 const BEFORE: &str = "    __threadfence();\n    __syncthreads();\n";
 const AFTER: &str = "    __syncthreads();\n    __threadfence();\n";
 
-/// How `fresh` reads.
+/// The load of `fresh`.
 const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
 
-/// No release, or no acquire.
+/// Without release, or without acquire.
 const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
 
-/// Fences that are not of all threads that write or read, and no barrier between what they write and the atomic.
+/// Fences by only some of the threads that write or read, and a missing barrier between the writes and the atomic.
 const WITH_TOO_LITTLE: [(&str, &str); 3] = [
     (BEFORE, "    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n    __syncthreads();\n"),
     (BEFORE, "    __threadfence();\n"),
@@ -98,8 +98,8 @@ fn a_fence_that_orders_too_little_is_found() {
     }
 }
 
-/// Blocks read what others write later, which is as wrong as to read what others have written; or one that takes itself for the last
-/// empties what others read later.
+/// Blocks read what others write later, which is also a race. Or a block that wrongly takes itself for the last one
+/// clears what others read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
     for (module, from, kind) in some([
@@ -111,8 +111,8 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// Fences around the atomic, by its thread, do as well. What the fences order may be read by any load: so the check cannot tell
-/// whether `fresh` is one that no compiler leaves out or moves.
+/// Fences around the atomic, by its thread, are enough too. Any load may read what the fences order. So the check
+/// cannot tell whether the compiler may omit or move the load of `fresh`.
 #[test]
 fn other_ways_that_are_right_are_no_races() {
     let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
@@ -127,7 +127,7 @@ fn other_ways_that_are_right_are_no_races() {
     }
 }
 
-/// What a line of PTX does, as far as it is about the order of blocks; of atomics with the register that has the address.
+/// The effect of a line of PTX on the order of blocks. For atomics it has the register of the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event<'p> {
     Fence,
@@ -150,8 +150,8 @@ fn event(line: &str) -> Option<Event<'_>> {
     }
 }
 
-/// How many counters of blocks a kernel has: words that are added to and then become 0. An error if one is not between two fences
-/// with a barrier on either side of it.
+/// Number of block counters of a kernel: words that are added to and then reset to 0. An error unless each lies between
+/// two fences, with a barrier on either side.
 fn counters(body: &str) -> Result<usize, String> {
     let events: Vec<Event<'_>> = body.lines().filter_map(event).collect();
     let is_order = |event: &&Event<'_>| matches!(event, Event::Fence | Event::Barrier);
@@ -170,8 +170,8 @@ fn counters(body: &str) -> Result<usize, String> {
     Ok(found)
 }
 
-/// Kernels whose last block goes on with what others have found, in how many ways that are compiled apart; whether it reads that by
-/// `fresh`.
+/// Kernels whose last block continues with the results of others. They have the number of separately compiled counters,
+/// and whether the last block reads by `fresh`.
 const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::Exchange, "average", 1, false),
     (Module::ExchangeSums, "project", 1, false),
@@ -191,7 +191,7 @@ const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::PowerSgd, "gram", 1, false),
 ];
 
-/// Checks a module's kernels in PTX, and says what is wrong.
+/// Checks a module's kernels in PTX, and returns what is wrong.
 pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
         let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
@@ -207,7 +207,7 @@ pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `ptx` has what is there looked through.
+/// The check in `ptx` must notice missing lines.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
     for module in [Module::TopK, Module::PowerSgd] {

@@ -1,4 +1,4 @@
-//! TopK in few bits of one layer, from and to device memory, for which the processor's stands, against the core.
+//! TopK in few bits of one layer, from and to simulated device memory, against the core.
 #![allow(unsafe_code)]
 
 use super::memory::Held;
@@ -23,7 +23,7 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// What the core encodes.
+/// The core's payload.
 fn expected(setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, String> {
     let mut payload = vec![0xee; setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap()];
     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
@@ -31,7 +31,7 @@ fn expected(setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, Strin
     encoded.map(|_| payload).map_err(|error| error.to_string())
 }
 
-/// What is encoded to device memory.
+/// The payload that is encoded to device memory.
 fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, String> {
     let held = Held::new(gradient, 0);
     let len = setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap();
@@ -45,7 +45,7 @@ fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>
     Ok(bytemuck::cast_slice(&words)[..len].to_vec())
 }
 
-/// The bits of what is decoded from device memory.
+/// The bits of the values that are decoded from device memory.
 fn decoded(backend: &mut CudaBackend, setting: &Setting, shape: Shape, payload: &[u8]) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN.to_bits(); shape.elements()];
     let (from, to) = (payload.as_ptr().expose_provenance(), values.as_mut_ptr().expose_provenance());
@@ -69,7 +69,7 @@ fn check(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) 
     assert!(values == decoded_by_core(&payload, gradient.shape()), "{setting}: {:?}", values.err());
 }
 
-/// From one value kept to all of them, in every width and type; magnitudes of all kinds.
+/// From one kept value to all of them, in every width and type, with magnitudes of all kinds.
 #[test]
 fn payloads_on_the_device_are_the_cores() {
     for order in 0..3 {
@@ -89,7 +89,7 @@ fn payloads_on_the_device_are_the_cores() {
     }
 }
 
-/// There are means of nothing.
+/// Payloads have means even without elements.
 #[test]
 fn layers_without_elements_have_payloads() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -123,8 +123,8 @@ fn gradients_that_are_not_finite_are_told_of() {
     assert_eq!(told, 4 * (9 + 1 + 2), "the fourth is infinite in f16, and the last in bf16, too");
 }
 
-/// Payloads with positions of every kind, whose bodies have up to three bits changed: how many the core decodes and how many it
-/// refuses, all of them as the device.
+/// Payloads with positions of every kind, in which up to three bits of the body are changed. Returns how many the core
+/// decodes and how many it refuses; the device must agree.
 fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
     let of = |rows, cols, setting| (Shape::new(rows, cols).unwrap(), setting);
     let layers = [
@@ -143,7 +143,7 @@ fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
         for step in 0..if flavour() == Flavour::Plain { 120 } else { 30 } {
             let (random, mut payload) = (Stream { seed: 29, layer: number, step, ..Stream::default() }, good.clone());
             for flip in 0..1 + u64::from(random.word(0)) % 3 {
-                // Of the whole body, or of its first or last bytes.
+                // A byte of the whole body, or one of its first or last bytes.
                 let (at, body) = (random.word(2 + 2 * flip) as usize, payload.len() - HEADER_LEN);
                 let byte = [at % body, at % 16, body - 1 - at % 8, body - 1][random.word(1) as usize % 4];
                 payload[HEADER_LEN + byte] ^= 1 << (random.word(3 + 2 * flip) % 8);
@@ -190,7 +190,7 @@ fn planted_faults_are_found() {
     assert!(damaged(&mut backend).is_err());
 }
 
-/// As where a gradient is written to while it is encoded: what was the largest magnitude is so no more.
+/// Simulates a gradient that is overwritten while it is encoded, so that the largest magnitude changes.
 #[test]
 fn magnitudes_above_the_range_stay_within_the_bins() {
     let Some(mut backend) = edited(Module::Selection, "cut->high = largest;", "cut->high = cut->prefix;") else {
@@ -214,7 +214,7 @@ fn no_kernel_has_a_data_race() {
     }
 }
 
-/// In no order.
+/// Not in ascending order.
 const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
 
 fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
@@ -222,7 +222,7 @@ fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
 }
 
 fn check_row(backend: &mut CudaBackend, gradient: Gradient<'_>) {
-    // Where nothing is left out, what sending means costs is all there is, and known better.
+    // If all values are kept, the only error is that of sending bin means, which is known more precisely.
     for (keeps, relative) in [(&KEEPS[..], ROWS), (&KEEPS[1..2], 1e-7)] {
         let candidates = Candidates::QuantisedTopK { keeps, bits: &[3, 8, 1, 2, 7, 4, 6, 5] };
         check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
@@ -271,7 +271,8 @@ fn planted_faults_in_rows_are_found() {
     }
 }
 
-/// What rows of layers of these sizes are made of, where so many bytes of workspace are for all that is measured together.
+/// The result words of rows of layers with these values. `together` is the workspace for layers that are measured
+/// together.
 fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Vec<u64>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 2, edit)?));
     let mut word = 0;
@@ -288,7 +289,7 @@ fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Ve
     Some(gpu.read(results).unwrap())
 }
 
-/// Rows of layers, and of k, that are measured together are those of each alone, however many fit the workspace.
+/// Rows of layers, and of k, that are measured together must equal those of each alone, however many fit the workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let values: Vec<Vec<f32>> =
@@ -296,7 +297,7 @@ fn rows_do_not_depend_on_other_layers() {
     let Some(all) = words_of(&values, u64::MAX, None) else { return };
     let alone = values.chunks(1).flat_map(|layer| words_of(layer, u64::MAX, None).unwrap());
     assert_eq!(all, alone.collect::<Vec<_>>());
-    // One at a time, and two.
+    // One at a time, and two at a time.
     assert!([1, 80_000].into_iter().all(|together| words_of(&values, together, None).unwrap() == all));
     for (from, to) in [("all + top.first", "all"), ("errors + top.payload", "errors + number")] {
         let edit = Edit { module: Module::Selection, from, to };
@@ -308,7 +309,7 @@ fn rows_do_not_depend_on_other_layers() {
 fn no_row_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_row(&mut backend, Tensor::new(&values_of(KINDS[7]), 50, 100).gradients()[1]);
-    // Of which not all is gathered.
+    // Not all values are gathered.
     let large = Tensor::new(&uniform(33_001, 3), 33_001, 1);
     let candidates = Candidates::QuantisedTopK { keeps: &[16_500, 33_001], bits: &[2] };
     check_rows(&mut backend, &[Job { gradient: large.gradients()[0], candidates, stream: Stream::default() }], ROWS);

@@ -22,8 +22,8 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 200, "only {decoded} of them by the kernels");
 }
 
-/// Whose headers nobody reads and whose bodies are any: some values come out, or the check tells. The sanitizers see
-/// what is read or written elsewhere.
+/// Headers are not read, and bodies are arbitrary. Either some values come out, or the check reports an error. The
+/// sanitizers see reads or writes elsewhere.
 #[test]
 fn damaged_payloads_on_the_device_stay_where_they_are() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -35,12 +35,12 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
         for _ in 0..choices.byte() % 4 {
             choices.damage(&mut payload);
         }
-        // Exactly as long, and aligned to words.
+        // The memory is exactly as long, and aligned to words.
         let mut words: Vec<u32> = vec![0; payload.len().div_ceil(4)];
         bytemuck::cast_slice_mut(&mut words)[..payload.len()].copy_from_slice(&payload);
         let mut values = vec![0u32; shape.elements()];
         let (from, to) = (words.as_ptr().expose_provenance() as u64, values.as_mut_ptr().expose_provenance() as u64);
-        // SAFETY: the device is the processor; both are memory of these lengths until the check.
+        // SAFETY: the device is the processor; both memories have these lengths and live until the check.
         let enqueued = unsafe { backend.decode_on_device(&setting, shape, from, to) };
         match enqueued.map(|()| backend.check()) {
             Ok(Ok(())) => good += 1,
@@ -51,7 +51,7 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
     assert!(good > 100 && refused > 10 && method > 10, "{good} decoded, {refused} refused, {method} of other methods");
 }
 
-/// What fuzzing of this backend starts from, and inputs that were found to be at fault.
+/// The seeds of this backend's fuzzing, and inputs that once failed.
 #[test]
 fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_cuda");
@@ -63,7 +63,7 @@ fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let mut checked = 0;
     for entry in seeds.read_dir().unwrap() {
         let path = entry.unwrap().path();
-        eprintln!("{}", path.display()); // printed where the check fails
+        eprintln!("{}", path.display()); // It is printed if the check fails.
         check_decoding(&std::fs::read(&path).unwrap(), &mut backend, Products::Exact);
         checked += 1;
     }

@@ -1,5 +1,5 @@
-//! What the host hears of later: calls that neither wait nor allocate nor read back, through the stand-in for the driver, which does
-//! what is enqueued when somebody waits and not before.
+//! Results that reach the host later. Calls neither wait nor allocate nor read back. The stand-in for the driver does
+//! enqueued work only when the host waits.
 #![allow(unsafe_code)]
 
 use super::driver::{State, is_child, run, state};
@@ -15,13 +15,13 @@ fn with_the_fake(test: &str) {
     run("later", test, &[]);
 }
 
-/// The values at an address, to be written.
+/// The values at an address, for writing.
 fn values_mut(address: u64, count: usize) -> &'static mut [f32] {
-    // SAFETY: `device` gave as many, and nothing that is enqueued uses them yet.
+    // SAFETY: `device` allocated as many, and no enqueued work uses them yet.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
 }
 
-/// A copy that is enqueued, and what marks that it is there.
+/// An enqueued copy, and the event that marks its end.
 struct Copied {
     words: &'static [u64],
     event: sys::CUevent,
@@ -30,7 +30,8 @@ struct Copied {
 impl Copied {
     fn enqueue((address, bytes): (u64, usize), stream: sys::CUstream) -> Copied {
         let (mut to, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: page-locked memory of as many bytes, which stays; memory of the device that is there; a place for an event.
+        // SAFETY: the page-locked memory has as many bytes and stays; the device memory is valid; the pointer is valid
+        // for an event.
         unsafe {
             sys::cuMemHostAlloc(&mut to, bytes, 0).result().unwrap();
             to.cast::<u8>().write_bytes(0xee, bytes);
@@ -41,9 +42,9 @@ impl Copied {
         }
     }
 
-    /// Waits for it alone.
+    /// Waits for this copy only.
     fn words(&self) -> &'static [u64] {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         unsafe { sys::cuEventSynchronize(self.event).result().unwrap() };
         self.words
     }
@@ -67,7 +68,7 @@ fn faults_later() {
     let program = ExchangeProgram::new(&[(shape, qsgd(4)), (shape, top)], ExchangeConfig::default()).unwrap();
     let message = device(program.message_bytes());
     let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
-    // SAFETY: as large as the program says, and nothing else uses them.
+    // SAFETY: the memory has the program's sizes, and nothing else uses it.
     let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
     let steps = [(Some(7), false), (None, false), (Some(n + 3), true)].map(|(spoilt, infinite)| {
         let gradients = device(4 * elements);
@@ -79,7 +80,7 @@ fn faults_later() {
     backend.synchronise().unwrap();
     let before = state();
     let copies = steps.map(|gradients| {
-        // SAFETY: all is as large as the program says.
+        // SAFETY: all memory has the program's sizes.
         unsafe {
             backend.encode_exchange(&exchange, gradients, message).unwrap();
             backend.finish_exchange(&exchange, message, gradients).unwrap();
@@ -95,7 +96,7 @@ fn faults_later() {
     for (number, copy) in copies.iter().enumerate() {
         let outcome = exchange.outcome_of(bytemuck::cast_slice(copy.words())).unwrap();
         seen.push((outcome.step, outcome.failed, outcome.has_failed, outcome.rank, outcome.fault));
-        // What comes after it has not been waited for.
+        // The copies behind it have not been done yet.
         let later = copies[number + 1..].iter().all(|copy| copy.words[0] == 0xeeee_eeee_eeee_eeee);
         assert!(later, "step {number}");
     }
@@ -107,7 +108,7 @@ fn faults_later() {
     assert_eq!(state().waits, before.waits, "nobody has waited for the stream");
     assert_eq!(backend.exchange_outcome(&exchange).unwrap().fault, fault(1, 3));
     assert!(exchange.outcome_of(&[0; 8]).is_err());
-    // Anything else can be read, too.
+    // Arbitrary bytes can be decoded too.
     let bytes = exchange.outcome_address().1;
     for seed in 0..100 {
         let words = uniform(bytes / 4, seed);
@@ -153,7 +154,7 @@ fn rows_later() {
         gradients
     });
     let memory = device(DeviceWindow::bytes(&layers) as usize);
-    // SAFETY: as large as the window says.
+    // SAFETY: the memory has the window's size.
     let window = unsafe { backend.begin_window(&layers, memory) }.unwrap();
     let keeps: Vec<u32> = (1..=50).collect();
     let jobs = jobs((0..3).map(|layer| window.gradient(layer).unwrap()), &keeps);
@@ -161,7 +162,7 @@ fn rows_later() {
     let (workspace, results) = (device(bytes.workspace as usize + 256), device(bytes.results as usize));
     values_mut(workspace + bytes.workspace, 64).fill(7.0);
     let enqueue = |backend: &mut CudaBackend| {
-        // SAFETY: all is as large as was said.
+        // SAFETY: all memory has the stated sizes.
         unsafe {
             for (gradients, step) in steps.into_iter().zip(1..) {
                 let seen = [2, 0, 1].map(|layer| (layer, gradients + 4 * (layer * ROWS * COLS) as u64));
@@ -173,11 +174,11 @@ fn rows_later() {
         let norms = Copied::enqueue((window.norms_address(), 8 * 3), stream);
         (norms, Copied::enqueue((results, bytes.results as usize), stream))
     };
-    // Loads the kernels, and makes room for tables.
+    // The first call loads the kernels, and makes room for tables.
     let (_, first) = enqueue(&mut backend);
     let first = first.words();
     values_mut(results, bytes.results as usize / 4).fill(f32::NAN);
-    // What is enqueued first forgets it.
+    // The first enqueued work overwrites it.
     values_mut(memory, 1)[0] = 123.0;
     let before = state();
     let (norms, copy) = enqueue(&mut backend);
@@ -191,7 +192,7 @@ fn rows_later() {
     assert_eq!(state().waits, before.waits);
     assert!(values(workspace + bytes.workspace, 64).iter().all(|&x| x == 7.0), "beyond its memory");
     assert_eq!(backend.held_bytes(), 0);
-    // The same bits as where it waits, in memory of its own.
+    // The bits must equal those of the waiting call, which uses the backend's memory.
     let mut expected = rows.clone();
     expected.fill(0.0);
     backend.measure_device(&jobs, &mut expected).unwrap();
@@ -220,7 +221,7 @@ fn not_finite_later() {
     }
     let (mut backend, stream) = beside_a_trainer();
     let (shape, gradients) = (Shape::new(ROWS, COLS).unwrap(), device(4 * ROWS * COLS));
-    // SAFETY: as many values.
+    // SAFETY: there are as many values.
     let gradient = unsafe { DeviceGradient::new(gradients, Dtype::F32, shape) }.unwrap();
     let jobs = jobs([gradient; 1].into_iter(), &[5, 100]);
     let bytes = backend.rows_bytes(&jobs).unwrap();
@@ -230,18 +231,18 @@ fn not_finite_later() {
         let own = values_mut(gradients, ROWS * COLS);
         own.copy_from_slice(&uniform(ROWS * COLS, 3));
         own[77] = damage;
-        // SAFETY: as large as was said.
+        // SAFETY: the memory has the stated sizes.
         unsafe { backend.enqueue_rows(&jobs, workspace, results) }.unwrap();
         let words = Copied::enqueue((results, bytes.results as usize), stream).words();
         let found = backend.read_rows(&jobs, words, &mut rows);
         let expected = backend.measure_device(&jobs, &mut rows.clone());
-        // NaN is not equal to itself.
+        // NaN does not equal itself, so texts are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         assert!(found.unwrap_err().to_string().contains("element 77"), "{damage}");
     }
     let refused = [DeviceJob { candidates: Candidates::LoCo { groups: &[64] }, ..jobs[0] }];
     assert!(backend.rows_bytes(&refused).is_err());
-    // SAFETY: what is refused is not looked at.
+    // SAFETY: refused calls use no memory.
     unsafe {
         assert!(backend.enqueue_rows(&refused, workspace, results).is_err());
         assert!(backend.enqueue_rows(&jobs, workspace + 8, results).is_err());

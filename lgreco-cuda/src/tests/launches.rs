@@ -1,4 +1,4 @@
-//! How often a table of many layers asks the device for something, and what is said when it fails.
+//! Number of requests to the device for a table of many layers, and the errors when a request fails.
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
@@ -17,20 +17,20 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a device has been asked for.
+/// Requests to a device.
 #[derive(Default)]
 pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
-    /// What every byte that is read from the device is.
+    /// The value of every byte that is read from the device.
     pub(super) content: AtomicU8,
-    /// Unless 0, the ones that the calls' own TopK payload had, among words of `content`.
+    /// Unless 0: the number of ones in the calls' own TopK payload, among words of `content`.
     pub(super) ones: AtomicU32,
-    /// What all launches answer, if not that they are done.
+    /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
     pub(super) uploads: AtomicUsize,
     /// Words that were set, by address.
     pub(super) words: Mutex<BTreeMap<u64, u32>>,
-    /// Launches; other work that is enqueued; waits.
+    /// Numbers of launches, of other enqueued work, and of waits.
     pub(super) kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
     pub(super) launched: Kernels,
@@ -42,7 +42,7 @@ impl Calls {
     }
 }
 
-/// A device that does nothing else than to count.
+/// A device that only counts.
 pub(super) struct Counted(pub(super) Arc<Calls>);
 
 impl Device for Counted {
@@ -102,7 +102,7 @@ impl Device for Counted {
     }
 }
 
-/// What a table of 150 layers takes, each with a launch's most blocks for one.
+/// Requests for a table of 150 layers, each of which alone fills the most blocks of a launch.
 fn calls(candidates: Candidates<'_>) -> [usize; 3] {
     calls_of(&[Shape::new(768, 768).unwrap(); 150], candidates)
 }
@@ -111,7 +111,7 @@ fn calls_of(shapes: &[Shape], candidates: Candidates<'_>) -> [usize; 3] {
     calls_by(shapes, |_| candidates)
 }
 
-/// The same of layers with candidates of their own.
+/// The same for layers with different candidates.
 fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) -> [usize; 3] {
     let calls = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(calls.clone())));
@@ -129,9 +129,10 @@ fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) 
 #[test]
 fn a_table_waits_once_and_qsgds_layers_share_launches() {
     let qsgd = |base| calls(Candidates::Qsgd { base, bits: &[2, 3, 4, 5, 6, 7, 8] });
-    // As many layers per pair of launches and upload as have 192 blocks, of three each; results are cleared once.
+    // A pair of launches and an upload serve as many layers as have 192 blocks, with three blocks each. Results are
+    // cleared once.
     assert_eq!(qsgd(Qsgd::default()), [2 * 3, 3 + 1, 1]);
-    // Outside of tests as many blocks work together as take all of these layers.
+    // Outside of tests the block limit is large enough for all of these layers.
     MOST.set(2048);
     assert_eq!(qsgd(Qsgd::default()), [2, 1 + 1, 1]);
 }
@@ -144,7 +145,8 @@ fn layers_under_eden_share_launches() {
     assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
-/// Convolutions, biases and a matrix: a pair of launches for those with a sign and one for those without, twice.
+/// Convolutions, biases and a matrix. A pair of launches measures widths with a sign and another one widths without;
+/// both are needed twice.
 #[test]
 fn layers_of_mixed_sizes_and_shapes_share_launches() {
     let shapes = resnet_50();
@@ -153,7 +155,7 @@ fn layers_of_mixed_sizes_and_shapes_share_launches() {
     assert_eq!(row(&[1, 2, 3, 4, 5, 6, 7, 8]), [2 * 4, 4 + 1, 1]);
 }
 
-/// A table of all methods asks layer after layer: jobs of a method are brought together.
+/// A table of all methods has one layer after another, so jobs of a method must be brought together.
 #[test]
 fn layers_share_launches_whatever_lies_between_them() {
     let shapes = resnet_50();
@@ -176,30 +178,30 @@ fn layers_share_launches_whatever_lies_between_them() {
     backend.measure_device(&jobs, &mut vec![0.0; 7 * shapes.len()]).unwrap();
     MOST.set(before);
     let [launches, _, waits] = [0, 1, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed));
-    // QSGD's; TopK's; PowerSGD's.
+    // The launches of QSGD, TopK and PowerSGD.
     assert_eq!((launches, waits), (2 + 3 + 38, 1));
 }
 
 #[test]
 fn topks_layers_share_three_launches() {
-    // Of bins beyond 128 MiB there are several groups.
+    // If the bins exceed 128 MiB, there are several groups.
     for (values, keeps, groups) in
         [(Dtype::F32, 40, 1), (Dtype::F16, 40, 2), (Dtype::F32, 400, 2), (Dtype::F16, 400, 3)]
     {
         let keeps: Vec<u32> = (1..=keeps).collect();
         let [launches, others, waits] = calls(Candidates::TopK { values, keeps: &keeps });
-        // Bins are filled with zeros once; results, each time.
+        // Bins are filled with zeros once, and results each time.
         assert_eq!((launches, others, waits), (3 * groups, groups + 2, 1));
     }
 }
 
-/// All layers share five launches that write down what is kept, and four that measure it.
+/// All layers share five launches that write the kept values, and four that measure them.
 #[test]
 fn layers_under_topk_in_few_bits_share_nine_launches() {
     let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
     for keeps in [&[100, 3000, 50][..], &[100, 3000, 50, 7]] {
-        // And TopK's in full. Each has an upload and a clearing, but for what writes down: layers, their spans and their chunks are
-        // uploaded one by one, and what begins as zeros is in three places.
+        // TopK's launches in full are included. Each group has an upload and a clearing. The launches that write have
+        // more: layers, spans and chunks are uploaded one by one, and three places are cleared.
         assert_eq!(few(keeps), [3 + 5 + 4, 2 + (3 + 3) + 2 + 1, 1]);
     }
 }
@@ -222,7 +224,7 @@ fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     assert_eq!((shapes.len(), calls_by(&shapes, of_layer)[0]), (150, 3 + 5 + 2 * 4));
 }
 
-/// Layers share launches, as long as they share 512 MiB of workspace.
+/// Layers share launches as long as they share 512 MiB of workspace.
 #[test]
 fn powersgds_layers_share_launches() {
     let to_64 = &[1, 2, 4, 8, 16, 32, 64];
@@ -230,7 +232,7 @@ fn powersgds_layers_share_launches() {
     assert_eq!(of_transformer[0], 38);
     let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
     for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (to_64, 1), (&[500], 4)] {
-        // Each with a table, and counters that are cleared.
+        // Each group has a table, and counters that are cleared.
         assert_eq!(powersgd(1, ranks), [10 * groups, 2 * groups + 1, 1], "{ranks:?}");
         assert_eq!(powersgd(5, ranks), [38 * groups, 2 * groups + 1, 1], "{ranks:?}");
     }
@@ -252,7 +254,7 @@ fn what_travels_by_sums_takes_twelve_launches() {
     };
     for count in [1, 2, 150] {
         let program = ExchangeProgram::new(&layers(count), ExchangeConfig::default()).unwrap();
-        // SAFETY: a device that counts looks at no address.
+        // SAFETY: a counting device uses no address.
         let launches = unsafe {
             let exchange = backend.begin_exchange(program, 4096, 4096).unwrap();
             let mut launches = |call: &dyn Fn(&mut CudaBackend, &DeviceExchange) -> Result<(), Error>| {
@@ -281,7 +283,7 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
     let mut uploads = |setting| {
         let before = of_device.uploads.load(Ordering::Relaxed);
-        // SAFETY: a device that counts looks at no address.
+        // SAFETY: a counting device uses no address.
         unsafe {
             backend.encode_to_device(&setting, &gradient, Stream::default(), 256).unwrap();
             backend.decode_on_device(&setting, shape, 256, 4096).unwrap();
@@ -289,15 +291,15 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    // How its work is divided.
+    // The upload says how the work is divided.
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
-    // The number of elements to keep.
+    // The upload has the number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
     assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
-/// Five that encode, and one that writes the header and would note a fault; besides an upload and a copy. Two clearings are once for all
-/// calls.
+/// Five launches encode, and one writes the header and would record a fault. There are also an upload and a copy. Two
+/// clearings serve all calls.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
     let shape = Shape::new(640, 64).unwrap();
@@ -307,7 +309,7 @@ fn a_layer_under_topk_takes_six_launches() {
         let of_device = Arc::new(Calls::default());
         let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
         for (others, calls) in [(1 + 1 + 2, 1), (2 * (1 + 1) + 2, 2)] {
-            // SAFETY: a device that counts looks at no address.
+            // SAFETY: a counting device uses no address.
             unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
             let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
             assert_eq!(entries, ["sample", "offer", "refine", "count_kept", "write_kept", "end_payload"]);
@@ -317,7 +319,7 @@ fn a_layer_under_topk_takes_six_launches() {
     }
 }
 
-/// However many layers there are, and however mixed.
+/// The number and mixture of layers do not matter.
 #[test]
 fn an_exchange_takes_six_launches_and_four() {
     let of_device = Arc::new(Calls::default());
@@ -328,7 +330,7 @@ fn an_exchange_takes_six_launches_and_four() {
         let layers: Vec<_> = settings.iter().cycle().take(150).map(|&setting| (shape, setting)).collect();
         let program = ExchangeProgram::new(&layers, ExchangeConfig::default()).unwrap();
         let counted = || [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
-        // SAFETY: a device that counts looks at no address.
+        // SAFETY: a counting device uses no address.
         unsafe {
             let exchange = backend.begin_exchange(program, 256, 256).unwrap();
             let before = counted();
@@ -355,7 +357,7 @@ fn an_exchange_takes_six_launches_and_four() {
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 
-/// What the device says may be about work of another layer, or of none.
+/// An error of the device may concern work of another layer, or of none.
 #[test]
 fn failures_of_the_device_name_no_job() {
     let of_device = Arc::new(Calls::default());

@@ -1,4 +1,4 @@
-//! Gradients that lie in device memory, for which the processor's stands.
+//! Gradients in simulated device memory, which is the processor's.
 #![allow(unsafe_code)]
 
 use super::simt::flavour;
@@ -30,7 +30,7 @@ impl Held {
 
     pub(super) fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
         let address = (self.words.as_ptr().expose_provenance() + self.offset) as u64;
-        // SAFETY: the words live longer than what is made of them, and hold that many values.
+        // SAFETY: the words outlive the gradient, and hold that many values.
         unsafe { DeviceGradient::new(address, like.values().dtype(), like.shape()) }.unwrap()
     }
 }
@@ -80,7 +80,7 @@ fn gradients_are_compressed_where_they_are() {
     }
 }
 
-/// Jobs of a method share launches wherever they are among the others; each row has its place and its bits.
+/// Jobs of a method share launches wherever they are in the batch. Each row must keep its place and its bits.
 #[test]
 fn rows_of_mixed_jobs_are_those_of_each_alone() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -114,7 +114,7 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
     }
     assert_eq!(together, alone);
 
-    // The first that fails by number, though others share launches with jobs before it.
+    // The error is that of the first job by number, even if later jobs share launches with earlier ones.
     let mut values = uniform(61 * 47, 1);
     values[1000] = f32::NAN;
     let damaged = Tensor::new(&values, 61, 47);
@@ -187,11 +187,11 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let fine = small_held.gradient(&small.gradients()[0]);
         let mut other = [0u32; 8];
         let other = other.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: all of it lives, and is large enough.
+        // SAFETY: all memory is alive, and large enough.
         let found = unsafe {
             let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 64, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
-            // Calls that cannot fail have numbers too; those that are refused have none.
+            // Calls that cannot fail have numbers too; refused calls have none.
             backend.decode_on_device(&small, fine.shape(), other, out).unwrap();
             backend.decode_on_device(&small, Shape::new(0, 5).unwrap(), other, out).unwrap();
             assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
@@ -202,7 +202,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
             backend.check()
         };
-        // By way of the host, which is compared with the core elsewhere.
+        // Through the host, which other tests compare with the core.
         let mut expected = vec![0; len];
         match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
             (Ok(_), Ok(())) => {
@@ -220,7 +220,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
     }
 }
 
-/// As an all-gather of messages of equal length leaves them.
+/// The layout after an all-gather of messages of equal length.
 #[test]
 fn payloads_of_several_ranks_lie_one_after_another() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -242,7 +242,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
             let (mut expected, mut decoded) = (vec![0.0; 61 * 47], vec![f32::NAN; 61 * 47]);
             Portable.decode(payload, &mut expected).unwrap();
             let (from, to) = (payload.as_ptr().expose_provenance(), decoded.as_mut_ptr().expose_provenance());
-            // SAFETY: both live, and are large enough.
+            // SAFETY: both are alive, and large enough.
             unsafe { backend.decode_on_device(&setting, shape, from as u64, to as u64) }.unwrap();
             assert_eq!(backend.check(), Ok(()));
             assert!(decoded == expected, "{setting:?}");
@@ -263,7 +263,7 @@ fn a_check_is_due_after_so_many_calls() {
     }
 }
 
-/// As an exchange does, whose means take the gradients' places.
+/// An exchange does so: its means replace the gradients.
 #[test]
 fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };

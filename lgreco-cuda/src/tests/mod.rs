@@ -1,4 +1,4 @@
-//! The kernels on the processor, and their shipped code.
+//! Tests of the kernels on the processor, and of their shipped code.
 
 mod beyond;
 mod beyond_exchange;
@@ -51,15 +51,15 @@ use crate::kernels::Module;
 use crate::simt::{self, Flavour, Simt, unavailable};
 use std::sync::OnceLock;
 
-/// What rows agree within.
+/// Relative tolerance of rows.
 const ROWS: f64 = 1e-4;
 
-/// Whether the environment asks for all cases, not only for those that represent the others.
+/// Whether the environment requests all cases, and not only representative ones.
 fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// All of these cases if the environment asks for them; else one in six, of which each is another where a kernel's source changes.
+/// All cases if the environment requests them. Otherwise one in six; the choice changes with the kernels' sources.
 fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     const ONE_IN: usize = 6;
     static HASH: OnceLock<u64> = OnceLock::new();
@@ -73,12 +73,12 @@ fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     cases.into_iter().skip(first).step_by(ONE_IN).collect()
 }
 
-/// Faults that a test plants beside what it checks: all of them if the environment asks for all cases, else none.
+/// Faults that a test plants in addition to its checks: all if the environment requests all cases, otherwise none.
 fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
     faults.into_iter().filter(|_| is_full()).collect()
 }
 
-/// The backend with kernels that run on the processor.
+/// A backend whose kernels run on the processor.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, None)?)))
 }

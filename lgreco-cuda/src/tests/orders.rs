@@ -1,4 +1,5 @@
-//! Blocks of a grid in every order, one after another and a few at a time: the bits are the same, whichever comes last.
+//! Blocks of a grid in every order, one after another and several at a time. The bits must not depend on which block
+//! comes last.
 
 use super::exchange::{config, steps_of};
 use super::exchange_eden;
@@ -19,13 +20,13 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Forwards, and at random so that the second block of a grid comes last; with all cases backwards, too, and so that each block of the
-/// largest grid in which blocks loop comes last once.
+/// Forwards, and at random so that the second block of a grid comes last. With all cases also backwards, and once with
+/// each block of the largest looping grid as the last one.
 fn orders() -> Vec<i32> {
     if is_full() { (0..2 + MOST.get() as i32).collect() } else { vec![0, 3] }
 }
 
-/// Rows of all methods, of many more values than three blocks take at once, and a payload of PowerSGD.
+/// Rows of all methods, for many more values than three blocks process at once, and a payload of PowerSGD.
 fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
     let (many, few) = (Tensor::new(&uniform(20_003, 1), 20_003, 1), Tensor::new(&uniform(20_100, 2), 300, 67));
     let qsgd = |base| Candidates::Qsgd { base, bits: &[1, 2, 4, 8] };
@@ -83,7 +84,7 @@ fn what_travels_by_sums_has_the_same_bits() {
     }
 }
 
-/// The host's, too.
+/// They are also those of the host.
 #[test]
 fn what_is_gathered_has_the_same_bits() {
     let layers = [layers(), exchange_eden::layers()].concat();
@@ -94,21 +95,21 @@ fn what_is_gathered_has_the_same_bits() {
     }
 }
 
-/// What a check says with an edited kernel in this order.
+/// Whether a check with an edited kernel fails in this order.
 fn fails(order: i32, from: &'static str, to: &'static str, check: fn(&mut CudaBackend)) -> Option<bool> {
     let edit = Edit { module: Module::Selection, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Plain, order, Some(edit))?));
     Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&mut backend))).is_err())
 }
 
-/// A layer all of which is kept, so that no fault writes more; its spans are those of all blocks.
+/// Encodes a layer of which all values are kept, so that no fault writes more. All blocks have spans of it.
 fn one_layer(backend: &mut CudaBackend) {
     let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
     let few = Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 });
     check_encode(backend, &few, &tensor.gradients()[0], Stream::default());
 }
 
-/// Of what is kept, which is all.
+/// Measures a row in which all values are kept.
 fn one_row(backend: &mut CudaBackend) {
     let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
     let candidates = Candidates::QuantisedTopK { keeps: &[40_003], bits: &[3] };
@@ -118,7 +119,7 @@ fn one_row(backend: &mut CudaBackend) {
 
 const LAST: &str = "return before + own == all;";
 
-/// Each of these faults is of one block alone, and found where this one comes last.
+/// Each of these faults concerns one block, and is found if this block comes last.
 #[test]
 fn every_block_comes_last() {
     for (last, fault) in some(
@@ -137,8 +138,8 @@ fn every_block_comes_last() {
     }
 }
 
-/// What blocks that come in turn do not tell: that the last one need not be at an end of the grid, and that two may be on their
-/// way at once.
+/// Faults that blocks in turn do not reveal: the last block need not be at an end of the grid, and two blocks may run
+/// at once.
 #[test]
 #[ignore = "slow"]
 fn faults_that_blocks_in_turn_do_not_tell_are_found() {

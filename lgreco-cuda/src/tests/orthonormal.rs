@@ -1,4 +1,4 @@
-//! Orthonormal columns, of factors of any kind.
+//! Orthonormal columns of factors of any kind.
 
 use super::simt::{Flavour, Simt, flavour};
 use crate::gpu::{Gpu, Scratch};
@@ -6,7 +6,7 @@ use crate::powersgd::orthonormalise;
 use lgreco_testing::powersgd::{check_orthonormal, orthonormal_columns, uniform};
 use proptest::prelude::*;
 
-/// The columns, made orthonormal.
+/// Makes the columns orthonormal.
 fn orthonormal(flavour: Flavour, order: i32, columns: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour, order, None)?));
     let factor = gpu.upload(Scratch::Values, bytemuck::cast_slice(&columns.concat())).unwrap();
@@ -19,7 +19,7 @@ fn product(a: &[f64], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&x, &y)| x * f64::from(y)).sum()
 }
 
-/// How much of a column, as part of its norm, the orthonormal ones do not reach.
+/// The part of a column outside the span of the orthonormal columns, relative to its norm.
 fn left(column: &[f32], orthonormal: &[Vec<f32>]) -> f64 {
     let mut rest: Vec<f64> = column.iter().map(|&x| x.into()).collect();
     let norm = product(&rest, column);
@@ -33,8 +33,8 @@ fn left(column: &[f32], orthonormal: &[Vec<f32>]) -> f64 {
     if norm > 0.0 { (square / norm).sqrt() } else { 0.0 }
 }
 
-/// Products of a matrix whose columns fade, each to 10^-`fade` of the one before, with random columns: what power
-/// iterations begin with.
+/// Products of a matrix with random columns, as at the start of power iterations. Each column of the matrix is smaller
+/// than the one before by 10^-`fade`.
 fn fading(rows: usize, columns: usize, fade: f64, seed: u64) -> Vec<Vec<f32>> {
     let (matrix, mixed) = (uniform(rows * columns, seed), uniform(columns * columns, seed + 1));
     let weights: Vec<f64> = (0..columns).map(|c| 10f64.powf(-fade * c as f64)).collect();
@@ -75,7 +75,7 @@ proptest! {
     }
 }
 
-/// Gram matrices that do not fit shared memory make the same columns, and as many as the core.
+/// Gram matrices that do not fit shared memory must give the same columns, and as many as the core.
 #[test]
 fn more_columns_than_shared_memory_holds() {
     let mut columns = fading(300, 100, 0.03, 1);
@@ -92,7 +92,7 @@ fn more_columns_than_shared_memory_holds() {
     }
 }
 
-/// Where few rows are not zero, what rounding leaves of a dependent column has nowhere else to point to.
+/// If few rows are nonzero, the rounding rest of a dependent column lies in the same rows.
 #[test]
 fn columns_with_few_rows_become_zeros() {
     for seed in 0..30 {

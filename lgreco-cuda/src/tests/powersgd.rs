@@ -1,4 +1,4 @@
-//! PowerSGD: shapes that many blocks share, what its factors promise, and planted bugs.
+//! PowerSGD: shapes that many blocks share, properties of its factors, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
@@ -45,7 +45,7 @@ fn shapes_that_many_blocks_share() {
         let gradient = tensor.gradients()[0];
         let ranks = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60];
         let below = rows.min(cols) as u32;
-        // Full rank leaves rounding alone, which has no bound relative to itself.
+        // At full rank only rounding remains, which has no relative bound.
         let ranks: Vec<u32> = ranks.into_iter().filter(|&rank| rank < below).collect();
         let candidates = Candidates::PowerSgd { iterations: 1, ranks: &ranks };
         check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
@@ -92,8 +92,8 @@ fn zero_and_dependent_columns_become_zeros() {
     }
 }
 
-/// Matrices whose products with random columns are nearly dependent, or soon are: what the core says of them, but for
-/// 1e-10 of their squared norm, which is rounding.
+/// Matrices whose products with random columns are nearly dependent, or soon become so. Rows must equal the core's,
+/// except for 1e-10 of the squared norm, which is rounding.
 #[test]
 fn ill_conditioned_matrices_have_the_cores_rows() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -201,7 +201,7 @@ fn missing_barriers_are_found() {
     }
 }
 
-/// Edits of what a kernel computes change the numbers that the suite compares.
+/// Edits of a kernel's computation must change the numbers that the suite compares.
 #[test]
 #[ignore = "slow"]
 fn wrong_numbers_are_found() {
@@ -227,7 +227,8 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// How far a matrix of odd sides is from its payload's, as part of its norm, by a device and by the core, and the payload.
+/// Distance of a matrix of odd sides from its decoded payload, relative to its norm, for a device and for the core; and
+/// the payload.
 fn apart(backend: &mut dyn Backend, rank: u32, magnitude: f32) -> Option<([f64; 2], Vec<u8>)> {
     let (rows, cols) = (301, 77);
     let values: Vec<f32> = uniform(rows * cols, 12).iter().map(|x| x * magnitude).collect();
@@ -248,8 +249,8 @@ fn is_near([found, expected]: [f64; 2]) -> bool {
     (found - expected).abs() <= ROWS * expected
 }
 
-/// However warps divide columns among them, each is the same bits, and payloads lose what the core's lose: at moderate
-/// magnitudes, of which the first product knows none, and where it is made again.
+/// However warps divide the columns, each column must have the same bits. Payloads must lose as much as the core's.
+/// This is checked at moderate magnitudes, which the first product does not know, and where that product is made again.
 #[test]
 fn every_width_has_the_columns_of_the_widest() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -268,7 +269,7 @@ fn every_width_has_the_columns_of_the_widest() {
     }
 }
 
-/// Magnitudes that the first product cannot bear, or does not find.
+/// Magnitudes that the first product cannot handle, or does not find.
 #[test]
 #[ignore = "slow"]
 fn wrong_scales_are_found() {
@@ -292,7 +293,8 @@ fn wrong_scales_are_found() {
     }
 }
 
-/// Rows of layers that are measured together are, bit for bit, those of each alone, however many fit the workspace.
+/// Rows of layers that are measured together must equal those of each alone bit for bit, however many fit the
+/// workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let ranks = [3, 1, 2, 4, 5, 6, 7, 8, 9, 40, 17];
@@ -328,12 +330,12 @@ fn rows_do_not_depend_on_other_layers() {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
         assert!(found.iter().zip(&expected).all(near), "layer {layer}: {found:?}, not {expected:?}");
     }
-    // One at a time, and two.
+    // One at a time, and two at a time.
     assert_eq!(measured(1, &[0, 1, 2, 3]).unwrap(), together);
     assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());
 }
 
-/// What another type is sent in must not matter: f16 and bf16 are exact in f32.
+/// The element type must not matter: f16 and bf16 are exact in f32.
 #[test]
 fn all_types_make_the_same_payload() {
     let Some(mut backend) = backend(flavour(), 2) else { return };

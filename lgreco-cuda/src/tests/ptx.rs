@@ -1,4 +1,4 @@
-//! The PTX of every kernel that comes with the crate: rounding, contraction, fences, and accesses of memory.
+//! The PTX of every shipped kernel: rounding, contraction, fences, and memory accesses.
 
 use super::fences;
 use super::simt::entries;
@@ -28,7 +28,8 @@ fn arithmetic_fences_and_accesses_are_as_written() {
     }
 }
 
-/// Whether a line of PTX, if it is arithmetic of f32 or f64, rounds to nearest and may not be contracted: it has `.rn` then.
+/// Whether a line of PTX, if it is f32 or f64 arithmetic, rounds to nearest and cannot be contracted. It then has
+/// `.rn`.
 fn is_exact(line: &str) -> bool {
     let line = line.trim();
     let line = if line.starts_with('@') { line.split_once(' ').map_or("", |(_, rest)| rest.trim()) } else { line };
@@ -53,12 +54,13 @@ fn arithmetic_that_is_not_rounded_once_is_noticed() {
     }
 }
 
-/// Whether a line of PTX reads or writes memory of any kind, which costs every such access a look at its address.
+/// Whether a line of PTX accesses memory of any kind. Every such access must first look at its address, which costs
+/// time.
 fn is_generic(line: &str) -> bool {
     let line = if line.starts_with('@') { line.split_once(' ').map_or(line, |(_, rest)| rest.trim()) } else { line };
     let Some((operation, rest)) = line.split_once('.') else { return false };
     let kinds = ["global", "shared", "param", "const", "local"];
-    // Qualifiers of order, as of `volatile`, come first.
+    // Ordering qualifiers, such as those of `volatile`, come first.
     let of = rest.split(['.', ' ', '\t', ':']).find(|part| !["volatile", "relaxed", "gpu", "cta"].contains(part));
     ["ld", "st", "atom", "red"].contains(&operation) && !of.is_some_and(|of| kinds.contains(&of))
 }

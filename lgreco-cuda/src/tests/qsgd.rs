@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const WIDTHS: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];
 
-/// Every size of bucket that a block holds, and every kind of grid and rounding.
+/// Every bucket size that a block holds, and every kind of grid and rounding.
 fn fused_settings() -> impl Iterator<Item = Qsgd> {
     let sizes = (6..=12).map(|log| 1 << log);
     let kinds = [Scale::MaxNorm, Scale::MinMax].map(|scale| (scale, Rounding::Stochastic));
@@ -24,7 +24,7 @@ fn fused_settings() -> impl Iterator<Item = Qsgd> {
     sizes.flat_map(move |bucket| kinds.clone().map(move |(scale, rounding)| Qsgd { bits: 3, bucket, scale, rounding }))
 }
 
-/// Magnitudes that differ from bucket to bucket, and a stretch of one sign, where intervals lie beside zero.
+/// Magnitudes that differ from bucket to bucket, and a stretch of one sign, where intervals exclude zero.
 fn tensor(elements: usize) -> Tensor {
     let mut values = uniform(elements, 4);
     for (i, value) in values.iter_mut().enumerate() {
@@ -36,13 +36,13 @@ fn tensor(elements: usize) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// Where a gradient lies; the device's memory is the processor's.
+/// The memory of a gradient; the device's memory is the processor's.
 pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 
-/// The device refuses gradients in its memory under other buckets; the core compresses those of the host.
+/// The device refuses gradients in its memory under other buckets. The core compresses those of the host.
 #[test]
 fn other_buckets_are_refused_or_left_to_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -65,7 +65,7 @@ fn other_buckets_are_refused_or_left_to_the_core() {
     }
 }
 
-/// Layers that share launches, beside others that do not, and one that is not finite.
+/// Layers that share launches, others that do not, and one that is not finite.
 #[test]
 fn layers_in_device_memory_share_launches() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -132,7 +132,7 @@ fn every_bucket_that_a_block_holds_is_as_in_the_core() {
     }
 }
 
-/// Values that are not finite anywhere in a bucket, and in one that ends early.
+/// Values that are not finite anywhere in a bucket, and in a bucket that ends early.
 #[test]
 fn values_that_are_not_finite_are_found() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -168,7 +168,7 @@ fn no_kernel_has_a_data_race() {
     check_layers(&mut backend);
 }
 
-/// What the suite says of an edited kernel.
+/// What the suite reports for an edited kernel.
 fn said(flavour: Flavour, bucket: u32, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Qsgd, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));
@@ -188,7 +188,7 @@ fn missing_barriers_are_found() {
         let Some(said) = said(Flavour::Races, bucket, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
-    // A warp's barrier does not do for a bucket that several share.
+    // A warp's barrier is not enough for a bucket that several warps share.
     let Some(said) = said(Flavour::Races, 1024, "if (p.bucket > TILE) {", "if (false) {") else { return };
     assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
 }
@@ -201,7 +201,7 @@ fn wrong_numbers_are_found() {
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
         (256, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 9"),
-        // The usual case: one lane's largest; values at the layer's end; a quad's codes, and those of the last
+        // The usual case: one lane's largest value; values at the layer's end; a quad's codes, and those of the last
         // eight; sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
         (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),

@@ -1,5 +1,6 @@
-//! Memory traffic of kernels. How often an encoder of TopK reads a layer's values: what kernels load of gradients and of sums with
-//! residuals is counted, value by value; payloads and residuals are the core's. And how many sectors the stores of a warp touch.
+//! Memory traffic of kernels. These tests count how often a TopK encoder reads a layer's values: loads of gradients and
+//! of sums with residuals, value by value. Payloads and residuals must be the core's. They also count the sectors that
+//! a warp's stores touch.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, config, narrowed};
@@ -20,19 +21,19 @@ use lgreco_testing::powersgd::uniform;
 use libloading::Library;
 use std::sync::Mutex;
 
-/// What is watched is so by one test at a time.
+/// One test at a time may watch memory.
 static WATCHING: Mutex<()> = Mutex::new(());
 
-/// Sectors of 32 bytes that warps touch with their stores to this memory, for each sector's worth of bytes that they store: 1 at best.
+/// Sectors of 32 bytes that warps touch with stores to this memory, per 32 stored bytes; 1 is the best.
 fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
-    // SAFETY: the library that the backend has, which is loaded once, and whose entry points have these types.
+    // SAFETY: the backend uses the same library, which is loaded once. Its entry points have these types.
     let library = unsafe { Library::new(build(module, &module.source(), Flavour::Reads)) }.unwrap();
     // SAFETY: as above.
     let watch = unsafe { library.get::<unsafe extern "C" fn(u64, usize)>("cuda_shim_watch_stores") }.unwrap();
     // SAFETY: as above.
     let found = unsafe { library.get::<unsafe extern "C" fn(*mut u64)>("cuda_shim_stores") }.unwrap();
     let mut counts = [0u64; 2];
-    // SAFETY: only addresses are compared with the memory's; there is room for two counts.
+    // SAFETY: addresses are only compared with the memory's; there is room for two counts.
     unsafe {
         watch(memory.address, memory.bytes as usize);
         run();
@@ -42,15 +43,15 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     counts[1] as f64 / (counts[0] as f64 / 32.0)
 }
 
-/// How often kernels that `run` launches load each byte of this memory.
+/// How often the kernels that `run` launches load each byte of this memory.
 fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     let mut counts = vec![0u32; memory.bytes as usize];
-    // SAFETY: the library that the backend has, which is loaded once, and whose entry point has this type.
+    // SAFETY: the backend uses the same library, which is loaded once. Its entry point has this type.
     let library =
         unsafe { Library::new(build(Module::Selection, &Module::Selection.source(), Flavour::Reads)) }.unwrap();
     // SAFETY: as above.
     let watch = unsafe { library.get::<unsafe extern "C" fn(u64, usize, *mut u32)>("cuda_shim_watch") }.unwrap();
-    // SAFETY: counts are there until nothing is watched.
+    // SAFETY: the counts live until nothing is watched.
     unsafe { watch(memory.address, counts.len(), counts.as_mut_ptr()) };
     run();
     // SAFETY: as above.
@@ -58,7 +59,8 @@ fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     counts
 }
 
-/// Loads of a layer's values, of each on average: of gradients, of the last residuals, and of the sums that are the next ones.
+/// Average loads per value of a layer: of gradients, of the last residuals, and of the sums that become the next
+/// residuals.
 #[derive(Debug)]
 struct Reads {
     gradients: f64,
@@ -67,7 +69,7 @@ struct Reads {
 }
 
 impl Reads {
-    /// Whether gradients and residuals are read once and their sums so often, or a little more.
+    /// Whether gradients and residuals are read once and their sums `sums` times, or slightly more.
     fn is_step(&self, sums: f64, few: f64) -> bool {
         let is_once = [self.gradients, self.before].iter().all(|reads| (1.0..=1.0 + few).contains(reads));
         is_once && self.sums >= sums && self.gradients + self.sums <= 1.0 + sums + few
@@ -87,7 +89,7 @@ fn payload_of(setting: Setting, values: &[f32]) -> Vec<u8> {
     payload
 }
 
-/// Of a step of an exchange of this layer among others, which begins with residuals that are zeros.
+/// Counts the reads of an exchange step of this layer among others. Residuals are zeros before.
 fn of_exchange(backend: &mut CudaBackend, setting: Setting, (dtype, gain): (Dtype, f32), values: &[f32]) -> Reads {
     let (bytes, offered) = narrowed(values, dtype);
     let layers = [(Shape::new(values.len(), 1).unwrap(), setting)];
@@ -114,7 +116,7 @@ fn of_exchange(backend: &mut CudaBackend, setting: Setting, (dtype, gain): (Dtyp
     Reads { gradients: mean(&of_gradients[..bytes.len()], dtype.bytes()), before: mean(before, 4), sums: mean(sums, 4) }
 }
 
-/// Of a payload of this layer alone.
+/// Counts the reads for a payload of this layer alone.
 fn of_payload(backend: &mut CudaBackend, setting: Setting, dtype: Dtype, values: &[f32]) -> Reads {
     let (bytes, offered) = narrowed(values, dtype);
     let mut watched = Memory::new(bytes.len() as u64);
@@ -135,17 +137,17 @@ fn counting() -> Option<CudaBackend> {
 }
 
 const COUNT: usize = 100_003;
-/// Reads of a value beyond those of all: of a sixteenth, and again of what is gathered.
+/// Average additional reads per value: a sixteenth for the sample, and repeated reads of gathered values.
 const FEW: f64 = 1.0 / 16.0 + 0.15;
-/// Of the sample of a layer of which nothing is gathered.
+/// Average reads per value for the sample, if a layer is not gathered.
 const SAMPLE: f64 = 65_537.0 / COUNT as f64;
 
 fn top(keep: usize, values: Dtype) -> Setting {
     Setting::TopK(TopK { keep: keep as u32, values })
 }
 
-/// Layers that keep more than 7 of 32 values, whatever is sent, of values of many kinds; where the sample is right. Values that
-/// reach the bound are loaded once more at once, which the cache has.
+/// Layers that keep more than 7 of 32 values, for any sent type and many kinds of values, if the sample is right.
+/// Values that reach the bound are loaded again at once, from the cache.
 #[test]
 fn values_of_layers_that_keep_much_are_read_four_times() {
     let _alone = WATCHING.lock();
@@ -163,8 +165,8 @@ fn values_of_layers_that_keep_much_are_read_four_times() {
     }
 }
 
-/// So are values of layers that keep little, where there is no room for what is gathered: fewer than k are not zeros, or many are the
-/// same. A sixteenth is drawn at random besides.
+/// Layers that keep few values, if gathered values find no room: fewer than k values are nonzero, or many are equal.
+/// The sample also reads a random sixteenth.
 #[test]
 fn ties_are_read_four_times_at_most() {
     let _alone = WATCHING.lock();
@@ -179,8 +181,8 @@ fn ties_are_read_four_times_at_most() {
     }
 }
 
-/// Small layers, as biases and norms are, have room for all that is gathered. A sixteenth is read besides, and what one block reads
-/// again to find the cut.
+/// Small layers, such as biases and norms, have room for all gathered values. The sample also reads a sixteenth, and
+/// one block reads some values again to find the cut.
 #[test]
 fn small_layers_are_read_twice_at_most() {
     let _alone = WATCHING.lock();
@@ -204,7 +206,7 @@ fn small_layers_are_read_twice_at_most() {
     }
 }
 
-/// Of those that keep little what is gathered is little, too, and nothing is read again.
+/// Small layers that keep few values gather few values, so nothing is read again.
 #[test]
 fn small_layers_that_keep_little_are_read_once() {
     let _alone = WATCHING.lock();
@@ -229,14 +231,14 @@ fn stores_of_a_warp_fill_whole_sectors() {
         let mut memory = Memory::new(program.memory_bytes());
         let sizes = [4 * shape.elements() as u64, program.residual_bytes(), program.message_bytes() as u64];
         let mut memories = sizes.map(|bytes| Memory::new(bytes + 16));
-        // They begin with a sector.
+        // They begin at a sector.
         let at = |memory: &mut Memory, bytes| Part { address: memory.address().next_multiple_of(32), bytes };
         let [own, to, of_message] = [0, 1, 2].map(|which| at(&mut memories[which], sizes[which]));
         let skipped = (own.address - memories[0].address()) as usize;
         memories[0].fill(&[&vec![0; skipped], bytemuck::cast_slice(&values)].concat());
-        // SAFETY: memory of the sizes that the program says, which lives until all is done.
+        // SAFETY: the memory has the program's sizes, and lives until all work is done.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), to.address) }.unwrap();
-        // SAFETY: as above; the means take the gradients' places.
+        // SAFETY: as above; the means replace the gradients.
         let mut encode = || unsafe { backend.encode_exchange(&exchange, own.address, of_message.address) }.unwrap();
         let of_codes = Part { address: of_message.address + 512, bytes: of_message.bytes - 512 };
         let found = [sectors(Module::Exchange, to, &mut encode), sectors(Module::Exchange, of_codes, &mut encode)];

@@ -1,4 +1,4 @@
-//! What is reserved is all that calls take, and what was said beforehand.
+//! Reserved memory is all that calls allocate, and equals the predicted size.
 #![allow(unsafe_code)]
 
 use super::launches::{Calls, Counted};
@@ -22,7 +22,7 @@ fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> De
     DeviceJob { gradient: DeviceGradient::of_part(part, dtype, shape), candidates, stream: Stream::default() }
 }
 
-/// Jobs of one method whose largest layer is neither the first nor the last, and whose candidates do not ascend.
+/// Jobs of one method. The largest layer is neither the first nor the last, and candidates are not in ascending order.
 fn jobs(candidates: Candidates<'_>) -> Vec<DeviceJob<'_>> {
     [(300, 70, Dtype::F32), (64, 64, Dtype::Bf16), (700, 900, Dtype::F16), (130, 5, Dtype::F32)]
         .map(|(rows, cols, dtype)| job(candidates, rows, cols, dtype))
@@ -42,11 +42,12 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
 }
 
-/// Makes a call for all jobs and candidates. What comes of it depends on what the device answers, and does not matter.
+/// Makes a call for all jobs and candidates. Results depend on the device's answers and are ignored.
 fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
     if call == Call::Measure {
         let _ = backend.measure_device(jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()]);
-        // Where one fails, what its values decide is not asked of those after it.
+        // After a failing job, requests that depend on the values of later jobs are not made. So each job also runs
+        // alone.
         for job in jobs {
             let _ = backend.measure_device(&[*job], &mut vec![0.0; job.candidates.len()]);
         }
@@ -69,7 +70,7 @@ fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[Device
 fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting: &Setting) {
     let (shape, stream) = (job.gradient.shape(), job.stream);
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
-    // SAFETY: a device that counts looks at no address.
+    // SAFETY: a counting device uses no address.
     unsafe {
         let _ = match call {
             Call::Measure => return,
@@ -84,7 +85,8 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
     }
 }
 
-/// What was read decides what else is done: nothing is known, values near the largest, none of them finite.
+/// The bytes read from the device decide what else is done: all values zero, values near the largest, and no finite
+/// values.
 const CONTENTS: [u8; 3] = [0, 0x7f, 0xff];
 
 fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
@@ -124,7 +126,7 @@ fn what_is_reserved_is_what_calls_take() {
     }
 }
 
-/// Of a tall matrix `P` is what is large: encoders make it where it is sent.
+/// For a tall matrix `P` is large. Encoders make it in place, in the payload.
 #[test]
 fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let rows = 1 << 18;

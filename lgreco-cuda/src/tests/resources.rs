@@ -1,13 +1,13 @@
-//! Registers, shared memory and local memory of every shipped kernel, read out of the machine code.
+//! Registers, shared memory and local memory of every shipped kernel, read from the machine code.
 
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
 use std::collections::BTreeMap;
 
-/// What one kernel uses.
+/// Resources of one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
-    /// Per thread.
+    /// Registers per thread.
     registers: u32,
     /// Static shared memory in bytes. From 9.0 on it includes 1,024 bytes that the system keeps for itself.
     shared: u32,
@@ -46,13 +46,13 @@ const MORE: [(&str, u32, u32); 24] = [
     ("topk.cu/count_", 64, 34 << 10),
 ];
 
-/// The bounds of a kernel, by its name or by what its name begins with.
+/// The bounds of a kernel, by its name or by a prefix of its name.
 fn bound(kernel: &str) -> Use {
     let more = MORE.iter().find(|(name, ..)| kernel == *name || name.ends_with('_') && kernel.starts_with(name));
     more.map_or(USUAL, |&(_, registers, shared)| Use { registers, shared, local: 0 })
 }
 
-/// What each kernel uses, for each architecture.
+/// The resources of each kernel, for each architecture.
 fn shipped_kernels() -> Vec<(String, Architecture, Use)> {
     let mut all = Vec::new();
     for module in Module::ALL {
@@ -66,7 +66,7 @@ fn shipped_kernels() -> Vec<(String, Architecture, Use)> {
     all
 }
 
-/// Where kernels use more than `bound` says.
+/// Kernels that use more than `bound` allows.
 fn excesses(kernels: &[(String, Architecture, Use)], bound: impl Fn(&str) -> Use) -> Vec<String> {
     let exceeds = |name: &str, used: Use| {
         let most = bound(name);
@@ -105,21 +105,21 @@ fn more_than_the_bounds_is_noticed() {
     assert_eq!(excesses(&planted, bound).len(), 1);
 }
 
-/// Attributes of the section `.nv.info`: a format, a number, and the length of what follows. That of these numbers is a symbol's
-/// index and a word.
+/// Attributes of the section `.nv.info`: a format, a number, and the length of the content. For these numbers the
+/// content is a symbol's index and a word.
 const SIZED: u8 = 4;
 const REGISTERS: u8 = 0x2f;
 const FRAME: u8 = 0x11;
 const LEAST_STACK: u8 = 0x12;
 
-/// A section: its name, its bytes, and its size, which is more where the file has no bytes of it.
+/// A section: its name, its bytes, and its size. The size is larger than the bytes if the file does not store them.
 struct Section<'c> {
     name: &'c str,
     bytes: &'c [u8],
     size: u64,
 }
 
-/// All kernels of a cubin, by name; `None` where it is not one.
+/// All kernels of a cubin, by name; `None` if it is not a cubin.
 fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
     let sections = sections(cubin)?;
     let named = |name| sections.iter().find(|section| section.name == name).map(|section| section.bytes);
@@ -144,7 +144,7 @@ fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
             continue;
         }
         let (payload, others) = rest.split_at_checked(size)?;
-        // Functions that a kernel calls have frames, too.
+        // Functions that a kernel calls have frames too.
         if let (REGISTERS | FRAME | LEAST_STACK, Some(index), Some(value)) =
             (attribute, word(payload, 0), word(payload, 4))
         {

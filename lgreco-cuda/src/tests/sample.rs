@@ -1,4 +1,4 @@
-//! TopK's payloads whatever the sample tells: bounds that are too high, too low or nowhere near, and samples at random.
+//! TopK's payloads for any sample: bounds that are too high, too low or far off, and random samples.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::{layers, of};
@@ -13,7 +13,7 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode};
 use lgreco_testing::powersgd::uniform;
 
-/// A backend that selects by an edited module.
+/// A backend whose selection module is edited.
 pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) -> Option<CudaBackend> {
     let edit = Edit { module: Module::Selection, from, to };
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, Some(edit))?)))
@@ -22,18 +22,18 @@ pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'sta
 /// Hardly any values are drawn.
 const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
-/// What leads every layer another way than the usual one.
+/// Edits that force every layer off the usual path.
 const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All do, and large layers have no room for them.
+    // All values do, and large layers have no room for them.
     ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
-    // The k-th largest is below the narrow bins, or above them.
+    // The k-th largest value is below the narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
 ];
 
-/// Values of each kind, by their index and by uniform ones.
+/// Values of each kind, from their index and uniform values.
 pub(super) const KINDS: [fn(usize, f32) -> f32; 8] = [
     |_, x| x,
     |_, _| 0.0,
@@ -75,7 +75,7 @@ fn buckets_do_not_depend_on_the_bound_nor_on_the_bins() {
     }
 }
 
-/// Of one layer, in every type, from one value kept to all of them.
+/// Payloads of one layer, in every type, from one kept value to all of them.
 #[test]
 fn nor_do_payloads_of_one_layer() {
     for (number, (from, to)) in some(ELSEWHERE.into_iter().chain([SMALL]).enumerate()) {
@@ -96,7 +96,7 @@ fn nor_do_payloads_of_one_layer() {
     }
 }
 
-/// Bell-shaped, and of many more values than are drawn.
+/// Bell-shaped values, many more than are drawn.
 fn bells() -> Tensor {
     let size = 400_003;
     let bell: Vec<f32> = uniform(4 * size, 7).as_chunks::<4>().0.iter().map(|four| four.iter().sum()).collect();
@@ -110,7 +110,7 @@ fn check_bells(backend: &mut CudaBackend, keeps: &[u32]) {
     }
 }
 
-/// The same payloads come out where the slow way leads nowhere.
+/// The same payloads must result if the slow path does nothing.
 #[test]
 fn a_layer_at_large_takes_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
@@ -118,7 +118,7 @@ fn a_layer_at_large_takes_no_slow_way() {
     check_bells(&mut backend, &[400, 4000, 40_000, 200_000, 399_000, 400_003]);
 }
 
-/// The same payloads come out where nothing can be read again.
+/// The same payloads must result if nothing can be read again.
 #[test]
 fn what_may_be_kept_of_a_layer_at_large_has_room() {
     let again = "return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};";

@@ -1,4 +1,4 @@
-//! Buckets on the device in the suite of all spaces.
+//! Buckets on the device, in the common suite of exchange memories.
 #![allow(unsafe_code)]
 
 use super::exchange::Memory;
@@ -13,7 +13,7 @@ use lgreco::compress::Setting;
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
-/// The imitated device's, which is the processor's.
+/// The imitated device's memory, which is the processor's.
 impl memory::Memory for Memory {
     fn new(bytes: u64) -> Self {
         Memory::new(bytes)
@@ -33,39 +33,39 @@ impl memory::Memory for Memory {
 
     unsafe fn read(address: u64, bytes: &mut [u8]) {
         let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises it.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 
     unsafe fn write(address: u64, bytes: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises it.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
 
-/// Whether kernels can be run.
+/// Whether kernels can run here.
 fn is_there() -> bool {
     backend(flavour(), 0).is_some()
 }
 
 fn open<const SHARDED: bool>(members: &[Member], _: bool, world: u32) -> OnDevice<Memory, SHARDED> {
-    // Threads of a block run in another order where there are more ranks.
+    // The order of a block's threads depends on the number of ranks.
     OnDevice::new(backend(flavour(), world as i32 - 1).expect("g++, as before"), members)
 }
 
-/// Those with few elements.
+/// The members with few elements.
 fn small(mut members: Vec<Member>) -> Vec<Member> {
     members.retain(|member| member.shape.elements() < 3000);
     members
 }
 
-/// Under the sanitizers, those with few elements.
+/// All members; under the sanitizers, those with few elements.
 fn bearable(members: Vec<Member>) -> Vec<Member> {
     if flavour() == Flavour::Plain { members } else { small(members) }
 }
 
-/// Those under PowerSGD or none.
+/// The members that are under PowerSGD or uncompressed.
 fn powersgds(dtype: Dtype) -> Vec<Member> {
     let mut members = all_members_of(dtype);
     members.retain(|member| matches!(member.setting, Setting::PowerSgd(_) | Setting::Dense));
@@ -108,8 +108,9 @@ fn no_race_is_found() {
     }
 }
 
-/// Several layers under PowerSGD, which share launches, and uncompressed ones, on two ranks and three: with sums in bf16, or with
-/// columns that a block makes one after another, whose sums in bf16 may be further apart than the suite allows.
+/// Several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. Either with
+/// sums in bf16, or with columns that a block makes one after another; the latter's bf16 sums may differ by more than
+/// the suite allows.
 fn powersgds_under_the_race_check(halves: bool, edit: Option<Edit>) {
     let mut members = small(powersgds(Dtype::F32));
     if !halves {
@@ -162,7 +163,7 @@ fn damage_is_found_as_by_the_host() {
     }
 }
 
-/// Which check finds it.
+/// The check that finds the fault.
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Steps,

@@ -1,5 +1,5 @@
-//! The order of what is enqueued in several streams, and captures of one of them, through the stand-in for the driver, which
-//! runs what nothing orders as `FAKE_CUDA_ORDER` says.
+//! Order of work in several streams, and captures of one of them, through the stand-in for the driver.
+//! `FAKE_CUDA_ORDER` decides the order of unordered work.
 #![allow(unsafe_code)]
 
 use super::driver::{is_child, run, run_in_all_orders, state, trainer};
@@ -19,10 +19,10 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     run("streams", test, variables)
 }
 
-/// Has what is enqueued in `later` from now on come after what is in `earlier`.
+/// Orders later work of stream `later` behind the present work of `earlier`.
 fn order(earlier: CUstream, later: CUstream) {
     let mut event = null_mut();
-    // SAFETY: a place for an event; the streams live.
+    // SAFETY: the pointer is valid for an event; the streams are alive.
     unsafe {
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         sys::cuEventRecord(event, earlier).result().unwrap();
@@ -30,12 +30,12 @@ fn order(earlier: CUstream, later: CUstream) {
     }
 }
 
-/// The gradient that `payload` is of, in the device's memory, and its address. The copy is waited for if it is to be `ordered`
-/// with what other streams do later.
+/// The gradient of `payload` in device memory, and its address. If `ordered`, the call waits for the copy, so that
+/// later work of other streams comes after it.
 fn gradient_copied(ordered: bool) -> (DeviceGradient, u64) {
     let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
     let shape = Shape::new(ROWS, COLS).unwrap();
-    // SAFETY: as many values.
+    // SAFETY: there are as many values.
     unsafe {
         sys::cuMemcpyHtoD_v2(address, values.as_ptr().cast(), 4 * ROWS * COLS).result().unwrap();
         if ordered {
@@ -49,7 +49,8 @@ fn gradient() -> (DeviceGradient, u64) {
     gradient_copied(true)
 }
 
-/// Both extremes of the orders, by whether the second of two operations, that nothing orders, runs before the first.
+/// Runs a test in both extreme orders. The test prints whether the second of two unordered operations runs before the
+/// first.
 fn extremes(test: &str) {
     let texts = run_in_all_orders("streams", test, &[]);
     let expected = [("latest", true), ("others", false), ("earliest", false)];
@@ -63,13 +64,13 @@ fn streams_that_no_event_orders_are_found() {
     run_in_all_orders("streams", "two_streams", &[]);
 }
 
-/// Whether one stream's payload is decoded by another that does or does not wait for it.
+/// Whether one stream's payload is decoded correctly by another stream, which waits for it if `ordered`.
 fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
     let mut expected = vec![0.0; ROWS * COLS];
     Portable.decode(&payload(&qsgd(4)), &mut expected).unwrap();
     let ((gradient, _), sent, received) = (gradient(), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
     let [encoder, decoder] = backends;
-    // SAFETY: more than a payload, and as many values.
+    // SAFETY: there is room for more than a payload, and for as many values.
     unsafe {
         encoder.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
         if ordered {
@@ -82,12 +83,13 @@ fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered:
     done && values(received, ROWS * COLS) == expected
 }
 
-/// Whether a payload is right although another stream, that does or does not wait for it, clears the gradient afterwards.
+/// Whether a payload is correct although another stream clears the gradient afterwards. That stream waits for the
+/// encoder if `ordered`.
 fn is_sent(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
     let ((gradient, address), expected) = (gradient(), payload(&qsgd(4)));
     let mut sent = vec![0; expected.len()];
     let target = device(4 * ROWS * COLS);
-    // SAFETY: more than a payload; the gradient's own length.
+    // SAFETY: there is room for more than a payload; the gradient has this length.
     unsafe {
         backends[0].encode_to_device(&qsgd(4), &gradient, Stream::default(), target).unwrap();
         if ordered {
@@ -123,8 +125,8 @@ fn two_streams() {
     }
 }
 
-/// The fault that `examples/on_device` once had: the null stream does not wait for a backend's own stream, and a wait for the whole
-/// context runs both in any order.
+/// A fault that `examples/on_device` once had. The null stream does not wait for a backend's own stream, and a wait for
+/// the whole context runs both in any order.
 #[test]
 fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
     extremes("copied_after");
@@ -141,7 +143,7 @@ fn copied_after() {
     let ((gradient, _), expected) = (gradient(), payload(&qsgd(4)));
     let mut is_copied = |ordered: bool| {
         let ([sent, copied], mut found) = ([(); 2].map(|()| device(expected.len())), vec![0; expected.len()]);
-        // SAFETY: as long as the payload.
+        // SAFETY: the memory is as long as the payload.
         unsafe {
             backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
             if ordered {
@@ -158,7 +160,8 @@ fn copied_after() {
     println!("reversed: {}", !is_copied(false));
 }
 
-/// The same: a copy from pageable memory may be under way when the call returns, and a backend's own stream does not wait for it.
+/// The same for uploads. A copy from pageable memory may be under way when the call returns, and a backend's own stream
+/// does not wait for it.
 #[test]
 fn uploads_that_no_backend_waits_for_are_found() {
     extremes("uploaded_before");
@@ -176,10 +179,10 @@ fn uploaded_before() {
     let mut is_uploaded = |ordered: bool| {
         let ((gradient, _), mut found) = (gradient_copied(ordered), vec![0; expected.len()]);
         let sent = device(expected.len());
-        // SAFETY: as long as the payload.
+        // SAFETY: the memory is as long as the payload.
         unsafe {
             backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
-            // What the memory held before need not be finite.
+            // The previous content of the memory need not be finite.
             let _ = backend.check();
             sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), sent, expected.len()).result().unwrap();
         }
@@ -189,7 +192,7 @@ fn uploaded_before() {
     println!("reversed: {}", !is_uploaded(false));
 }
 
-/// Neither freeing memory, nor destroying a stream, nor unloading a module runs what is enqueued.
+/// Freeing memory, destroying a stream and unloading a module do not run enqueued work.
 #[test]
 fn only_waits_are_waits() {
     with_the_fake("no_waits", &[("FAKE_CUDA_ORDER", "latest")]);
@@ -204,7 +207,7 @@ fn no_waits() {
     let ([stream, other], words) = ([trainer(0).1, trainer(0).1], [device(4), device(4)]);
     let (mut of_stream, freed) = (0, device(4));
     let now = || words.map(|word| values(word, 1)[0].to_bits());
-    // SAFETY: words, and streams and memory that are used no more when they are given back.
+    // SAFETY: these are words, and streams and memory that are unused when they are released.
     unsafe {
         sys::cuMemAllocAsync(&mut of_stream, 4, stream).result().unwrap();
         sys::cuMemsetD32Async(of_stream, 7, 1, stream).result().unwrap();
@@ -235,7 +238,7 @@ fn places() {
     let stream = trainer(0).1;
     let (mut event, words) = (null_mut(), device(8));
     let now = || values(words, 2).to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    // SAFETY: two words, and places for handles.
+    // SAFETY: there are two words, and the pointers are valid for handles.
     unsafe {
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_SUCCESS, "never recorded");
@@ -267,11 +270,11 @@ fn pageable() {
     let (stream, word) = (trainer(0).1, device(4));
     let mut bits = 7u32;
     assert_eq!(state().pageable, 0);
-    // SAFETY: a word each.
+    // SAFETY: both have one word.
     unsafe { sys::cuMemcpyHtoDAsync_v2(word, (&raw const bits).cast(), 4, stream).result().unwrap() };
     assert_eq!(state().pageable, 1);
     bits += 1;
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     unsafe { sys::cuStreamSynchronize(stream).result().unwrap() };
     assert_eq!((values(word, 1)[0].to_bits(), bits), (7, 8));
 }
@@ -289,7 +292,7 @@ fn null_stream() {
     }
     let other = trainer(0).1;
     let (mut blocking, words) = (null_mut(), device(4));
-    // SAFETY: a place for a stream, and a word.
+    // SAFETY: the pointer is valid for a stream, and there is a word.
     unsafe {
         sys::cuStreamCreate(&mut blocking, 0).result().unwrap();
         for stream in [blocking, other] {
@@ -307,7 +310,7 @@ fn null_stream() {
     }
 }
 
-/// A half is waited for before it is written again, and no longer than that.
+/// Staging waits for a half before it is written again, and for nothing more.
 #[test]
 fn staging_waits_for_the_half_that_it_writes() {
     for (mistake, expected) in
@@ -329,13 +332,13 @@ fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
     let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
-    // The third is written where the first was.
+    // The third half is written where the first was.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();
     let words = values(target, 3 * HALF / 4);
     let arrived: Vec<bool> = words.chunks(HALF / 4).map(|half| half[0].to_bits() != 0xa5a5_a5a5).collect();
     println!("read: {arrived:?}");
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     unsafe { sys::cuStreamSynchronize(stream).result().unwrap() };
     staging.all_read();
     staging.free();
@@ -359,7 +362,7 @@ fn refusals() {
     let (stream, other) = (trainer(0).1, trainer(0).1);
     let (mut event, mut memory, mut module) = (null_mut(), 0, null_mut());
     let mut word = 0u32;
-    // SAFETY: places for handles, and words.
+    // SAFETY: the pointers are valid for handles and words.
     unsafe {
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         let words = device(4);
@@ -379,7 +382,7 @@ fn refusals() {
             assert_eq!(enqueued, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "{number}");
             assert_eq!(capture(stream, false), enqueued as i32, "{number}");
         }
-        // Another stream goes on meanwhile.
+        // Another stream continues meanwhile.
         capture(stream, true);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         sys::cuStreamIsCapturing(other, &mut status).result().unwrap();
@@ -390,7 +393,8 @@ fn refusals() {
     }
 }
 
-/// Where the backend would allocate or load, it says that its stream is being captured, and the capture stays valid.
+/// If the backend would have to allocate or load, it returns that its stream is being captured, and the capture stays
+/// valid.
 #[test]
 fn a_backend_spoils_no_capture() {
     with_the_fake("spoilt", &[]);
@@ -406,9 +410,9 @@ fn spoilt() {
     // SAFETY: the stream and its context stay.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
     let mut early = backend().unwrap();
-    // It has workspace and a module.
+    // This backend has workspace and a module.
     let mut late = backend().unwrap();
-    // SAFETY: as many values as the payload's.
+    // SAFETY: there are as many values as the payload's.
     unsafe { late.decode_to_device(&payload(&qsgd(2)), device(4 * ROWS * COLS)) }.unwrap();
     let kernel = Kernel { module: Module::Qsgd, entry: "usual_encode" };
     capture(stream, true);
@@ -436,7 +440,7 @@ fn growing() {
     let own = state().left[0];
     // SAFETY: the stream and its context stay.
     let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
-    // SAFETY: as many values as the payload's.
+    // SAFETY: there are as many values as the payload's.
     let mut decode = |bits| unsafe { backend.decode_to_device(&payload(&qsgd(bits)), target) };
     decode(2).unwrap();
     capture(stream, true);

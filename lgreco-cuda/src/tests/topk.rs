@@ -1,4 +1,4 @@
-//! TopK on tensors that several blocks go through, data races, and planted bugs.
+//! TopK on tensors that several blocks share, data races, and planted bugs.
 
 use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
@@ -13,14 +13,14 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows, check_topk};
 
-/// More values than one block that counts takes.
+/// More values than one counting block takes.
 const LARGE: usize = (32 << 15) + 70_001;
 
 fn uniform(index: usize) -> f32 {
     Stream { seed: 3, ..Stream::default() }.word(index as u64) as f32 / 4294967296.0 - 0.5
 }
 
-/// Bell-shaped, and of any magnitude.
+/// A bell-shaped value.
 fn bell(index: usize) -> f32 {
     (0..4).map(|i| uniform(4 * index + i)).sum()
 }
@@ -43,7 +43,7 @@ fn large_tensors() {
         check(&mut backend, &gradient, gradient.values().dtype());
     }
     check(&mut backend, &smooth.gradients()[0], Dtype::F16);
-    // Few different values, half of them zeros, and those that end the row are near f16's smallest.
+    // Few different values, half of them zeros. The values at the end of the row are near f16's smallest.
     let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
     let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
     // Magnitudes that no window of exponents holds.
@@ -54,8 +54,8 @@ fn large_tensors() {
     }
 }
 
-/// So many values that sums exceed 32 bits: those of a block's rounding errors and, of all blocks, those of what lies
-/// below a bin too. Half of them have the largest of both and one bin, the rest are smooth.
+/// So many values that two sums exceed 32 bits: the rounding errors of a block, and the lower bits of all blocks in a
+/// bin. Half of the values share one bin, where both are largest; the rest are smooth.
 #[test]
 fn sixteen_million_values() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -71,7 +71,7 @@ fn sixteen_million_values() {
     }
 }
 
-/// Smooth rows need no second pass over the values: the same numbers come out when it finds nothing.
+/// Smooth rows need no second pass over the values. The same numbers must result if that pass finds nothing.
 #[test]
 fn smooth_rows_take_one_pass() {
     let edit = Edit { module: Module::TopK, from: "if (slot == 0) {", to: "if (true) {" };
@@ -104,7 +104,8 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// Of bell-shaped values with ties the one of this number. Every third has more of them, which are not where bins begin.
+/// Value `index` of bell-shaped values with ties. Every third value has more ties, and these do not lie where bins
+/// begin.
 pub(super) fn with_ties(index: usize) -> f32 {
     let rounded = |unit: f32| (bell(index) / unit).round() * unit;
     if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
@@ -114,7 +115,7 @@ fn tensor() -> Tensor {
     Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
-/// Of these, the last leave few values, so that bins are refined.
+/// The last ones drop few values, so that bins are refined.
 const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
 
 fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {
@@ -126,7 +127,7 @@ fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], J
     backend.measure(&[job], &mut workspace, &mut row).map(|()| row)
 }
 
-/// Decodes what the core encodes.
+/// Decodes a payload that the core encodes.
 fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco::Error> {
     let setting = Setting::TopK(TopK { keep: 1000, values: Dtype::F16 });
     let tensor = tensor();
@@ -138,7 +139,7 @@ fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco::Error> {
     backend.decode(&payload, &mut values).map(|()| values)
 }
 
-/// Whether a race is found in what the module does, and which.
+/// The race that is found in an edited module, if any.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = edited(Flavour::Races, module, from, to)?;
     let failed = match module {
@@ -177,7 +178,7 @@ fn lost_updates_are_found() {
     }
 }
 
-/// More equal magnitudes than a word of counts and sums has room for.
+/// More equal magnitudes than a word of counts and sums can hold.
 #[test]
 fn full_words_are_emptied() {
     let values: Vec<f32> = (0..40_003).map(|i| [1.1, 1.3, -1.7][i % 3]).collect();
@@ -197,12 +198,12 @@ fn full_words_are_emptied() {
     assert_ne!(check(Some(edit)), Some(true));
 }
 
-/// Edits of what a kernel computes change the numbers that the suite compares.
+/// Edits of a kernel's computation must change the numbers that the suite compares.
 #[test]
 #[ignore = "slow"]
 fn wrong_numbers_are_found() {
     let expected = decode(&mut Portable).unwrap();
-    // And values of one exponent, of which all are kept, or all but one.
+    // Also values of one exponent, of which all, or all but one, are kept.
     let narrow = Tensor::new(&(0..9000).map(|i| 1.5 + uniform(i) / 1.01).collect::<Vec<_>>(), 9000, 1);
     let all_rows = |backend: &mut dyn Backend| {
         let of_narrow = |backend: &mut dyn Backend| {
@@ -236,7 +237,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Whether a row, of which bins are refined, leaves zeros behind, so that the next one needs no others.
+/// Whether a row with refined bins leaves zeros behind, as the next row needs.
 fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
     row(backend, sent).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
@@ -269,18 +270,19 @@ fn rows_are_filled_with_zeros_unless_they_are_zeros() {
     let mut backend = CudaBackend::on(Box::new(device.reusing()));
     let expected = row(&mut backend, Dtype::F16).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
-    // Sums alone: counts that are wrong would be places of numbers.
+    // Only sums are spoilt, because wrong counts would act as indices.
     let spoil = |backend: &mut CudaBackend| backend.gpu_mut().write(&[1; 8 * 129 * 280], all).unwrap();
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected, "zeros that were left");
     spoil(&mut backend);
     assert_ne!(row(&mut backend, Dtype::F16).unwrap(), expected, "it has been filled again");
-    // As a call that fails leaves them: nobody says that they are zeros again.
+    // The state after a failed call, which does not declare the buffer zeros again.
     backend.gpu_mut().zeros(Scratch::RowBins, 1).unwrap();
     spoil(&mut backend);
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected);
 }
 
-/// Layers of all sizes and types, more than share launches: the bits of each alone, and the core's numbers.
+/// Layers of all sizes and types, more than share launches. Each must have the bits of a run alone, and the core's
+/// numbers.
 #[test]
 fn layers_share_launches_and_have_the_bits_of_their_own() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -299,7 +301,7 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
         75..90 => Candidates::TopK { values: Dtype::Bf16, keeps: &keeps[layer] },
         _ => Candidates::TopK { values: Dtype::F32, keeps: &keeps[layer] },
     };
-    // In few bits some neighbours are of one type, which then share more launches.
+    // In few bits some neighbours have the same type, and so share more launches.
     let dtype = |layer: usize| if (60..75).contains(&layer) { layer / 3 % 3 } else { layer % 5 % 3 };
     let gradients: Vec<Gradient<'_>> = (0..100).map(|layer| tensors[layer].gradients()[dtype(layer)]).collect();
     let job = |layer: usize| DeviceJob {
@@ -335,7 +337,8 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
     assert!(rest.is_empty());
 }
 
-/// Of one layer after another, most of them of other lengths than the one before, with values of which some are not finite between them.
+/// Encodes one layer after another. Most differ in length from the one before, and some values between them are not
+/// finite.
 fn payloads_in_turn(backend: &mut CudaBackend) {
     for (turn, len) in [70_000usize, 3, 9001, 40_000, 40_000, 500].into_iter().enumerate() {
         let mut values: Vec<f32> =
@@ -360,7 +363,7 @@ fn payloads_in_turn(backend: &mut CudaBackend) {
     }
 }
 
-/// What kernels leave behind of a layer is how the next one begins.
+/// The state that kernels leave after a layer is the initial state of the next one.
 #[test]
 fn payloads_do_not_depend_on_those_before() {
     let Some(simt) = Simt::new(flavour(), 0, None) else { return };

@@ -1,4 +1,5 @@
-//! Layers under TopK that keep so much, or have so many ties, that there is no room for what is gathered, against the core.
+//! Layers under TopK without room for gathered values, because they keep too much or have too many ties, against the
+//! core.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;
@@ -23,14 +24,14 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// Around the largest k that has room, and up to all.
+/// Values of k around the largest that has room, and up to all.
 fn keeps(count: u32) -> [u32; 10] {
     let most = count / 4 - count / 32;
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
-/// Beside those of samples: two magnitudes, few in 16 bits, such that no sample's bin tells apart, and such that the lower of two bins
-/// has none in the powers of two at its end.
+/// The kinds of the sample tests, and four more: two magnitudes; few different ones in 16 bits; magnitudes that a
+/// sample's bins cannot distinguish. In the last kind a lower bin has no values in the powers of two at its end.
 fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
     let more: [fn(usize, f32) -> f32; 4] = [
         |i, x| if i.is_multiple_of(3) { x.signum() } else { 0.5 },
@@ -49,7 +50,7 @@ fn check(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: usize) 
     check_some(backend, kind, number, |_| true);
 }
 
-/// Of what is kept as much as is chosen.
+/// Checks payloads for the chosen values of k.
 fn check_some(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: usize, is_chosen: impl Fn(u32) -> bool) {
     let tensor = Tensor::new(&values(kind, COUNT as usize, 5), COUNT as usize, 1);
     for (at, keep) in keeps(COUNT).into_iter().enumerate().filter(|&(_, keep)| is_chosen(keep)) {
@@ -68,7 +69,8 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// One block finds the cut alone only where nearly as many values are kept as are not zeros, of which the sample has hardly any.
+/// A single block finds the cut of only one kind of layer. It keeps nearly as many values as are nonzero, and the
+/// sample has hardly any of these.
 #[test]
 fn ties_take_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";

@@ -21,7 +21,7 @@ fn means_norms_and_rows_are_the_hosts() {
     }
 }
 
-/// In no order of threads, and what would be one is found.
+/// There is no race in any order of threads, and a planted race is found.
 #[test]
 fn no_races_are_found_until_one_is_planted() {
     let run = |edit| {
@@ -44,7 +44,7 @@ fn what_is_no_window_is_refused() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     let layers = [(Shape::new(4, 4).unwrap(), Dtype::F32)];
     let mut memory = Memory::new(DeviceWindow::bytes(&layers));
-    // SAFETY: as large as the window says; what is refused is not looked at.
+    // SAFETY: the memory has the window's size; refused calls use no memory.
     unsafe {
         let address = memory.address();
         let misplaced = backend.begin_window(&layers, address + 8).unwrap_err();
@@ -65,7 +65,7 @@ fn what_is_no_window_is_refused() {
     }
 }
 
-/// However many layers there are: one launch for the layers that are observed together, two at the end.
+/// The number of layers does not matter: one launch for the layers that are observed together, two at the end.
 #[test]
 fn a_window_takes_one_launch_per_bucket_and_two_to_close() {
     let calls = Arc::new(Calls::default());
@@ -73,7 +73,7 @@ fn a_window_takes_one_launch_per_bucket_and_two_to_close() {
     let shape = Shape::new(768, 768).unwrap();
     let layers = [(shape, Dtype::F32); 150];
     let counted = || [0, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed));
-    // SAFETY: a device that counts looks at no address.
+    // SAFETY: a counting device uses no address.
     unsafe {
         let window = backend.begin_window(&layers, 4096).unwrap();
         assert_eq!(counted(), [0, 0]);

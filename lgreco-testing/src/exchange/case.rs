@@ -1,4 +1,4 @@
-//! A bucket and what every worker brings to it, exchanged in the host's memory and on a device.
+//! A bucket and each worker's gradients, exchanged in host memory and on a device.
 
 use super::device::Device;
 use super::{STALE, bits};
@@ -11,7 +11,7 @@ use lgreco_train::exchange::{
 };
 use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
 
-/// A bucket and what every worker brings to it.
+/// A bucket and each worker's gradients.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The layers.
@@ -20,7 +20,7 @@ pub struct Case {
     pub gradients: Vec<Vec<Vec<f32>>>,
     /// How payloads travel.
     pub route: Route,
-    /// How sums do.
+    /// The type in which sums travel.
     pub reduce_dtype: Dtype,
     /// Seed of the run.
     pub seed: u64,
@@ -28,14 +28,14 @@ pub struct Case {
     pub step: u32,
 }
 
-/// What a worker gets, by layer.
+/// A worker's results, by layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// The mean.
     pub mean: Vec<Vec<f32>>,
-    /// What its own contribution leaves of its gradient.
+    /// The gradient minus the worker's contribution.
     pub rest: Vec<Vec<f32>>,
-    /// Its own contribution, up to the rounding of that difference.
+    /// The worker's contribution, up to the rounding of that difference.
     pub own: Vec<Vec<f32>>,
     /// PowerSGD's factors for the next step.
     pub factors: Vec<Vec<f32>>,
@@ -57,7 +57,7 @@ impl Case {
         self.layers.iter().map(|(_, shape)| vec![0.0; shape.elements()]).collect()
     }
 
-    /// Warm-start factors of a cold start.
+    /// Warm-start factors of a cold start: zeros.
     fn cold(&self) -> Vec<Vec<f32>> {
         let zeros = self.layers.iter().map(|(setting, shape)| match setting {
             Setting::PowerSgd(c) => vec![0.0; shape.cols() * effective_rank(*shape, c.rank)],
@@ -75,8 +75,8 @@ impl Case {
         workspace_len(self.specs(shards).into_iter(), self.route, self.world())
     }
 
-    /// Where shards end, by layer: by turns rows in equal chunks, as FSDP has them, equal ranges of the flat bucket, as
-    /// ZeRO, and the whole layer for the last rank.
+    /// Where shards end, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; equal ranges of the flat
+    /// bucket, as in ZeRO; and the whole layer for the last rank.
     pub fn shards(&self) -> Vec<Vec<u64>> {
         let world = u64::from(self.world());
         let all: u64 = self.layers.iter().map(|(_, shape)| shape.elements() as u64).sum();
@@ -105,7 +105,7 @@ impl Case {
         layers.map(spec).collect()
     }
 
-    /// By shards: every rank gets all ranks' means.
+    /// With shards: gives every rank the means of all ranks.
     pub(super) fn assembled(&self, mut outcomes: Vec<Result<Outcome, Error>>) -> Vec<Result<Outcome, Error>> {
         if self.route == Route::Sharded && outcomes.iter().all(Result::is_ok) {
             let all = || outcomes.iter().flatten();
@@ -116,10 +116,10 @@ impl Case {
         outcomes
     }
 
-    /// The exchange as `collective`'s rank sees it, from the warm-start factors `factors` (none: a cold start).
+    /// Runs the exchange as `collective`'s rank, from the warm-start factors `factors`; `None` is a cold start.
     ///
     /// # Panics
-    /// When other collectives come than were announced, or of other sizes.
+    /// If a collective, or its size, differs from the announced one.
     ///
     /// # Errors
     /// Those of [`Flight`].
@@ -147,7 +147,7 @@ impl Case {
         Ok(self.outcome(&specs, rank, values, rest, factors))
     }
 
-    /// Of values that have become means, and what is left of each gradient.
+    /// The outcome from values that have become means, and from the rest of each gradient.
     fn outcome(
         &self,
         specs: &[Spec<'_>],
@@ -165,10 +165,10 @@ impl Case {
         Outcome { mean: specs.iter().zip(values).map(wanted).collect(), rest, own, factors }
     }
 
-    /// The same on a device, where nothing is done before the end unless the values decide lengths.
+    /// The same on a device. Nothing may be done before the end, unless lengths depend on the values.
     ///
     /// # Panics
-    /// When the flight has waited for the device.
+    /// If the exchange has waited for the device.
     ///
     /// # Errors
     /// Those of [`Flight`].
@@ -201,7 +201,8 @@ impl Case {
         Ok(self.outcome(&specs, rank, values, rest, factors))
     }
 
-    /// The exchange on threads, by rank. By shards, every rank's outcome has the means of all.
+    /// Runs the exchange on threads; returns outcomes by rank. With shards, every rank's outcome has the means of all
+    /// ranks.
     pub fn run(&self) -> Vec<Result<Outcome, Error>> {
         self.assembled(threads::run(self.world(), |mut worker: ThreadCollective| self.exchange(&mut worker, None)))
     }
@@ -212,12 +213,12 @@ impl Case {
     }
 }
 
-/// Differences of f32.
+/// Differences of f32 values.
 pub(super) fn difference(values: &[f32], others: &[f32]) -> Vec<f32> {
     values.iter().zip(others).map(|(x, y)| x - y).collect()
 }
 
-/// Asserts that a request is what was announced.
+/// Asserts that a request is the announced one.
 fn check_round(announced: Option<Round>, request: &Request<'_>, world: usize, rank: usize) {
     let round = match request {
         Request::AllReduceSum { values } => Round::AllReduceSum { values: values.len() },

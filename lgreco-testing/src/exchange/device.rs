@@ -1,25 +1,25 @@
-//! A device for tests: memory that the host cannot address, where nothing is done before it is waited for.
+//! A device for tests: the host cannot address its memory, and it does nothing before the host waits for it.
 
 use lgreco_train::Error;
 use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Rest, Slip, Space, Spec};
 use lgreco_train::gradient::{Dtype, ValuesMut};
 
-/// A part's memory on a device: a name, which says nothing of where it is.
+/// A part of the device's memory, by name; the name does not reveal its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(Part);
 
-/// One rank's device: a stream of ops and collectives that are done in order, but not before somebody waits for them.
-/// Its kernels are the host's ops, so that what is compared with the host is what a flight asks of a device, not
-/// arithmetic.
+/// One rank's device: a stream of operations and collectives, done in order, but not before the host waits for them.
+/// Its kernels are the host's operations. So comparisons with the host test what an exchange requests from a device,
+/// not arithmetic.
 pub struct Device<'c, C> {
-    /// What collectives on the device's memory are made with.
+    /// Performs the collectives on the device's memory.
     collective: &'c mut C,
     stream: Vec<Enqueued>,
-    /// How often somebody has waited.
+    /// Number of waits so far.
     pub waits: u32,
     specs: Vec<Spec<'c>>,
     memory: Memory,
-    /// Lengths of messages, on the host: of those sent, and of those received.
+    /// Lengths of messages, on the host: of sent and of received ones.
     lens: [Vec<u64>; 2],
 }
 
@@ -28,18 +28,18 @@ enum Enqueued {
     Collective(Part, Option<Vec<u64>>, Program),
 }
 
-/// What the host does not see.
+/// The memory that the host does not see.
 struct Memory {
     values: Vec<Vec<f32>>,
     rest: Vec<Vec<f32>>,
     factors: Vec<Vec<f32>>,
     workspace: Vec<u64>,
-    /// What has gone wrong.
+    /// The first error.
     status: Option<Error>,
 }
 
 impl Memory {
-    /// Calls `work` with what the kernels see.
+    /// Calls `work` with the memory as the kernels see it.
     fn with<T>(&mut self, specs: &[Spec<'_>], work: impl FnOnce(&mut Host<'_, '_>) -> T) -> Result<T, Error> {
         let Memory { values, rest, factors, workspace, .. } = self;
         let mut layers = Vec::new();
@@ -53,7 +53,7 @@ impl Memory {
 }
 
 impl<'c, C: Collective> Device<'c, C> {
-    /// A device with these layers, whose gradients and warm-start factors are uploaded, and as many words of workspace.
+    /// A device with these layers, with uploaded gradients and warm-start factors, and `words` words of workspace.
     pub fn new(
         collective: &'c mut C,
         specs: Vec<Spec<'c>>,
@@ -68,12 +68,12 @@ impl<'c, C: Collective> Device<'c, C> {
         Device { collective, stream: vec![], waits: 0, specs, memory, lens: [vec![0; world], vec![0; world]] }
     }
 
-    /// Makes a collective on the device's memory follow what is enqueued, with these lengths of what ranks send.
+    /// Enqueues a collective on the device's memory, with the lengths that ranks send.
     pub fn enqueue(&mut self, Handle(part): Handle, lens: Option<Vec<u64>>, program: &Program) {
         self.stream.push(Enqueued::Collective(part, lens, *program));
     }
 
-    /// Waits until all that is enqueued is done.
+    /// Waits until all enqueued work is done.
     fn wait(&mut self) -> Result<Option<Error>, Error> {
         self.waits += 1;
         for enqueued in core::mem::take(&mut self.stream) {
@@ -115,10 +115,10 @@ impl<'c, C: Collective> Device<'c, C> {
         Ok(self.memory.status)
     }
 
-    /// Waits, and downloads means, what is left, and factors.
+    /// Waits, and downloads means, rests, and factors.
     ///
     /// # Errors
-    /// What has gone wrong on the device.
+    /// The first error on the device.
     #[expect(clippy::type_complexity, reason = "three lists, named where they are taken apart")]
     pub fn finish(&mut self) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
         match self.wait()? {
@@ -156,7 +156,7 @@ impl<C: Collective> Space for Device<'_, C> {
             return Ok(());
         }
         let status = self.wait()?;
-        // The greetings, read by the kernel, begin the workspace.
+        // The workspace begins with the greetings, which the kernel has read.
         let Device { lens: [lens, _], memory, .. } = self;
         lens.iter_mut().zip(&memory.workspace).for_each(|(to, &len)| *to = len);
         status.map_or(Ok(()), Err)

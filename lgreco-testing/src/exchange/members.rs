@@ -1,4 +1,4 @@
-//! Layers of the buckets that spaces are checked with.
+//! Layers of the buckets with which exchange memories are checked.
 
 use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::powersgd::{PowerSgd, effective_rank};
@@ -6,7 +6,7 @@ use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_train::compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_train::gradient::{Dtype, Shape};
 
-/// A layer of the bucket that is exchanged.
+/// A layer of the exchanged bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     /// Index of the layer in the model.
@@ -15,11 +15,11 @@ pub struct Member {
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
-    /// Of the gradient and its mean.
+    /// Type of the gradient and its mean.
     pub dtype: Dtype,
 }
 
-/// Values of both of a layer's factors; none if it is not under PowerSGD.
+/// Number of values of each of a layer's factors; 0 unless it is under PowerSGD.
 pub(super) fn factor_lens(member: &Member) -> [usize; 2] {
     let rank = match member.setting {
         Setting::PowerSgd(c) => effective_rank(member.shape, c.rank),
@@ -28,14 +28,15 @@ pub(super) fn factor_lens(member: &Member) -> [usize; 2] {
     [member.shape.rows() * rank, member.shape.cols() * rank]
 }
 
-/// Whether bits may differ.
+/// Whether the bits may differ from the host's.
 pub(super) fn is_near(member: &Member) -> bool {
     matches!(member.setting, Setting::PowerSgd(_))
 }
 
-/// A bucket of all that travels in payloads of fixed lengths, is not compressed or is a product of factors: QSGD of several widths
-/// and buckets, TopK with positions of every kind, in full and in few bits, PowerSGD of ranks below the sides and at them, EDEN with
-/// both scales, in all types; layers of several thousand elements, of few, and of none.
+/// A bucket with every kind of layer except payloads of variable length: uncompressed layers, products of factors, and
+/// payloads of fixed lengths. It has QSGD of several widths and buckets, and EDEN with both scales. It has TopK with
+/// positions of every kind, in full and in few bits, and PowerSGD of ranks below and at the sides. The layers have all
+/// types, and several thousand elements, a few, or none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });

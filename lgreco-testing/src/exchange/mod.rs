@@ -1,4 +1,4 @@
-//! Aggregation against exact means: workers are threads, every property holds for every setting and route.
+//! Aggregation against exact means. Workers are threads; every property must hold for every setting and route.
 
 use crate::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -23,10 +23,10 @@ pub use members::{Member, damaged_members, members};
 pub use shards::{parts, shards};
 pub use space::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures, on_host};
 
-/// What a workspace holds before a call that must not care.
+/// Initial content of a workspace, which must not matter.
 const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
-/// Exact up to the rounding of f64.
+/// The mean by element, exact up to the rounding of f64.
 fn mean_of<'a>(values: impl Iterator<Item = &'a [f32]> + Clone) -> Vec<f64> {
     let world = values.clone().count() as f64;
     let len = values.clone().next().map_or(0, <[f32]>::len);
@@ -37,7 +37,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Elements per bucket and the distance of two levels in a bucket of these smallest and largest values.
+/// Elements per bucket, and a function from a bucket's smallest and largest value to the distance of two levels.
 fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     let bucket = match setting {
         Setting::Qsgd(c) => c.bucket,
@@ -53,8 +53,8 @@ fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     Some((bucket, step))
 }
 
-/// Largest magnitude of each element's quantiser bucket on one worker, and the distance of two levels there; buckets
-/// begin anew where pieces do.
+/// For each element: the largest magnitude of its quantiser bucket on one worker, and the distance of two levels there.
+/// Buckets start anew where pieces do.
 fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: &[u64]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
     let mut start = 0;
@@ -67,13 +67,13 @@ fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: 
     grid
 }
 
-/// Runs the case and checks all that holds whatever the values: all ranks end with the same bits; the mean of the
-/// contributions is the mean; dense layers and TopK that keeps everything are exact up to rounding, TopK contributes
-/// the largest elements, CLT-k those at the positions of the leader's largest, and so on; quantisers err by no more
-/// than their levels are apart; and without random bits and leaders the order of the ranks does not matter.
+/// Runs the case and checks properties that hold for any values. All ranks end with the same bits. The mean of the
+/// contributions is the mean. Dense layers, and TopK that keeps everything, are exact up to rounding. TopK contributes
+/// the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most the distance of
+/// two levels. Without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
-/// When something does not hold, or a gradient is not finite.
+/// If a check fails, or a gradient is not finite.
 pub fn check(case: &Case) {
     let outcomes: Vec<Outcome> = case.run().into_iter().map(|outcome| outcome.unwrap()).collect();
     for (outcome, on_device) in outcomes.iter().zip(case.run_on_devices()) {
@@ -95,7 +95,7 @@ pub fn check(case: &Case) {
             assert!(off <= rounding[i], "{setting}: element {i} of the mean is {off} off the contributions");
         }
         check_errors(case, l, &outcomes, &rounding);
-        // Each rank has its own random bits.
+        // Each rank has different random bits.
         let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }) | Setting::Eden(_));
         let stable = !matches!(setting, Setting::PowerSgd(_) | Setting::CltK(_)) && !random;
         if stable && (case.route == Route::AllGather || setting == Setting::Dense) {
@@ -107,8 +107,8 @@ pub fn check(case: &Case) {
     }
 }
 
-/// How far sums over workers may be off by rounding: each of the additions, the division and what precedes them err by
-/// 2^-24 of the magnitudes summed, by 2^-9 where they travel as bf16.
+/// Bound on the rounding of sums over workers. The additions, the division and the work before them each err by 2^-24
+/// of the summed magnitudes, or by 2^-9 if they travel as bf16.
 fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     let world = case.world() as f64;
     let summed = matches!(case.layers[layer].0, Setting::Dense | Setting::PowerSgd(_) | Setting::CltK(_));
@@ -117,7 +117,7 @@ fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
         Setting::PowerSgd(c) => c.rank as f64,
         _ => 0.0,
     };
-    // Of a product of factors an element may err by as much as the largest can be.
+    // An element of a product of factors may err in proportion to the largest possible element.
     let norms = |values: &[f32]| f64::sqrt(values.iter().map(|&x| x as f64 * x as f64).sum());
     let product: f64 = case.gradients.iter().map(|worker| rank * norms(&worker[layer])).sum();
     let magnitude = |i: usize| {
@@ -129,7 +129,7 @@ fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     (0..len).map(|i| (world + 4.0) * unit * magnitude(i) + world * 1e-44).collect()
 }
 
-/// Contributions and mean against the gradients.
+/// Checks contributions and mean against the gradients.
 fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     let (setting, shape) = case.layers[l];
     let gradients = || case.gradients.iter().map(|worker| &worker[l][..]);
@@ -217,7 +217,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let keep = TopK::with_density(sidco.density, gradient.len(), Dtype::F32).expect("a density").keep;
                 let mut kept = vec![0.0; gradient.len()];
-                // Of zeros, whatever their sign, nothing is sent.
+                // If all values are zeros, of either sign, nothing is sent.
                 let sent = if gradient.iter().all(|&x| x == 0.0) { 0 } else { keep as usize };
                 order(gradient)[..sent].iter().for_each(|&i| kept[i] = gradient[i]);
                 assert_eq!(
@@ -239,7 +239,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
                 if case.route == Route::ScatterReduce {
                     let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
-                    // The grid of a mean of norm 1, of whatever scale.
+                    // The level distance for a mean of norm 1; it scales with the norm.
                     allowed += quantiser.1(-1.0, 1.0) * norm;
                 }
                 let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;
@@ -254,11 +254,11 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     }
 }
 
-/// Puts a NaN into the last worker's first non-empty layer: that worker gets [`CoreError::NonFinite`], the others are
-/// told, and the same workers then exchange the sound case as if nothing had happened.
+/// Puts a NaN into the last worker's first non-empty layer. That worker must get [`CoreError::NonFinite`], and the
+/// others must be told. Then the same workers must exchange the sound case as if nothing had happened.
 ///
 /// # Panics
-/// When that is not so, or the case has no elements.
+/// If a check fails, or the case has no elements.
 pub fn check_failure(case: &Case) {
     let (last, layer) = (case.gradients.len() - 1, case.layers.iter().position(|(_, s)| s.elements() > 0));
     let layer = layer.expect("a case with elements");

@@ -1,5 +1,5 @@
-//! What a space other than the host's must have in common with it: the same bits, but of PowerSGD's factors and their products,
-//! which each space adds up in an order of its own, nearly the same values.
+//! Comparison of an exchange memory with the host's. Bits must be equal, except for PowerSGD's factors and their
+//! products. Each memory adds these up in its own order, so they must only be close.
 
 use super::members::{Member, factor_lens, is_near};
 use super::network::{Content, Sent};
@@ -7,9 +7,9 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::Slip;
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16};
 
-/// How far values may be apart, as a part of the norm of all.
+/// Largest distance of values, relative to the norm of all values.
 const APART: f64 = 1e-4;
-/// The same where some of them may be rounded to the other of two neighbours in 16 bits.
+/// The same if values may be rounded to the other of two neighbours in 16 bits.
 const ROUNDED: f64 = 1.0 / 256.0;
 
 /// Values of a type, as f32.
@@ -26,10 +26,11 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
     f64::sqrt(values.map(|x| f64::from(x) * f64::from(x)).sum())
 }
 
-/// Asserts that values are nearly the expected ones, as part of their norm and that of `others`, of whose rounding they come.
+/// Asserts that values are close to the expected ones. The bound is relative to their norm, or to the norm of `others`,
+/// whose rounding they contain.
 ///
 /// # Panics
-/// When they are not.
+/// If the check fails.
 pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dtype; 2], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let apart = norm(found.iter().zip(expected).map(|(a, b)| a - b));
@@ -38,10 +39,11 @@ pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dty
     assert!(apart <= allowed * all, "{what}: {apart:e} of {all:e} apart");
 }
 
-/// Asserts that ranks with factors have sent nearly the same; fingerprints differ, which have the factors in them.
+/// Asserts that ranks with factors have sent nearly the same bytes. Fingerprints differ, because they include the
+/// factors.
 ///
 /// # Panics
-/// When they have not.
+/// If the check fails.
 pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], reduce_dtype: Dtype, what: &str) {
     let mut sums = 0;
     for (found, expected) in found.iter().zip(expected) {
@@ -59,10 +61,10 @@ pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], r
     assert_eq!(sums, 2, "{what}: sums");
 }
 
-/// The same of what they have sent without what ranks agree on.
+/// The same for sent contents without status and fingerprints.
 ///
 /// # Panics
-/// When they have not.
+/// If the check fails.
 pub(super) fn near_contents(
     members: &[Member],
     found: &[Content],
@@ -84,7 +86,7 @@ pub(super) fn near_contents(
     assert_eq!(sums, 2, "{what}: sums");
 }
 
-/// The same of the values of a sum, the first or the second.
+/// The same for the values of one sum, the first or the second.
 fn near_sums(members: &[Member], number: usize, sent: [&[u8]; 2], reduce_dtype: Dtype, what: &str) {
     let [found, expected] = sent.map(|bytes| widened(reduce_dtype, bytes));
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! A network that remembers what this rank has sent, and damages what it gathers.
+//! A network that records what this rank sends, and damages what it gathers.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError, Slip};
@@ -11,26 +11,26 @@ const SENT_TO_ALL: &str = "all-to-all";
 const SCATTERED: &str = "reduce-scatter";
 const SCATTERED_BF16: &str = "reduce-scatter of bf16";
 
-/// What a rank has brought to a collective.
+/// What a rank sent in a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) call: &'static str,
     pub(super) bytes: Vec<u8>,
-    /// Of each rank's part of them; empty where all ranks get all.
+    /// Length of each rank's part; empty if all ranks get everything.
     lens: Vec<usize>,
 }
 
 impl Sent {
-    /// What it was, and where something else was sent.
+    /// The call, and the position of the first difference, if any.
     pub(super) fn differs(&self, other: &Sent) -> (&'static str, Option<usize>) {
         let same = (self.call, self.bytes.len(), &self.lens) == (other.call, other.bytes.len(), &other.lens);
         let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
         (self.call, if same { at } else { Some(self.bytes.len()) })
     }
 
-    /// The same without fingerprints. `message` says whether the head of a gathered message tells that its rank fares well, and
-    /// what payloads it has, or of the message for one of the ranks; behind sums the rank's slip must tell that, and the others' places
-    /// must be zeros.
+    /// The content without fingerprints. `message` reads a gathered message, or one for a single rank. It returns
+    /// whether the header reports success, and the payloads. Behind sums, this rank's status must report success, and
+    /// the places of the other ranks must be zeros.
     pub(super) fn content(&self, place: Place, message: impl Fn(Option<u32>, &[u8]) -> (bool, Vec<u8>)) -> Content {
         let of_sum = |bytes: &[u8]| place.of_sum::<f32, 1>(bytes, |[sum]| Slip::of_sum(sum));
         let of_bf16_sum = |bytes: &[u8]| place.of_sum::<Bf16, 3>(bytes, Slip::of_bf16_sum);
@@ -48,7 +48,7 @@ impl Sent {
         Content { call: self.call, fares_well, bytes }
     }
 
-    /// What each rank's part tells and holds, one after the other.
+    /// The status and content of each rank's part, one after the other.
     fn parts(&self, content: impl Fn(u32, &[u8]) -> (bool, Vec<u8>)) -> (bool, Vec<u8>) {
         let (mut rest, mut fares_well, mut all) = (&self.bytes[..], true, Vec::new());
         for (owner, &len) in (0..).zip(&self.lens) {
@@ -62,7 +62,7 @@ impl Sent {
     }
 }
 
-/// What a rank has brought to a collective, but for what says what ranks agree on.
+/// What a rank sent in a collective, without the data on which ranks agree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Content {
     pub(super) call: &'static str,
@@ -70,7 +70,7 @@ pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
 }
 
-/// A rank, and the number of them.
+/// A rank, and the number of ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) rank: usize,
@@ -78,7 +78,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What the slips behind a sum tell, and the bytes before them.
+    /// The status behind a sum, and the bytes before it.
     fn of_sum<T: bytemuck::Pod, const LEN: usize>(
         self,
         bytes: &[u8],
@@ -95,18 +95,18 @@ impl Place {
     }
 }
 
-/// A byte of a message that arrives changed, on every rank alike, or on those that are sent messages of their own.
+/// A byte of a message that arrives changed: on all ranks alike, or on those that get separate messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Damage {
-    /// Whose message.
+    /// The sender's rank.
     pub(super) rank: usize,
-    /// Which byte of it; beyond the end of shorter ones.
+    /// Index of the byte; shorter messages stay as they are.
     pub(super) at: usize,
     /// The bits that change.
     pub(super) change: u8,
 }
 
-/// One worker's.
+/// The network of one worker.
 pub(super) struct Network {
     worker: ThreadCollective,
     pub(super) damage: Option<Damage>,
@@ -118,7 +118,7 @@ impl Network {
         Network { worker, damage: None, sent: Vec::new() }
     }
 
-    /// What has been sent since the last call.
+    /// What was sent since the last call.
     pub(super) fn sent(&mut self) -> Vec<Sent> {
         core::mem::take(&mut self.sent)
     }
@@ -127,7 +127,7 @@ impl Network {
         self.sent.push(Sent { call, bytes: bytes.to_vec(), lens: vec![] });
     }
 
-    /// The same where each rank has a part, of so many elements.
+    /// The same if each rank has a part; `lens` has their lengths in elements.
     fn remember_parts<T: bytemuck::NoUninit>(&mut self, call: &'static str, elements: &[T], lens: &[u64]) {
         let lens = lens.iter().map(|&len| len as usize * size_of::<T>()).collect();
         self.sent.push(Sent { call, bytes: bytemuck::cast_slice(elements).to_vec(), lens });
@@ -202,7 +202,7 @@ impl Collective for Network {
     }
 }
 
-/// The network of a rank alone, which changes these bits of what it gathers, behind the slip.
+/// The network of a single rank. It changes these bits of gathered messages, behind the status record.
 pub(super) struct Forger<'a>(pub(super) &'a [u8]);
 
 impl Collective for Forger<'_> {

@@ -1,12 +1,12 @@
-//! Which rank averages what of the layers that spaces are checked with.
+//! Which rank averages which parts of the layers of exchange tests.
 
 use super::members::{Member, is_near};
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::Dtype;
 
-/// Where each rank's shard of each layer ends: by turns rows in equal chunks, as FSDP has them, and single elements, and at last
-/// the whole layer for the last rank. Empty for other routes than [`Route::Sharded`].
+/// Where each rank's shard of each layer ends. Three kinds take turns: rows in equal chunks, as in FSDP; single
+/// elements; and the whole layer for the last rank. Empty for routes other than [`Route::Sharded`].
 pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
     let world = u64::from(world);
     let ends = members.iter().enumerate().map(|(place, member)| {
@@ -23,10 +23,10 @@ pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
     ends.collect()
 }
 
-/// What of the layers travels in the messages for a rank, in order, as layers of their own.
+/// The parts of the layers that travel in the messages for a rank, in order, each as a separate layer.
 ///
 /// # Panics
-/// When a setting does not fit its layer.
+/// If a setting does not fit its layer.
 pub fn parts(members: &[Member], route: Route, world_size: u32, owner: u32) -> Vec<Member> {
     if route != Route::Sharded {
         return members.iter().copied().filter(is_gathered).collect();

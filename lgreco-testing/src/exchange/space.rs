@@ -1,5 +1,5 @@
-//! Spaces of other memory than the host's, checked against it: what every [`Space`](lgreco_train::exchange::Space) promises whose
-//! numbers are the core's.
+//! Checks of exchange memories against the host's: the promises of every [`Space`](lgreco_train::exchange::Space) that
+//! computes what the core computes.
 
 use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
@@ -17,49 +17,52 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Shape, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// One rank's memory of one bucket as the suite sees it: residuals stay in it from step to step.
+/// One rank's memory of one bucket, as this suite sees it. Residuals stay in it from step to step.
 pub trait Bucket {
-    /// How its payloads travel: by [`Route::AllGather`] or [`Route::Sharded`], with [`shards`](super::shards()).
+    /// How payloads travel: by [`Route::AllGather`], or by [`Route::Sharded`] with [`shards`](super::shards()).
     const ROUTE: Route = Route::AllGather;
-    /// Whether it can be without residuals.
+    /// Whether it can work without residuals.
     const FORGETS: bool = true;
-    /// Whether what it sends is what the host sends, byte by byte (but for fingerprints and slips behind sums in buckets with layers
-    /// under PowerSGD, whose factors are in them), with greetings before the first step. If not, it sends no
-    /// greetings, [`message`](Bucket::message) reads its messages, and its slips have fingerprints of their own.
+    /// Whether it sends the same bytes as the host, with greetings before the first step. In buckets with layers under
+    /// PowerSGD, fingerprints and status records behind sums may differ, because they include the factors. If it does
+    /// not send the same bytes, it sends no greetings. Then [`message`](Bucket::message) reads its messages, and its
+    /// status records have separate fingerprints.
     const SENDS_AS_HOST: bool = true;
-    /// Whether it tells the others, too, that what is left of a rank's values is beyond f32, as though the gradient had not been
-    /// finite. On the host that rank alone fails.
+    /// Whether it also tells the other ranks if a rank's new residual leaves the range of f32, as if the gradient had
+    /// not been finite. On the host only that rank fails.
     const TELLS_OF_REST: bool = false;
-    /// Whether the head of a message of its own, sent to be gathered, tells that its rank fares well; and the payloads in it, in
-    /// the order of the layers and without gaps.
+    /// Whether the header of a gathered message reports success, and the payloads in the message, in the order of the
+    /// layers and without gaps.
     fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
         (Slip::read(message).code == 0, message[Slip::LEN..].to_vec())
     }
 
-    /// The same of a message that is for one rank alone.
+    /// The same for a message to a single rank.
     fn message_for(&self, _owner: u32, message: &[u8]) -> (bool, Vec<u8>) {
         self.message(message)
     }
 
-    /// Where in a message of its own, by shards that for rank 0, a byte of the payloads in the host's message is.
+    /// The place, in this memory's message, of a byte of the payloads in the host's message. With shards it is the
+    /// message for rank 0.
     fn place_of(&self, byte: usize) -> usize {
         byte
     }
 
-    /// What it tells where the host's exchange ends with this error; two that it cannot tell apart have the same text.
+    /// What it reports if the host's exchange ends with this error. Errors that it cannot tell apart must have the same
+    /// text.
     fn tells(error: &Error) -> String {
         format!("{error:?}")
     }
 
-    /// Whether it averages payloads whose sum leaves f32, as the host does.
+    /// Whether it averages payloads whose sum leaves the range of f32, as the host does.
     const AVERAGES_LARGE_PAYLOADS: bool = false;
 
-    /// One exchange: brings the gradients, little-endian bytes of each layer's type, into the memory, and makes the
-    /// collectives that the flight asks for, on the host's memory, by `collective`. The means are then in the gradients'
-    /// place, and residuals are what is left. Whatever fails changes no residual.
+    /// One exchange. It takes the gradients, as little-endian bytes of each layer's type, into the memory. It performs
+    /// the requested collectives in host memory, by `collective`. Afterwards the means are in the gradients' place, and
+    /// the residuals are updated. A failure changes no residual.
     ///
     /// # Errors
-    /// Those of the flight and of the memory's status, which is waited for.
+    /// Those of the exchange and of the memory's status, for which the call waits.
     fn exchange(
         &mut self,
         gradients: &[Vec<u8>],
@@ -68,24 +71,24 @@ pub trait Bucket {
         collective: &mut impl Collective,
     ) -> Result<(), Error>;
 
-    /// The means, as the gradients were; by shards those of this rank's.
+    /// The means, as bytes like the gradients; with shards only those of this rank's shards.
     fn means(&mut self) -> Vec<Vec<u8>>;
 
     /// The residuals, by layer; `None` without feedback.
     fn residuals(&mut self) -> Option<Vec<Vec<f32>>>;
 }
 
-/// The host's, which is the oracle.
+/// The host's memory, which is the oracle.
 pub struct OnHost {
     members: Vec<Member>,
     means: Vec<Vec<u8>>,
-    /// By layer; `None` without feedback.
+    /// Residuals by layer; `None` without feedback.
     pub residuals: Option<Vec<Vec<f32>>>,
-    /// PowerSGD's, of the last step.
+    /// PowerSGD's factors of the last step.
     factors: Vec<Vec<f32>>,
 }
 
-/// Values of a type in memory that is aligned to them.
+/// Values of a type, in memory that is aligned for them.
 enum Typed {
     F32(Vec<f32>),
     F16(Vec<F16>),
@@ -184,19 +187,19 @@ impl Bucket for OnHost {
     }
 }
 
-/// What a rank does at a step.
+/// One step of all ranks.
 #[derive(Clone, Debug)]
 struct Step {
-    /// By rank and layer.
+    /// Gradients by rank and layer.
     gradients: Vec<Vec<Vec<u8>>>,
     agreement: Agreement,
-    /// Of the run; one per rank.
+    /// Seeds of the run, one per rank.
     seeds: Vec<u64>,
-    /// What the network does to gathered bytes, on every rank.
+    /// Damage by the network to gathered bytes, on every rank.
     damage: Option<Damage>,
 }
 
-/// What a rank has after a step.
+/// A rank's state after a step.
 #[derive(Clone, Debug)]
 struct Outcome {
     result: Result<(), Error>,
@@ -222,7 +225,7 @@ fn run<B: Bucket>(
             let result = bucket.exchange(&step.gradients[rank as usize], moment, step.agreement, &mut network);
             let bits = |values: Vec<f32>| values.iter().map(|x| x.to_bits()).collect();
             let residuals = bucket.residuals().map(|residuals| residuals.into_iter().map(bits).collect());
-            // Means of an exchange that has failed are of no use.
+            // After a failed exchange the means are undefined.
             let means = result.is_ok().then(|| bucket.means());
             let (sent, place) = (network.sent(), Place { rank: rank as usize, world: world_size as usize });
             let message = |owner: Option<u32>, message: &[u8]| match owner {
@@ -236,7 +239,7 @@ fn run<B: Bucket>(
     })
 }
 
-/// Gradients of a step, by rank and layer: of different magnitudes, subnormal numbers among them.
+/// Gradients of a step, by rank and layer: of different magnitudes, including subnormal numbers.
 fn gradients(members: &[Member], world: u32, step: u32, scale: f32) -> Vec<Vec<Vec<u8>>> {
     let layer = |rank: u32, member: &Member| {
         let stream = Stream { seed: 11, step, layer: member.index, rank };
@@ -264,7 +267,7 @@ fn gradients(members: &[Member], world: u32, step: u32, scale: f32) -> Vec<Vec<V
     (0..world).map(|rank| members.iter().map(|member| layer(rank, member)).collect()).collect()
 }
 
-/// What the first step of a bucket begins with.
+/// The agreement state with which a bucket's first step begins.
 fn first_agreement<B: Bucket>() -> Agreement {
     if B::SENDS_AS_HOST { Agreement::Needed } else { Agreement::Reached }
 }
@@ -274,7 +277,7 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
-/// Compares outcomes of the space with those of the host; what they send as well, unless a rank has failed.
+/// Compares outcomes of the memory with those of the host, and also what they send, unless a rank has failed.
 fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
     for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
         for (step, (found, expected)) in of_space.iter().zip(expected).enumerate() {
@@ -310,7 +313,7 @@ fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Ve
     }
 }
 
-/// The same of a layer's mean and residual.
+/// The same for a layer's mean and residual.
 fn compare_layer(member: &Member, layer: usize, found: &Outcome, expected: &Outcome, reduce_dtype: Dtype, what: &str) {
     let [mean, as_expected] = [found, expected].map(|outcome| outcome.means.as_ref().map(|means| &means[layer]));
     let residual = |outcome: &Outcome| outcome.residuals.as_ref().map(|residuals| residuals[layer].clone());
@@ -326,11 +329,11 @@ fn compare_layer(member: &Member, layer: usize, found: &Outcome, expected: &Outc
     assert_eq!(left.is_some(), to_be_left.is_some(), "{what}, layer {layer}: residuals");
     let floats = |bits: Option<Vec<u32>>| bits.into_iter().flatten().map(f32::from_bits).collect::<Vec<f32>>();
     let [left, to_be_left] = [left, to_be_left].map(floats);
-    // Of what is rounding alone little is left that could be compared.
+    // If the residual is rounding alone, its own norm is too small for a comparison.
     near(&left, &to_be_left, &as_expected, [Dtype::F32, reduce_dtype], &format!("{what}, residual of layer {layer}"));
 }
 
-/// A bucket of these layers on the host, with residuals or without.
+/// A bucket of these layers on the host, with or without residuals.
 pub fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
     let zeros = |member: &Member| vec![0.0; member.shape.elements()];
     let residuals = feedback.then(|| members.iter().map(zeros).collect());
@@ -338,13 +341,13 @@ pub fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
     OnHost { members: members.to_vec(), means: vec![], residuals, factors }
 }
 
-/// Asserts that means, residuals and messages of some steps are the host's, bit for bit, with two and three ranks, with
-/// residuals and without, with sums of f32 and of bf16 if the space has them; those of layers under PowerSGD within 1e-4 of their
-/// norm, or within 2^-8 where they are 16 bits. `open` makes a rank's bucket, with residuals of
-/// zeros or without, for so many ranks.
+/// Asserts that means, residuals and messages of several steps equal the host's bit for bit. It runs two and three
+/// ranks, with and without residuals, and with f32 sums and, if `halves`, bf16 sums. Layers under PowerSGD must agree
+/// within 1e-4 of their norm, or within 2^-8 if they have 16 bits. `open` makes a rank's bucket for a number of ranks,
+/// with zero residuals or without residuals.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
     for (world, feedback, reduce_dtype) in [(2, true, Dtype::F32), (3, false, Dtype::F32), (3, true, Dtype::Bf16)] {
         if reduce_dtype == Dtype::Bf16 && !halves {
@@ -360,12 +363,13 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
     }
 }
 
-/// Asserts that what goes wrong ends as on the host, on all ranks, and changes no residual, so that the next step is sound: values
-/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree. The layers are
-/// [`members`](super::members()), but that their types and their buckets of values may be others, and those under PowerSGD may be missing.
+/// Asserts that failures end as on the host, on all ranks, and change no residual, so that the next step succeeds.
+/// Failures are: values that are not finite, values too large for the type they are sent in, sums beyond f32, and ranks
+/// that disagree. The layers are [`members`](super::members()); their types and bucket sizes may differ, and those
+/// under PowerSGD may be missing.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Member], bool, u32) -> B + Sync) {
     let sums = (B::ROUTE, Dtype::F32);
     let spoil = |layer: usize, element: usize, value: f32| {
@@ -389,7 +393,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         let gradients = gradients(members, 2, 1, scale);
         Step { gradients, ..sound(members, 2, 1, Agreement::Reached) }
     };
-    // Of one bit the wrong end of the grid may be drawn, and what is left of the largest numbers is then beyond f32.
+    // With one bit the wrong end of the grid may be drawn. The residual of the largest numbers is then beyond f32.
     let mut late = spoil(9, 0, f32::MAX);
     for element in 1..60 {
         late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_le_bytes());
@@ -417,13 +421,13 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     for (layer, element, value) in [(0, 4099, f32::NAN), (dense, 2, f32::INFINITY), (topk, 3000, f32::NEG_INFINITY)] {
         check(members, spoil(layer, element, value));
     }
-    // More than f16 can hold.
+    // This value is too large for f16.
     check(members, spoil(7, 1111, 65520.0));
     for agreement in [first_agreement::<B>(), Agreement::Reached] {
         check(members, disagreeing(agreement));
     }
     let factors = members.iter().position(is_near);
-    // The host averages payloads whose sum leaves f32; another space may refuse them.
+    // The host averages payloads whose sum leaves f32; another memory may refuse them.
     let averages = |one: &Member| one.setting == Setting::Dense || is_near(one) || B::AVERAGES_LARGE_PAYLOADS;
     let mut refused = false;
     for one in large.iter().filter(|[one]| factors.is_some() || !is_near(one)) {
@@ -442,9 +446,10 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     }
     if let Some(layer) = factors {
         check(members, spoil(layer, members[layer].shape.elements() - 1, f32::NAN));
-        // Not yet each rank's factor, but their sum.
+        // Each rank's factor is in range, but their sum is not.
         check(&large[3], overflowing(&large[3], 1.7e38));
-        // A mean of another layer, when factors have been exchanged: the next step tells which of them remain.
+        // A mean of another layer overflows after factors have been exchanged. The next step shows which factors were
+        // kept.
         let mut beyond = sound(members, 2, 1, Agreement::Reached);
         for gradients in &mut beyond.gradients {
             gradients[dense][8..12].copy_from_slice(&3e38f32.to_le_bytes());
@@ -465,12 +470,13 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     }
 }
 
-/// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
-/// bodies is changed, from `first` on, and so are those of their headers; by shards of those for rank 0, which alone hears of it. Of damaged headers the host decodes those that say
-/// something else of the same length; another space may name them.
+/// Asserts that damaged messages end as on the host: reported, or decoded to the same means. It changes every
+/// `stride`-th byte of the payloads' bodies, from `first` on, and of their headers. With shards it changes the messages
+/// for rank 0, which alone learns of it. The host decodes damaged headers that describe another payload of the same
+/// length; another memory may report them.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check_space_damage<B: Bucket>(
     members: &[Member],
     first: usize,
@@ -479,7 +485,7 @@ pub fn check_space_damage<B: Bucket>(
 ) {
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     let sums = (B::ROUTE, Dtype::F32);
-    // By shards, of what rank 0 gets.
+    // With shards: what rank 0 receives.
     let of_first = parts(members, B::ROUTE, 2, 0);
     for member in &of_first {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
@@ -487,13 +493,13 @@ pub fn check_space_damage<B: Bucket>(
         bodies.extend((at + HEADER_LEN..at + len).map(|byte| (byte, at)));
         at += len;
     }
-    // With where the header of the same payload begins.
+    // Places of bytes, each with the start of the same payload's header.
     let steps = |places: &[(usize, usize)]| -> (Vec<Step>, Vec<usize>) {
         let places = places.iter().skip(first).step_by(stride);
         let places = places.flat_map(|&(at, header)| [0x01, 0x40, 0xff].map(|change| (at, change, header)));
         let damaged = (0..).zip(places).map(|(number, (at, change, header))| {
             let damage = Some(Damage { rank: 1, at, change });
-            // The largest are between 1 and 2, from where one bit makes them infinite.
+            // The largest values are between 1 and 2, where one changed bit makes them infinite.
             let gradients = gradients(members, 2, number, 1.9);
             (Step { gradients, damage, ..sound(members, 2, number, Agreement::Reached) }, header)
         });
@@ -512,7 +518,8 @@ pub fn check_space_damage<B: Bucket>(
     let feedback = !B::FORGETS;
     let mut found = run(|| open(members, feedback, 2), &of_headers, sums);
     let decoded = run(|| host(feedback), &of_headers, sums);
-    // What the space alone refuses the host is to refuse as well, so that both remember the same.
+    // If only the memory under test refuses a message, the host must refuse it too, so that both have the same
+    // residuals.
     let mut refused = vec![];
     for ((number, step), at) in of_headers.iter_mut().enumerate().zip(begin) {
         let is_refused = |rank: &Vec<Outcome>| matches!(rank[number].result, Err(Error::PeerMessage { rank: 1, .. }));
@@ -529,12 +536,12 @@ pub fn check_space_damage<B: Bucket>(
     compare::<B>(members, &found, &expected, Dtype::F32);
 }
 
-/// Asserts that a message that anybody may have written, the bits by which it differs from a sound one being `bytes`, ends as on
-/// the host, but that a payload which is not of the layer's setting may be refused; whether it has been decoded. The bucket is
-/// one of [`damaged_members`] of a rank alone, without residuals.
+/// Asserts that an arbitrary message ends as on the host. `bytes` are the bits by which it differs from a sound one. A
+/// payload of another setting than the layer's may be refused. Returns whether it was decoded. The bucket is one of
+/// [`damaged_members`], of a single rank without residuals.
 ///
 /// # Panics
-/// When that is not so.
+/// If a check fails.
 pub fn check_message(bytes: &[u8], bucket: &mut impl Bucket) -> bool {
     let members = damaged_members();
     let gradients = gradients(&members, 1, 0, 1.9).swap_remove(0);

@@ -1,6 +1,6 @@
 //! Bytes as choices, and as damage to other bytes.
 
-/// Bytes as choices; zeros when they have run out.
+/// Bytes as choices; zeros after the last byte.
 #[derive(Clone, Debug)]
 pub struct Choices<'a>(&'a [u8]);
 
@@ -26,7 +26,7 @@ const WORDS: [u64; 16] = [
 ];
 
 impl<'a> Choices<'a> {
-    /// Choices that `bytes` make.
+    /// Choices from `bytes`.
     pub const fn new(bytes: &'a [u8]) -> Choices<'a> {
         Choices(bytes)
     }
@@ -38,32 +38,32 @@ impl<'a> Choices<'a> {
         first
     }
 
-    /// A number below `count`; 0 if that is 0. Takes two bytes.
+    /// A number below `count`; 0 if `count` is 0. It takes two bytes.
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % count.max(1)
     }
 
-    /// One of `options`, of which there is at least one.
+    /// One of `options`.
     ///
     /// # Panics
-    /// When there is none.
+    /// If `options` is empty.
     pub fn of<'b, T>(&mut self, options: &'b [T]) -> &'b T {
         &options[usize::from(self.byte()) % options.len()]
     }
 
-    /// What has not been taken yet.
+    /// The remaining bytes.
     pub const fn rest(&self) -> &'a [u8] {
         self.0
     }
 
-    /// Changes a bit, a byte, four or eight bytes to any or to troublesome ones, or copies eight from elsewhere. Their
-    /// number stays.
+    /// Changes a bit, a byte, four or eight bytes, to arbitrary or to troublesome values, or copies eight bytes from
+    /// elsewhere. The number of bytes stays.
     pub fn damage(&mut self, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
         }
         let (kind, at) = (self.byte(), self.below(bytes.len()));
-        // Fields lie at multiples of their sizes, mostly.
+        // Fields mostly lie at multiples of their sizes.
         let field = |size: usize| if kind & 0x80 == 0 { at / size * size } else { at };
         let mut put = |at: usize, field: &[u8]| bytes[at..].iter_mut().zip(field).for_each(|(to, &byte)| *to = byte);
         match kind % 6 {
@@ -80,7 +80,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// As [`damage`](Choices::damage), or bytes are cut off, inserted, or doubled.
+    /// As [`damage`](Choices::damage), or cuts off, inserts or doubles bytes.
     pub fn damage_any(&mut self, bytes: &mut Vec<u8>) {
         match self.byte() % 16 {
             0 => bytes.truncate(self.below(bytes.len() + 1)),

@@ -1,4 +1,4 @@
-//! Ends of a cut that go on from a damaged state.
+//! Ends of a pipeline cut that continue from a damaged state.
 
 use super::{Choices, repair};
 use crate::pipeline::{Pair, codecs, position_memories, sample_memories};
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const BATCH: u32 = 2;
 const FEATURES: u32 = 4;
 
-/// Every codec with every memory that it may have, both ends saved after two steps.
+/// Every codec with every memory that it may have; both ends are saved after two steps.
 fn stopped() -> &'static [(CutSetting, [Vec<u8>; 2])] {
     static STOPPED: OnceLock<Vec<(CutSetting, [Vec<u8>; 2])>> = OnceLock::new();
     STOPPED.get_or_init(|| {
@@ -35,8 +35,8 @@ fn stopped() -> &'static [(CutSetting, [Vec<u8>; 2])] {
     })
 }
 
-/// Damages one end or both, and takes two steps: what arrives is finite, an error changes nothing. Returns how many passes
-/// there and back succeed.
+/// Damages one end or both, and takes two steps. Received values must be finite, and an error must change nothing.
+/// Returns the number of round trips that succeed.
 pub fn check(choices: &mut Choices<'_>) -> usize {
     let of = choices.below(stopped().len());
     let (setting, mut saved) = stopped()[of].clone();

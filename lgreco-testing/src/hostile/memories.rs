@@ -1,4 +1,4 @@
-//! Memories that go on from a damaged state.
+//! Error-feedback memories that continue from a damaged state.
 
 use super::{Choices, repair};
 use crate::controller::SETTINGS;
@@ -22,8 +22,9 @@ fn values(step: u32, scale: f32) -> Vec<f32> {
     (0..24).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect()
 }
 
-/// Two steps, damage, and three more: what is delivered is finite, an error changes nothing, and the memory saves to
-/// what it was restored from.
+/// Takes two steps, damages the saved memory, and takes three more. Delivered values must be finite, and an error must
+/// change nothing. The memory must save to the bytes that it was restored from. Returns the number of steps that
+/// succeed.
 pub fn check(choices: &mut Choices<'_>) -> usize {
     let of = choices.below(pairs().count());
     let Some((rule, setting)) = pairs().nth(of) else { return 0 };

@@ -1,7 +1,6 @@
-//! What comes from outside and may be anything: payloads and saved states of which bits have changed, and bytes of other
-//! workers.
+//! Untrusted input: payloads and saved states with changed bits, and bytes from other workers.
 //!
-//! All of it is damaged copies of what was right, because random bytes are refused at the first field.
+//! All of it is damaged copies of valid data, because random bytes are refused at the first field.
 
 mod damage;
 pub mod ends;
@@ -14,11 +13,12 @@ pub mod state;
 pub use damage::Choices;
 pub use payloads::{Products, check_decoding, payload};
 
-/// Training on after a damaged state was loaded: a controller's, a memory's, or those of the two ends of a cut. What was
-/// loaded takes steps or says why not; nothing that is not finite comes back as good, and ranks fare alike.
+/// Continues training after a damaged state was loaded: a controller's, a memory's, or those of the two ends of a cut.
+/// The loaded object must take steps or return an error. No value that is not finite may be returned as valid, and all
+/// ranks must have the same result.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_resume(bytes: &[u8]) {
     let mut choices = Choices::new(bytes);
     match choices.byte() % 8 {
@@ -28,18 +28,17 @@ pub fn check_resume(bytes: &[u8]) {
     };
 }
 
-/// Steps of one worker whose peers' greetings, agreements, plans, payloads and sums are damaged. Every step gives finite
-/// means or an error; a step that may be repeated has changed nothing; and with the state from before, the sound run goes
-/// on bit for bit.
+/// Takes steps of one worker whose peers send damaged greetings, agreements, plans, payloads and sums. Every step must
+/// give finite means or an error. A step that may be repeated must have changed nothing. From the earlier state the
+/// sound run must continue bit for bit.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_peer(bytes: &[u8]) {
     let _ = peer::check(Choices::new(bytes));
 }
 
-/// Brings what readers check before they look at anything else, but which tells nothing about the rest, into
-/// agreement with damaged bytes.
+/// Makes the checksum of damaged bytes right again. Readers check it first, and it says nothing about the rest.
 fn repair(mut saved: Vec<u8>) -> Vec<u8> {
     crate::reseal(&mut saved);
     saved

@@ -37,7 +37,7 @@ const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111
 /// A sound payload, its setting and shape.
 ///
 /// # Panics
-/// When a sound gradient cannot be encoded.
+/// If a sound gradient cannot be encoded.
 pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
     let (setting, &(rows, cols)) = (*choices.of(&SETTINGS), choices.of(&SHAPES));
     let shape = Shape::new(rows, cols).expect("a small matrix");
@@ -52,27 +52,27 @@ pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
     (setting, shape, payload)
 }
 
-/// How PowerSGD's products are made.
+/// How the backend computes PowerSGD's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// As the core makes them, bit for bit.
+    /// Bit for bit as the core does.
     Exact,
-    /// In f32 that rounds as it likes and may flush subnormal numbers to zero.
+    /// In f32 with any rounding; subnormal numbers may be flushed to zero.
     Rounded,
 }
 
-/// A payload, damaged or not, decoded by `backend` and by the core: the same values, bit for bit but for
-/// [`Products::Rounded`], or the same refusal. Returns whether it was decoded.
+/// Decodes a payload, damaged or not, by `backend` and by the core. Both must give the same values, bit for bit except
+/// under [`Products::Rounded`], or the same error. Returns whether it was decoded.
 ///
 /// # Panics
-/// When they differ.
+/// If the results differ.
 pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Products) -> bool {
     let mut choices = Choices::new(bytes);
     let (setting, shape, mut payload) = payload(&mut choices);
     for _ in 0..choices.byte() % 4 {
         choices.damage_any(&mut payload);
     }
-    // As many values as the damaged header says, unless those are many.
+    // The number of values in the damaged header, unless it is large.
     let stated = Payload::parse(&payload).map(|payload| payload.header.shape.elements());
     let elements = stated.ok().filter(|&elements| elements <= 1 << 12).unwrap_or(shape.elements());
     let [mut expected, mut found] = [(); 2].map(|()| vec![-1.0f32; elements]);
@@ -93,7 +93,7 @@ pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Product
     by_core.is_ok()
 }
 
-/// How far rounding may move an element of the product of a PowerSGD payload's factors.
+/// Bound on the rounding of an element of the product of a PowerSGD payload's factors.
 fn rounding(payload: &[u8], shape: Shape) -> f64 {
     let factors = payload[HEADER_LEN..].as_chunks::<4>().0;
     let rank = factors.len() / (shape.rows() + shape.cols());

@@ -1,4 +1,4 @@
-//! A worker whose peers may send anything: what it heard in a sound run is played back to it, damaged.
+//! A worker whose peers may send anything. What it received in a sound run is played back, damaged.
 
 use super::Choices;
 use super::runs::{Gradients, check_saves, configs, model};
@@ -18,12 +18,12 @@ enum Call {
     AllToAll,
 }
 
-/// What a call gave.
+/// A collective, and the bytes it returned.
 type Heard = (Call, Vec<u8>);
 
 /// A step of a sound run, as one rank saw it.
 struct Step {
-    /// The controller before.
+    /// The saved controller before the step.
     saved: Vec<u8>,
     heard: Vec<Heard>,
     /// Bits of the means.
@@ -38,10 +38,10 @@ struct Run {
     steps: Vec<Step>,
 }
 
-/// Steps of a run: warm-up, a decision, two under it, another.
+/// Steps of a run: warm-up, a decision, two steps under it, and another decision.
 const STEPS: u32 = 5;
 
-/// Runs of two and three workers, as seen by the measuring rank, the last and the first.
+/// Runs of two and three workers, as seen by the measuring rank, which is the last or the first.
 fn runs() -> &'static [Run] {
     static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
     RUNS.get_or_init(|| {
@@ -72,7 +72,7 @@ fn record(config: &Config, worker: ThreadCollective) -> Vec<Step> {
     (0..STEPS).map(step).collect()
 }
 
-/// Writes down what another collective gives.
+/// Records what another collective returns.
 struct Recorder {
     inner: ThreadCollective,
     heard: Vec<Heard>,
@@ -130,8 +130,8 @@ impl Collective for Recorder {
     }
 }
 
-/// Plays back what a rank heard, damaged as the choices say. Once a call is not what it was, the peers say what this rank
-/// says itself.
+/// Plays back what a rank received, damaged by the choices. Once a call differs from the recorded one, the peers send
+/// what this rank sends.
 struct Peers<'a, 'b> {
     rank: u32,
     world: u32,
@@ -140,7 +140,8 @@ struct Peers<'a, 'b> {
 }
 
 impl Peers<'_, '_> {
-    /// Fills `bytes`, of which `own` are this rank's and stay, if they are as they were in the sound run.
+    /// Fills `bytes` with the recorded reply, if the call matches the sound run, and then damages them if the choices
+    /// say so. The range `own` is this rank's and stays.
     fn hear(&mut self, call: Call, bytes: &mut [u8], own: Range<usize>) {
         let kept = bytes[own.clone()].to_vec();
         match self.heard.next() {
@@ -215,7 +216,8 @@ impl Collective for Peers<'_, '_> {
     ) -> Result<(), CollectiveError> {
         let sum = |lens: &[u64]| lens.iter().sum::<u64>() as usize;
         assert_eq!((sum(send_lens), sum(received_lens)), (send.len(), received.len()));
-        // What this rank tells itself, from everybody: with other lengths of pieces the beginning of what it sends is others'.
+        // Sends this rank's message to itself as every peer's message. If lengths of pieces differ, a message begins
+        // with parts of others.
         let before = sum(&send_lens[..self.rank as usize]);
         let own = &send[before..][..send_lens[self.rank as usize] as usize];
         received.iter_mut().zip(own.iter().cycle()).for_each(|(to, &byte)| *to = byte);
@@ -227,10 +229,10 @@ impl Collective for Peers<'_, '_> {
 /// The code of [`Error::NonFiniteGradient`].
 const NON_FINITE_GRADIENT: u32 = 101;
 
-/// What the two steps under attack gave.
+/// Results of the two steps under attack.
 pub type Given = [Result<(), Error>; 2];
 
-/// Two steps of a worker whose peers are damaged; what they gave.
+/// Takes two steps of a worker whose peers are damaged, and returns their results.
 pub fn check(mut choices: Choices<'_>) -> Given {
     let run = &runs()[choices.below(runs().len())];
     let first = usize::from(choices.byte()) % run.steps.len();
@@ -242,7 +244,7 @@ pub fn check(mut choices: Choices<'_>) -> Given {
     load(&mut controller, &steps[first].saved).expect("a sound state");
 
     let mut given = [Ok(()); 2];
-    // Two steps under attack, a third whose peers agree with this rank.
+    // Two steps under attack, and a third in which the peers agree with this rank.
     for step in 0..3 {
         if let Some(sound) = steps.get(first + step) {
             peers.heard = sound.heard.iter();
@@ -266,7 +268,7 @@ pub fn check(mut choices: Choices<'_>) -> Given {
         }
     }
     check_saves(&controller, config, &peers);
-    // The choices have run out, so nothing is damaged any more.
+    // The choices are used up, so nothing more is damaged.
     let sound = &steps[first];
     load(&mut controller, &sound.saved).expect("a sound state");
     peers.heard = sound.heard.iter();

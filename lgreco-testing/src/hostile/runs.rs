@@ -1,4 +1,4 @@
-//! Small runs, sound so far, of which states and messages are damaged.
+//! Small sound runs, whose states and messages other modules damage.
 
 use crate::controller::{SETTINGS, sharded};
 use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
@@ -10,7 +10,7 @@ use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
 
-/// Shapes and element types.
+/// Names, shapes and element types.
 const LAYERS: [(&str, &[usize], Dtype); 3] =
     [("weight", &[6, 4], Dtype::F32), ("half", &[4, 3], Dtype::Bf16), ("bias", &[5], Dtype::F32)];
 
@@ -20,11 +20,11 @@ pub(super) fn model(config: &Config, world: u32) -> Vec<Tensor> {
     if config.route == Route::Sharded { sharded(layers, world) } else { layers }
 }
 
-/// Configurations that differ in what states and messages hold: every setting, every policy, every format of a residual,
-/// all routes, one bucket and several.
+/// Configurations that differ in the contents of states and messages: every setting, every policy, every format of a
+/// residual, all routes, one bucket and several.
 pub(super) fn configs() -> Vec<Config> {
     let accordion = Accordion::new(8.0, 4.0);
-    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    // Three layers need few states. Clearing the default number of states would take most of a run.
     let exact = |accordion| Policy::LGreco { solver: Solver::Exact(Limits { states: 1 << 8 }), accordion };
     let mut runs: Vec<(Method, Policy)> =
         SETTINGS.iter().map(|&setting| (Method::Qsgd, Policy::Fixed(vec![setting; LAYERS.len()]))).collect();
@@ -72,7 +72,7 @@ impl Gradients {
         Gradients([layer(0, 24), layer(2, 5)], layer(1, 12).iter().map(|&x| Bf16::from_f32(x)).collect())
     }
 
-    /// A step at the learning rate of the step's number, which falls by half every three steps.
+    /// Takes a step. The learning rate depends on the step's number and is halved every three steps.
     pub(super) fn step<C: Collective>(
         &mut self,
         controller: &mut Controller,
@@ -97,10 +97,10 @@ impl Gradients {
     }
 }
 
-/// Counts of which a state may hold no more.
+/// Upper limit of counts in a saved state.
 const COUNT_LIMIT: u64 = 1 << 63;
 
-/// Asserts that what a controller saves is loaded by another, which then saves the same.
+/// Asserts that another controller can load what a controller saves, and then saves the same.
 pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
     let saved = match controller.save() {
         Ok(saved) => saved,
@@ -115,7 +115,7 @@ pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Confi
     .expect("a sound configuration");
     match twin.load(&[&saved], &[&saved]) {
         Ok(_) => {}
-        // It was at the limit when it was loaded, and was added to.
+        // The count was at the limit when it was loaded, and has grown.
         Err(Error::Core(CoreError::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. })) => return,
         Err(error) => panic!("what was just saved is refused: {error}"),
     }

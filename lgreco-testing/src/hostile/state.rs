@@ -1,4 +1,4 @@
-//! Controllers that train on from a damaged state.
+//! Controllers that continue training from a damaged state.
 
 use super::runs::{Gradients, check_saves, configs, model};
 use super::{Choices, repair};
@@ -7,20 +7,21 @@ use lgreco_train::exchange::Route;
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use std::sync::OnceLock;
 
-/// A run that was stopped.
+/// A stopped run.
 struct Stopped {
     config: Config,
-    /// By rank.
+    /// Saved states by rank.
     saved: Vec<Vec<u8>>,
 }
 
-/// Steps before a run is stopped: two of warm-up, a decision, a step under it.
+/// Steps before a run is stopped: two of warm-up, a decision, and a step under it.
 const STEPS: u32 = 4;
 
 fn stopped() -> &'static [Stopped] {
     static STOPPED: OnceLock<Vec<Stopped>> = OnceLock::new();
     STOPPED.get_or_init(|| {
-        // By shards ranks get different means, and what overflows in one shard fails on its rank alone.
+        // With shards ranks get different means, and an overflow in one shard fails only on its rank. So these
+        // configurations are left out.
         let whole = configs().into_iter().filter(|config| config.route != Route::Sharded);
         let runs = whole.flat_map(|config| [1, 2].map(|world| (config.clone(), world)));
         runs.map(|(config, world)| {
@@ -44,11 +45,11 @@ fn stopped() -> &'static [Stopped] {
     })
 }
 
-/// What came of a step: the bits of the means, or nothing.
+/// The result of a step: the bits of the means, or `None` on an error.
 type Taken = Option<Vec<u32>>;
 
-/// Damages the states of a stopped run, that of one rank or of all alike, and goes on with two steps or three. Returns how
-/// many succeed.
+/// Damages the states of a stopped run, of one rank or of all alike, and takes two or three steps. Returns the number
+/// of steps that succeed.
 pub fn check(choices: &mut Choices<'_>) -> usize {
     let Stopped { config, saved } = choices.of(stopped());
     let mut saved = saved.clone();

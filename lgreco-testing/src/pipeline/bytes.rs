@@ -1,4 +1,4 @@
-//! Any bytes as messages and saved ends of a cut.
+//! Any bytes as messages and as saved ends of a cut.
 
 use super::snapshot;
 use crate::reseal;
@@ -6,11 +6,11 @@ use lgreco::checksum::LEN as CHECKSUM_LEN;
 use lgreco_pipeline::{CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream};
 use lgreco_train::feedback::Residual;
 
-/// Any bytes as a message: refused, or decoded to finite values by an end that waits for just this one; and refused
-/// with a byte less.
+/// Checks any bytes as a message. It must be refused, or decoded to finite values by an end that expects this message.
+/// One byte less must be refused.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_message(bytes: &[u8]) {
     let Ok(Message { header, .. }) = Message::parse(bytes) else { return };
     assert!(Message::parse(&bytes[..bytes.len() - 1]).is_err());
@@ -40,10 +40,11 @@ pub fn check_message(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as saved ends, as they are and with the right checksum: refused, or an end that saves to the same bytes.
+/// Checks any bytes as saved ends, as they are and with the right checksum. They must be refused, or be an end that
+/// saves to the same bytes.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_saved(bytes: &[u8]) {
     check_ends(bytes);
     let mut sealed = bytes.to_vec();
@@ -52,7 +53,7 @@ pub fn check_saved(bytes: &[u8]) {
 }
 
 fn check_ends(bytes: &[u8]) {
-    // As in a saved setting, but without the checksum.
+    // The bytes of a saved setting, without the checksum.
     let Some(part) = bytes.get(28..28 + CutSetting::BYTES - CHECKSUM_LEN) else { return };
     let mut sealed = [part, &[0; CHECKSUM_LEN]].concat();
     reseal(&mut sealed);
@@ -71,10 +72,10 @@ fn check_ends(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a message and as saved ends.
+/// Checks any bytes as a message and as saved ends.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     check_message(bytes);
     check_saved(bytes);

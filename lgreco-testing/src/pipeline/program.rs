@@ -5,7 +5,7 @@ use lgreco_pipeline::Error;
 use lgreco_pipeline::{Codec, CutSetting, Direction, Evaluation, Link, LinkMemory, Sent};
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values};
 
-/// Bytes as choices, zeros when they run out.
+/// Bytes as choices; zeros after the last byte.
 struct Choices<'a>(core::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
@@ -18,7 +18,7 @@ impl Choices<'_> {
     }
 }
 
-/// A setting made of bytes; often one that the ends refuse.
+/// A setting from bytes; the ends often refuse it.
 fn setting(choices: &mut Choices<'_>) -> CutSetting {
     let (batch, features) = (1 + choices.next() as u32 % 4, 1 + choices.next() as u32 % 9);
     let mut memories = vec![LinkMemory::None];
@@ -32,7 +32,7 @@ fn setting(choices: &mut Choices<'_>) -> CutSetting {
     CutSetting { cut: 5, batch, features, in_flight: 1 + choices.next() as u32 % 3, forward, backward }
 }
 
-/// A micro-batch made of bytes.
+/// A micro-batch from bytes.
 struct Batch {
     values: Vec<f32>,
     samples: Vec<Option<u64>>,
@@ -71,14 +71,15 @@ impl Batch {
     }
 }
 
-/// Bytes of a program that are read: some twenty calls.
+/// Most bytes of a program that are read: about twenty calls.
 const LONGEST: usize = 400;
 
-/// Any sequence of calls on both ends of a cut of any setting: micro-batches in flight in any order, passes repeated,
-/// evaluation, steps, ends saved and restored, messages lost, repeated and damaged.
+/// Runs any sequence of calls on both ends of a cut of any setting. Micro-batches are in flight in any order. Passes
+/// are repeated, steps and evaluations happen, ends are saved and restored, and messages are lost, repeated and
+/// damaged.
 ///
 /// # Panics
-/// When the ends part, when something that must not change a state does, or a repetition gives other bytes.
+/// If the ends diverge, if a call changes a state that it must not change, or if a repetition gives other bytes.
 pub fn check_program(bytes: &[u8]) {
     let mut choices = Choices(bytes[..bytes.len().min(LONGEST)].iter());
     let setting = setting(&mut choices);
@@ -152,14 +153,14 @@ pub fn check_program(bytes: &[u8]) {
     }
 }
 
-/// Whether a batch is of another size than a memory by position allows, or not finite.
+/// Whether a batch has another size than a memory by position allows, or is not finite.
 fn refused(pair: &Pair, batch: &Batch) -> bool {
     let setting = pair.above.setting();
     batch.values.len() < setting.batch as usize * setting.features as usize
         || batch.values.iter().any(|x| !x.is_finite())
 }
 
-/// The message with a bit changed.
+/// The message with one changed bit.
 fn damaged(message: &[u8], choices: &mut Choices<'_>) -> Vec<u8> {
     let mut bytes = message.to_vec();
     bytes[choices.next() as usize % message.len()] ^= 1 << (choices.next() % 8);

@@ -1,16 +1,17 @@
-// TopK in few bits: the bins of what is kept and their means, in integers alone, as in lgreco_core::compress::quantised_topk.
+// TopK in few bits: the bins of kept values and their means, in integers only, as in
+// lgreco_core::compress::quantised_topk.
 
 // Most bins of a layer: those of 8 bits.
 const MOST_BINS = 128u;
 
-// The range of magnitudes that 2^log_count bins divide evenly; `span` is at most 2^31.
+// A range of magnitudes, divided evenly into 2^log_count bins; `span` is at most 2^31.
 struct Range {
     low: u32,
     span: u32,
     log_count: u32,
 }
 
-// The bin of a magnitude that is not above the range: ((magnitude - low) << log_count) / span, a bit at a time.
+// The bin of a magnitude within the range: ((magnitude - low) << log_count) / span, one bit at a time.
 fn bin_of(range: Range, magnitude: u32) -> u32 {
     var rest = magnitude - min(magnitude, range.low);
     var bin = 0u;
@@ -25,7 +26,7 @@ fn bin_of(range: Range, magnitude: u32) -> u32 {
     return bin;
 }
 
-// The first magnitude of a bin, or behind the last of the one before it.
+// The first magnitude of a bin. For the bin count, the first magnitude after the last bin.
 fn start_of_bin(range: Range, bin: u32) -> u32 {
     let product = mul_wide(bin, range.span);
     if (range.log_count == 0u) {
@@ -35,12 +36,13 @@ fn start_of_bin(range: Range, bin: u32) -> u32 {
     return range.low + (product.y << (32u - range.log_count)) + (product.x >> range.log_count) + u32(part != 0u);
 }
 
-// Numbers below the normal ones have the least normal ones' exponent.
+// The exponent field of a magnitude. Subnormal numbers have that of the smallest normal ones.
 fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);
 }
 
-// A magnitude in units of 2^-31 of the power of two that the exponent is of, rounded down; its own is not larger.
+// A magnitude in units of 2^-31 of the power of two with this exponent, rounded down. The magnitude's exponent must not
+// be larger.
 fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     let shift = exponent - exponent_of(magnitude);
     if (shift > 31u) {
@@ -50,7 +52,7 @@ fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     return (((magnitude & 0x007fffffu) | implied) << 8u) >> shift;
 }
 
-// sum / count, rounded down; it has 32 bits.
+// sum / count, rounded down; the result has 32 bits.
 fn quotient(sum: vec2<u32>, count: u32) -> u32 {
     var rest = sum.y;
     var bits = 0u;
@@ -87,7 +89,7 @@ fn float_of(digits: u32, exponent: u32) -> u32 {
     return ((exponent + highest - 31u) << 23u) | (mantissa & 0x007fffffu);
 }
 
-// A sum of 64 bits, low word first, and a word.
+// Adds a word to a sum of 64 bits, low word first.
 fn plus_wide(sum: vec2<u32>, word: u32) -> vec2<u32> {
     let lower = sum.x + word;
     return vec2<u32>(lower, sum.y + u32(lower < word));

@@ -1,5 +1,5 @@
-// f64 above 0, of norms and scales, in integers: m * 2^(e - 52) with m in [2^52, 2^53), low word first; or 0. All operations round to
-// nearest even, and none leaves the range of exponents.
+// Positive f64 for norms and scales, in integers: m * 2^(e - 52) with m in [2^52, 2^53), low word first; or 0. All
+// operations round to nearest even, and none leaves the range of exponents.
 
 struct Double {
     m: vec2<u32>,
@@ -18,7 +18,7 @@ fn shift_right(x: vec2<u32>, shift: u32) -> vec2<u32> {
     return vec2<u32>((x.x >> shift) | (x.y << (32u - shift)), x.y >> shift);
 }
 
-// The same of 1 to 63, with the lowest bit set if a bit is lost.
+// x >> shift, for a shift of 1 to 63. The lowest bit is set if a set bit is lost.
 fn shift_sticky(x: vec2<u32>, shift: u32) -> vec2<u32> {
     if (shift >= 32u) {
         let lost = x.x | (x.y & ((1u << (shift - 32u)) - 1u));
@@ -42,7 +42,8 @@ fn difference_wide(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return vec2<u32>(a.x - b.x, a.y - b.y - u32(a.x < b.x));
 }
 
-// m, of 53 bits, rounded by what is behind it: half of its last bit, and less.
+// m, of 53 bits, rounded by the bits after it: `half_bit` is the next bit, and `sticky` says whether a later one is
+// set.
 fn rounded(m: vec2<u32>, e: i32, half_bit: u32, sticky: bool) -> Double {
     let sum = sum_wide(m, vec2<u32>(half_bit & (u32(sticky) | (m.x & 1u)), 0u));
     if (sum.y == 0x00200000u) {
@@ -51,7 +52,7 @@ fn rounded(m: vec2<u32>, e: i32, half_bit: u32, sticky: bool) -> Double {
     return Double(sum, e);
 }
 
-// The magnitude of an f32.
+// The magnitude of an f32 as a Double.
 fn double_of(magnitude: u32) -> Double {
     if (magnitude == 0u) {
         return NO_DOUBLE;
@@ -60,7 +61,7 @@ fn double_of(magnitude: u32) -> Double {
     return Double(vec2<u32>(x.x << 29u, x.x >> 3u), i32(x.y) - 127);
 }
 
-// Its square, which is exact.
+// The square of an f32 magnitude, which is exact.
 fn double_square(magnitude: u32) -> Double {
     if (magnitude == 0u) {
         return NO_DOUBLE;
@@ -73,7 +74,7 @@ fn double_square(magnitude: u32) -> Double {
 
 // The nearest f32.
 fn single(a: Double) -> u32 {
-    let lost = u32(clamp(-126 - a.e, 0, 26)); // of a subnormal result
+    let lost = u32(clamp(-126 - a.e, 0, 26)); // bits lost by a subnormal result
     let bits = (u32(max(a.e + 127, 1) - 1) << 23u) + shift_wide_rounded(a.m, 29u + lost);
     return select(min(bits, INFINITY), INFINITY, a.e > 127);
 }
@@ -95,7 +96,7 @@ fn double_sum(a: Double, b: Double) -> Double {
     if (apart > 54u) {
         return large;
     }
-    // With three bits more.
+    // The addition has three more bits.
     var addend = shift_left(small.m, 3u);
     if (apart > 0u) {
         addend = shift_sticky(addend, apart);
@@ -133,7 +134,7 @@ fn double_quotient(a: Double, b: Double) -> Double {
         rest = shift_left(rest, 1u);
         e -= 1;
     }
-    var quotient = vec2<u32>(0u, 0u); // of 54 bits
+    var quotient = vec2<u32>(0u, 0u); // it gets 54 bits
     for (var i = 0u; i < 54u; i++) {
         quotient = shift_left(quotient, 1u);
         if (is_at_least(rest, b.m)) {
@@ -146,7 +147,7 @@ fn double_quotient(a: Double, b: Double) -> Double {
 }
 
 fn double_root(a: Double) -> Double {
-    // Each digit of the root takes two.
+    // Each digit of the root consumes two digits.
     var digits = shift_left(a.m, 10u + u32(a.e & 1));
     var rest = vec2<u32>(0u, 0u);
     var root = vec2<u32>(0u, 0u);
@@ -162,6 +163,6 @@ fn double_root(a: Double) -> Double {
             root.x |= 1u;
         }
     }
-    // It is not halfway between two.
+    // The root is never halfway between two numbers.
     return rounded(root, a.e >> 1u, u32(!is_at_least(root, rest)), true);
 }

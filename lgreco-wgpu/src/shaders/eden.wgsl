@@ -1,5 +1,6 @@
-// EDEN's blocks: coordinates, scales, and back. `eden_rows.wgsl` and `eden_payloads.wgsl` have the entry points, in which a workgroup
-// works on a block. What becomes bits of payloads is computed in integers, in the order of lgreco-compress/src/eden.
+// EDEN's blocks: coordinates, scales, and decoding. `eden_rows.wgsl` and `eden_payloads.wgsl` have the entry points, in
+// which a workgroup processes a block. Bits of payloads are computed in integers, in the order of
+// lgreco-compress/src/eden.
 
 struct Params {
     offset: u32,
@@ -7,18 +8,18 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor, a multiple of 4096
     count: u32, // values in the piece
     least_squares: u32,
-    widths: u32, // of rows, bit b - 1: whether width b is measured
-    bits: u32, // of payloads
-    step: u32, // of the signs' stream these three are 0
+    widths: u32, // for rows, bit b - 1: whether width b is measured
+    bits: u32, // for payloads: bits of a code
+    step: u32, // 0 in the signs' stream, as are the next two
     layer: u32,
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    record: u32, // of `output`, where rows go
+    record: u32, // first record of `output` for rows
     result: u32,
 }
 
-// Of payloads: the scale of each block, and codes.
+// For payloads: the scale of each block, and codes.
 @group(0) @binding(3) var<storage, read_write> sent_scales: array<u32>;
 @group(0) @binding(4) var<storage, read_write> words: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
@@ -27,14 +28,14 @@ struct Params {
 // The scale with which a block is decoded, as bits of f32.
 var<workgroup> scales: array<u32, 1>;
 
-// What a workgroup works on: the block's first value in the piece and in its 4096 values, and how many there are.
+// The block of a workgroup: its first value in the piece, that value's place among its 4096 values, and the length.
 struct Block {
     first: u32,
     at: u32,
     len: u32,
 }
 
-// The workgroup's block, after drawing its signs. A barrier must follow.
+// The workgroup's block. Also draws its signs; a barrier must follow.
 fn begin_block(lane: u32) -> Block {
     let found = block_of(group.x);
     let block = Block(found.x, found.x % BLOCK, found.y);
@@ -57,8 +58,8 @@ fn rotate(block: Block, lane: u32) {
     transform(block.len, lane);
 }
 
-// The sum over the coordinates in `own` of their magnitudes times their levels, or with `squared` of the levels' squares: by the first
-// four of `part`.
+// The sum, over the coordinates in `own`, of their magnitudes times their levels. With `squared` the sum of the squared
+// levels. The result is in the first four of `part`.
 fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     var sum = 0u;
     for (var start = 0u; start < len; start += HALF) {
@@ -78,13 +79,13 @@ fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     add_singles(sum, lane);
 }
 
-// 1 / sqrt(len), of a power of two, rounded.
+// 1 / sqrt(len), rounded; len is a power of two.
 fn inverse_root(len: u32) -> u32 {
     let log = firstLeadingBit(len);
     return select(ONE, 0x3f3504f3u, (log & 1u) != 0u) - (log / 2u << 23u);
 }
 
-// The scale of a block whose coordinates are in `own`, to `scales`.
+// Writes the scale of a block, whose coordinates are in `own`, to `scales`.
 fn find_scale(bits: u32, len: u32, lane: u32) {
     sum_of_levels(bits, false, len, lane);
     var relative = NO_DOUBLE;
@@ -108,7 +109,7 @@ fn find_scale(bits: u32, len: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// Makes the coordinates in `own` what the block decodes to, but for scale and signs.
+// Replaces the coordinates in `own` by the block's decoded values, without scale and signs.
 fn decode_again(bits: u32, len: u32, lane: u32) {
     for (var k = 0u; k < 16u && index_of(HIGH, k, lane) < len; k++) {
         own[k] = grids[nearest(bits, own[k] & MAGNITUDE)] | (own[k] & SIGN);
@@ -117,12 +118,13 @@ fn decode_again(bits: u32, len: u32, lane: u32) {
     transform(len, lane);
 }
 
-// Value i of a block as it is decoded, of what the transform has left.
+// The decoded value i of a block, from the transform's output.
 fn decoded_value(block: Block, i: u32, transformed: u32, scale: u32) -> u32 {
     return multiply(multiply(transformed, inverse_root(block.len)), scale) ^ sign_of(block.at + i);
 }
 
-// Notes that a block does not decode to finite values: results[result + 1] becomes at least the complement of its first value.
+// Reports that a block does not decode to finite values: raises results[result + 1] to at least the complement of its
+// first value.
 fn tell_overflow(block: Block) {
     atomicMax(&results[params.result + 1u], ~(params.first + block.first));
 }

@@ -1,6 +1,6 @@
-// EDEN's payloads, there and back.
+// EDEN's payloads: encoding and decoding.
 
-// Writes the codes of a block, of which an invocation holds 16 in a row, into zeros.
+// Writes the codes of a block into zeros. Each invocation holds 16 consecutive codes.
 fn write_codes(block: Block, lane: u32) {
     let bit = (block.first + lane * 16u) * params.bits;
     var word = bit / 32u;
@@ -32,7 +32,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// Scales and codes, into zeros. results[result] becomes at least the largest magnitude if it is not finite; see `tell_overflow`.
+// Writes scales and codes into zeros. Raises results[result] to at least the largest magnitude if that is not finite;
+// see also `tell_overflow`.
 @compute @workgroup_size(256)
 fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -53,7 +54,7 @@ fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
             let sign = own[k] >> 31u;
             codes[k] = (nearest(params.bits, own[k] & MAGNITUDE) - first_level(params.bits)) | (sign << (params.bits - 1u));
         }
-        // Decoded values may be larger than those that were encoded.
+        // Decoded values may be larger than the encoded ones.
         if (norms[0].power != ONE) {
             decode_again(params.bits, block.len, lane);
             var is_finite = scale < INFINITY;
@@ -71,8 +72,8 @@ fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     }
 }
 
-// The bits of the values that a block's codes stand for. results[result] becomes other than 0 if the scale is negative or not finite,
-// or a value is not finite.
+// Writes the bits of the decoded values of a block. results[result] becomes nonzero if the scale is negative, or if the
+// scale or a value is not finite.
 @compute @workgroup_size(256)
 fn decode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

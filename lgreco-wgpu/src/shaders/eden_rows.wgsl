@@ -1,11 +1,11 @@
 // EDEN's rows of the error table: squared errors of all widths.
 
-// Blocks of fewer values are measured by decoding.
+// Blocks with fewer values are measured by decoding.
 const FEW = 256u;
 
 // Widths that are measured by decoding, as a mask.
 var<workgroup> undecided: array<atomic<u32>, 1>;
-// Adds eight sums of 256 invocations each in `room`: sum w is then at 256 w.
+// Adds up eight sums of 256 invocations each, in `room`. The total of sum w is then at 256 w.
 fn add_in_room(lane: u32) {
     for (var reach = 128u; reach > 0u; reach >>= 1u) {
         workgroupBarrier();
@@ -17,7 +17,7 @@ fn add_in_room(lane: u32) {
     workgroupBarrier();
 }
 
-// The sums of each width, of which invocation w gets sum w; the others get any.
+// Adds up the sums of each width. Invocation w gets the total of sum w; the others get arbitrary values.
 fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
     workgroupBarrier();
     for (var w = 0u; w < 8u; w++) {
@@ -27,9 +27,9 @@ fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
     return bitcast<f32>(room[lane % 8u * 256u]);
 }
 
-// The squared error of width w + 1 by invocation w, from sums over the coordinates in `own`; 0 of the others, and where a block has to
-// be decoded, which `undecided` says then. With t = z - q it is the sum of (t + (1 - s) q)^2, so that nearly equal sums are not
-// subtracted.
+// The squared error of width w + 1, for invocation w, from sums over the coordinates in `own`. It is 0 for other
+// invocations, and if the block must be decoded; `undecided` then names the width. With t = z - q it is the sum of (t +
+// (1 - s) q)^2, so that nearly equal sums are not subtracted.
 fn rounding_error(len: u32, lane: u32) -> Wide {
     var squares: array<f32, 8>;
     var products: array<f32, 8>;
@@ -51,7 +51,7 @@ fn rounding_error(len: u32, lane: u32) -> Wide {
     }
     let all = f32(len);
     let points = all - 2.0 * of_products - of_squares;
-    // 1 - s.
+    // away is 1 - s.
     let unbiased = -(of_products + of_squares) / (points + of_products);
     let away = select(unbiased, -of_products / points, params.least_squares != 0u);
     let error = of_squares + 2.0 * away * of_products + away * away * points;
@@ -64,7 +64,8 @@ fn rounding_error(len: u32, lane: u32) -> Wide {
     return wide(m * m * error, 2 * length.e - i32(firstLeadingBit(len)));
 }
 
-// The squared error of one width, summed over what an invocation holds, by decoding the block whose coordinates are in `own`.
+// The squared error of one width, summed over an invocation's values. It decodes the block whose coordinates are in
+// `own`.
 fn decoding_error(bits: u32, block: Block, lane: u32) -> Wide {
     find_scale(bits, block.len, lane);
     let scale = scales[0];
@@ -85,7 +86,7 @@ fn decoding_error(bits: u32, block: Block, lane: u32) -> Wide {
     return sum;
 }
 
-// The sum over all invocations; all get it.
+// The sum over all invocations; all of them get it.
 fn sum_of_lanes(sum: Wide, lane: u32) -> Wide {
     workgroupBarrier();
     room[lane] = bitcast<u32>(sum.m);
@@ -106,8 +107,9 @@ fn in_room(i: u32) -> Wide {
     return Wide(bitcast<f32>(room[i]), bitcast<i32>(room[i + 256u]));
 }
 
-// A record becomes the squared errors of a block. results[result] becomes at least the largest magnitude if it is not finite, and the
-// next word at least the complement of the first value of a block that does not decode to finite values.
+// Writes the squared errors of a block to a record. Raises results[result] to at least the largest magnitude if that is
+// not finite. Raises the next word to at least the complement of a block's first value if the block does not decode to
+// finite values.
 @compute @workgroup_size(256)
 fn rotated_row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -118,7 +120,7 @@ fn rotated_row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         atomicStore(&undecided[0], 0u);
     }
     find_norm(block.first, block.len, lane);
-    // Of width lane + 1.
+    // The sum for width lane + 1.
     var sum = Wide(0.0, 0);
     if (norms[0].inverse != 0u) {
         exact = false;

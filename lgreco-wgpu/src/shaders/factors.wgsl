@@ -1,5 +1,5 @@
-// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` has the matrix, `element(row, col)`, and says where in the
-// bindings the factors begin, by `in_factor` and `in_product`.
+// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` has the matrix, `element(row, col)`. Its functions
+// `in_factor` and `in_product` say where the factors begin in the bindings.
 
 const SIDE = 16u;
 const DEPTH = 32u;
@@ -7,8 +7,8 @@ const DEPTH = 32u;
 var<workgroup> tile: array<f32, 512>;
 var<workgroup> slab: array<f32, 512>;
 
-// Of a product with the matrix, or with its transpose: how many sums each column has, how many terms each of them, and where these
-// are in the factor's columns, which are so long.
+// The shape of a product with the matrix or its transpose: the number of sums per column, and the number of terms of
+// each. Also the index of the first term in the factor's columns, and the length of these columns.
 struct Terms {
     transposed: bool,
     outer: u32,
@@ -17,7 +17,7 @@ struct Terms {
     inner_all: u32,
 }
 
-// x * 2^-e; 0 when that is no normal number.
+// x * 2^-e; 0 if the result is not a normal number.
 fn scaled(bits: u32, e: i32) -> f32 {
     let magnitude = bits & MAGNITUDE;
     if (magnitude == 0u) {
@@ -31,8 +31,8 @@ fn scaled(bits: u32, e: i32) -> f32 {
     return bitcast<f32>((bits & SIGN) | (u32(exponent) << 23u) | (x.x & 0x007fffffu));
 }
 
-// The sum over inner j from start to end of M[o, j] * factor[column][j], or of M[j, o] when transposed, for one o from
-// `first_o` on and one column from `first_column` on. All 256 lanes call it.
+// The sum over inner j from start to end of M[o, j] * factor[column][j], or of M[j, o] if transposed. Each lane has one
+// o, from `first_o` on, and one column, from `first_column` on. All 256 lanes must call it.
 fn chunk_sum(shape: Terms, first_o: u32, first_column: u32, start: u32, end: u32, lane: u32) -> f32 {
     let o = lane % SIDE;
     let column = lane / SIDE;
@@ -84,7 +84,7 @@ fn dot_tile(sum: f32, from_column: u32, to_column: u32, row: u32, col: u32) -> f
     return total;
 }
 
-// Loads 16 columns of both factors, the parts a tile of the product needs. `factor` holds P, `product` holds Q.
+// Loads 16 columns of both factors: the parts for a tile of the product. `factor` holds P, `product` holds Q.
 fn load_slabs(first_column: u32, first_row: u32, first_col: u32, lane: u32) {
     let c = first_column + lane / SIDE;
     let row = first_row + lane % SIDE;
@@ -103,7 +103,7 @@ fn load_slabs(first_column: u32, first_row: u32, first_col: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// A lane's element of the tile of the factors' product that begins in this row and column. All 256 lanes call it.
+// A lane's element of the tile of the factors' product that begins at this row and column. All 256 lanes must call it.
 fn tile_of_product(first_row: u32, first_col: u32, lane: u32) -> f32 {
     var sum = 0.0;
     for (var c = 0u; c < params.columns; c += SIDE) {

@@ -1,27 +1,27 @@
-// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for
-// bit.
+// Error feedback: the offered values, which are compressed, and the next residual. The bits are those of
+// lgreco_core::feedback.
 
 struct Params {
     offset: u32,
     dtype: u32,
     first: u32, // position of the piece's first value in the tensor, a multiple of 2048
     count: u32,
-    storage: u32, // of `memory`: 0 f32, 1 bf16, 2 int8
-    gain: u32, // bits of f32
-    keep: u32, // of 1 - gain
+    storage: u32, // format of `memory`: 0 f32, 1 bf16, 2 int8
+    gain: u32, // bits of an f32
+    keep: u32, // bits of the f32 1 - gain
     step: u32,
     layer: u32,
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    shift: u32, // of int8: values of the tensor behind the last whole word of codes
+    shift: u32, // for int8: number of values behind the last whole word of codes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> memory: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offered: array<u32>;
-// Of int8: a copy of the memory behind its last whole word of codes. That is `shift` codes, and then a byte for each group of 512
-// values of the whole tensor, its exponent field.
+// For int8: a copy of the memory behind its last whole word of codes. It has `shift` codes, and then a byte for each
+// group of 512 values of the whole tensor, the group's exponent field.
 @group(0) @binding(4) var<storage, read_write> tail: array<atomic<u32>>;
 
 // The bits of value i of the memory as an f32.
@@ -68,7 +68,7 @@ fn remember(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_i
     }
 }
 
-// What is to be remembered of value i; 0 behind the last.
+// The next residual of value i; 0 behind the last value.
 fn next(i: u32) -> u32 {
     if (i < params.count) {
         return offered[i];
@@ -96,8 +96,8 @@ fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
 }
 
-// memory = offered as codes of a byte, rounded at random. `tail`, of zeros before, gets the codes that fill no word and the
-// exponents of a workgroup's four groups: words of it may be shared with the next workgroup.
+// memory = offered as codes of one byte, rounded at random. `tail` must be zeros before. It gets the codes that do not
+// fill a word, and the exponents of a workgroup's four groups. Words of it may be shared with the next workgroup.
 @compute @workgroup_size(64)
 fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var exponents = 0u;
@@ -108,7 +108,7 @@ fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             largest = max(largest, next(start + j * 64u + lane.index) & MAGNITUDE);
         }
         largest = largest_of(lane, 64u, largest);
-        // The least power of two from 2^-126 on of which 127 are no less than the largest magnitude.
+        // The smallest power of two, at least 2^-126, of which 127 reach the largest magnitude.
         let exponent = max((largest + 0x1ffffu) >> 23u, 7u) - 6u;
         if (start < params.count) {
             exponents |= exponent << (8u * part);
@@ -141,7 +141,7 @@ fn codes(i: u32, exponent: u32) -> u32 {
         // An odd multiple of 2^-16 in (-1/2, 1/2).
         let dither = f32(i32(2u * (draws[k] >> 17u) + 1u) - 32768) * 0x1p-16f;
         let scaled = add(multiply(next(i + k), (254u - exponent) << 23u), bitcast<u32>(dither));
-        // 1.5 * 2^23 brings the rounded number into the low bits.
+        // Adding 1.5 * 2^23 moves the rounded number into the low bits.
         codes |= (add(scaled, 0x4b400000u) & 0xffu) << (8u * k);
     }
     return codes;

@@ -1,16 +1,17 @@
-// TopK in few bits: what is known of each layer's bins, and the codes of what it keeps.
+// TopK in few bits: statistics of each layer's bins, and the codes of kept values.
 //
-// Digits of a bin's magnitudes are in units by the exponent of the largest. What the first read knows of each exponent leaves two: that
-// of where the bin ends, and the next that there is. Sums are kept by both.
+// Digits of a bin's magnitudes are in units of the exponent of its largest magnitude. The first read records which
+// exponents occur. This leaves two candidates for a bin: the exponent where the bin ends, and the next smaller one that
+// occurs. Sums are kept for both.
 
-// Of a layer, found step by step. All of it begins as zeros.
+// Statistics of a layer's bins, filled step by step. All of it begins as zeros.
 struct Bins {
-    lowest: atomic<u32>, // complement of the smallest magnitude that is kept, zeros aside; of rows
+    lowest: atomic<u32>, // for rows: complement of the smallest nonzero kept magnitude
     highest: atomic<u32>,
-    exponents: array<vec2<u32>, 128>, // per bin both, the larger first
+    exponents: array<vec2<u32>, 128>, // both exponents per bin, the larger first
     counts: array<atomic<u32>, 128>,
-    with_larger: array<atomic<u32>, 128>, // how many have the larger exponent
-    // Sums of digits by the larger exponent, and by the other of those that do not have the larger.
+    with_larger: array<atomic<u32>, 128>, // number of magnitudes with the larger exponent
+    // Sums of digits for the larger exponent, and for the other one, over magnitudes without the larger exponent.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,
     other_lower: array<atomic<u32>, 128>,
@@ -19,14 +20,15 @@ struct Bins {
 
 @group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
 
-// Of a workgroup's values per bin the same, but for sums: of digits' lower and upper 16 bits.
+// The same per bin for a workgroup's values, except that sums have the digits' lower and upper 16 bits separately.
 const OWN = 6u;
 const WITH_LARGER = 1u;
 const LOWER = 2u;
 const OTHER_LOWER = 4u;
 var<workgroup> own_bins: array<atomic<u32>, 768>;
 
-// Widens a layer's range by what a workgroup keeps: its largest magnitude, and the complement of its smallest other than 0.
+// Widens a layer's range by a workgroup's kept values: their largest magnitude, and the complement of the smallest
+// nonzero one.
 fn widen_range(lowest: u32, highest: u32) {
     atomicMax(&bins_of[params.bins].lowest, lowest);
     atomicMax(&bins_of[params.bins].highest, highest);
@@ -34,7 +36,7 @@ fn widen_range(lowest: u32, highest: u32) {
 
 fn range() -> Range {
     let high = atomicLoad(&bins_of[params.bins].highest);
-    // Where zeros alone are kept, no lowest is known.
+    // If only zeros are kept, no lowest magnitude is known.
     let low = min(~atomicLoad(&bins_of[params.bins].lowest), high);
     return Range(low, high - low + 1u, params.bits - 1u);
 }
@@ -45,7 +47,7 @@ fn range_from(cut: Cut) -> Range {
     return Range(kept.x, kept.y - kept.x + 1u, params.bits - 1u);
 }
 
-// Finds the exponents of bins, by 64 lanes.
+// Finds the exponents of bins. 64 lanes must call it.
 fn write_exponents(range: Range, lane: u32) {
     for (var bin = lane; bin >> range.log_count == 0u; bin += 64u) {
         let first = start_of_bin(range, bin);
@@ -86,7 +88,7 @@ fn sum_of_halves(at: u32) -> vec2<u32> {
     return plus_wide(vec2<u32>(atomicLoad(&own_bins[at]), upper_halves >> 16u), upper_halves << 16u);
 }
 
-// After all are added, by 64 lanes.
+// Adds the workgroup's bins to the layer's, after all values are added. 64 lanes must call it.
 fn give_own_bins(lane: u32) {
     for (var bin = lane; bin < MOST_BINS; bin += 64u) {
         let own = OWN * bin;
@@ -105,7 +107,7 @@ fn give_own_bins(lane: u32) {
     }
 }
 
-// A bin's mean at last.
+// The final mean of a bin.
 fn mean_of_bin(bin: u32) -> u32 {
     let count = atomicLoad(&bins_of[params.bins].counts[bin]);
     if (count == 0u) {
@@ -123,10 +125,10 @@ fn mean_of_bin(bin: u32) -> u32 {
     return float_of(quotient(sum, count), exponents.y);
 }
 
-// Of what is written.
+// The range of the written values.
 var<private> written_range: Range;
 
-// A kept value as it is sent.
+// Writes a kept value in the form in which it is sent.
 fn put_kept(index: u32, bits: u32) {
     if (params.bits == 0u) {
         put_in_full(index, bits);
@@ -137,7 +139,7 @@ fn put_kept(index: u32, bits: u32) {
     let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
-    // Once, however many windows there are.
+    // The value is added once, however many windows there are.
     if (is_in_window(at.x)) {
         add_to_own_bin(bin, magnitude);
     }

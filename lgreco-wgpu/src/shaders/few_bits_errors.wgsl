@@ -1,34 +1,34 @@
-// Rows of TopK in few bits: for each k, what sending means for magnitudes costs, with bins of any number of bits.
+// Rows of TopK in few bits: for each k, the error of sending bin means for magnitudes, with bins of any number of bits.
 //
-// Bins of fewer bits are unions of those of 8, so that those are filled and then joined in pairs. How many magnitudes are in a
-// bin, their sum and that of their squares are whole numbers, of which nothing is lost where spreads are narrow: with n magnitudes
-// n * (sum of squares) - sum^2 is n times the sum of their squared distances from their mean.
+// Bins of fewer bits are unions of bins of 8 bits. So the latter are filled, and then joined in pairs. The count of a
+// bin's magnitudes, their sum and the sum of their squares are integers, so narrow spreads lose nothing. With n
+// magnitudes, n * (sum of squares) - sum^2 is n times the sum of their squared distances from the mean.
 
-// Words of the sums of a bin of 8 bits: how many, the sum in 64 bits, that of squares in 96.
+// Words of the sums of a bin of 8 bits: the count, the sum in 64 bits, and the sum of squares in 96 bits.
 const IN_BIN = 6u;
 const IN_BINS = 768u;
 
-// Of each k of this batch.
+// The sums of each k of this batch.
 @group(0) @binding(16) var<storage, read_write> bin_sums: array<atomic<u32>>;
 
 var<workgroup> own_sums: array<atomic<u32>, 768>;
 
-// The bins of 8 bits of what one k keeps. `range` is that of what the largest k keeps.
+// The bins of 8 bits for the values that one k keeps. `range` is the range of the largest k.
 fn range_of(cut: u32) -> Range {
     let all = range();
     let low = max(cut, all.low);
     return Range(low, all.low + all.span - low, 7u);
 }
 
-// The exponent that magnitudes in a bin are in units of: that of the largest that may be there. They lie within two binades, so
-// that no digit is lost.
+// The exponent of the units of a bin's magnitudes: that of the largest possible magnitude in the bin. The magnitudes
+// lie within two binades, so no digit is lost.
 fn exponent_in(range: Range, bin: u32) -> u32 {
     let before = mul_wide(bin + 1u, range.span);
     let end = (before.y << 25u) + (before.x >> 7u) + u32((before.x & 127u) != 0u);
     return exponent_of(range.low + end - 1u);
 }
 
-// Adds what is above the cut, for the k of the workgroup's column; what is kept of the cut itself comes at the end.
+// Adds the values above the cut, for the k of the workgroup's column. Kept values at the cut are added at the end.
 @compute @workgroup_size(256)
 fn add_to_sums(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -79,7 +79,7 @@ fn add_to_sums(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     atomicAdd(&bin_sums[at + 5u], carried.y + u32(middle_before + carried.x < middle_before));
 }
 
-// Sum of 128 bits, the lowest word first.
+// Sum of two 128-bit numbers, the lowest word first.
 fn plus_128(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     var sum = a + b;
     var carry = vec4<u32>(sum < a);
@@ -92,19 +92,19 @@ fn plus_128(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return sum;
 }
 
-// Product of 96 bits and a word.
+// Product of a 96-bit number and a word.
 fn times(a: vec4<u32>, b: u32) -> vec4<u32> {
     let middle = mul_wide(a.y, b);
     return plus_128(vec4<u32>(mul_wide(a.x, b), mul_wide(a.z, b)), vec4<u32>(0u, middle, 0u));
 }
 
-// Square of 64 bits.
+// Square of a 64-bit number.
 fn squared(a: vec4<u32>) -> vec4<u32> {
     let middle = vec4<u32>(0u, mul_wide(a.x, a.y), 0u);
     return plus_128(plus_128(vec4<u32>(mul_wide(a.x, a.x), mul_wide(a.y, a.y)), middle), middle);
 }
 
-// Bits moved down, what falls out of the lowest word lost.
+// Shifts bits down; bits shifted out of the lowest word are lost.
 fn down(a: vec4<u32>, by: u32) -> vec4<u32> {
     var words = a;
     for (var word = min(by, 128u) >> 5u; word > 0u; word--) {
@@ -117,7 +117,7 @@ fn down(a: vec4<u32>, by: u32) -> vec4<u32> {
     return (words >> vec4<u32>(bits)) | (vec4<u32>(words.yzw, 0u) << vec4<u32>(32u - bits));
 }
 
-// Magnitudes in a bin, in units of 2^-31 of the power of two that the exponent is of.
+// Statistics of a bin's magnitudes, in units of 2^-31 of the power of two with this exponent.
 struct Among {
     count: u32,
     exponent: u32,
@@ -134,7 +134,8 @@ fn joined(a: Among, b: Among) -> Among {
     if (b.count == 0u) {
         return a;
     }
-    // The upper bin's exponent is not less. Digits that the lower one's lose weigh nothing beside how far apart both are.
+    // The upper bin's exponent is not smaller. The digits that the lower bin loses are negligible compared with the
+    // distance of both bins.
     let less = b.exponent - a.exponent;
     return Among(
         a.count + b.count,
@@ -149,7 +150,7 @@ fn wide_of(a: vec4<u32>, exponent: i32) -> Wide {
     return plus(lower, plus(wide(f32(a.z), exponent + 64), wide(f32(a.w), exponent + 96)));
 }
 
-// What it costs to send the mean for each, which is rounded down to an f32.
+// The squared error of sending the mean for each magnitude; the mean is rounded down to an f32.
 fn squared_error_of(bin: Among) -> Wide {
     if (bin.count == 0u) {
         return Wide(0.0, 0);
@@ -164,7 +165,7 @@ fn squared_error_of(bin: Among) -> Wide {
     return plus(wide(spread.m / count, spread.e), wide(count * (apart * apart), unit));
 }
 
-// The squared errors of each k by the number of bits, without that of what is left out. A workgroup per k.
+// The squared errors of each k by number of bits, without the error of dropped values. There is one workgroup per k.
 @compute @workgroup_size(128)
 fn few_bits_errors(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -179,7 +180,7 @@ fn few_bits_errors(dispatch: Dispatch, @builtin(local_invocation_index) lane: u3
     own.squares.y = atomicLoad(&bin_sums[at + 4u]);
     own.squares.z = atomicLoad(&bin_sums[at + 5u]);
     if (lane == 0u) {
-        // The cut is the range's low end, or zero.
+        // The cut is the low end of the range, or zero.
         let digits = digits_of(cut.magnitude, exponent);
         own.count += cut.ties;
         own.sum = plus_128(own.sum, vec4<u32>(mul_wide(digits, cut.ties), 0u, 0u));

@@ -1,6 +1,6 @@
-// Arithmetic on the bits of f32, in integers: rounded to nearest even, subnormal numbers kept. What WGSL leaves to the
-// driver (rounding mode, contraction, flushing of subnormals, the error of a division) cannot change a bit here.
-// Arguments are finite.
+// f32 arithmetic on bits, in integers: rounded to nearest even, with subnormal numbers. WGSL leaves to the driver the
+// rounding mode, contraction, flushing of subnormal numbers and the error of a division. None of these can change a bit
+// here. Arguments must be finite.
 
 const SIGN = 0x80000000u;
 const MAGNITUDE = 0x7fffffffu;
@@ -20,7 +20,7 @@ fn mul_wide(a: u32, b: u32) -> vec2<u32> {
     return vec2<u32>(a * b, ah * bh + (mid1 >> 16u) + (mid2 >> 16u) + (mid >> 16u));
 }
 
-// The magnitude x as significand * 2^(exponent - 150), the significand in [2^23, 2^24); x is not 0.
+// The magnitude x as significand * 2^(exponent - 150), with the significand in [2^23, 2^24); x is not 0.
 fn unpack(x: u32) -> vec2<u32> {
     if (x >= 0x00800000u) {
         return vec2<u32>((x & 0x007fffffu) | 0x00800000u, x >> 23u);
@@ -65,7 +65,7 @@ fn multiply(a: u32, b: u32) -> u32 {
     let product = mul_wide(x.x, y.x);
     let wide = product.y >> 15u; // whether the product has 48 bits, not 47
     let exponent = i32(x.y) + i32(y.y) - 127 + i32(wide);
-    let lost = u32(max(1 - exponent, 0)); // of a subnormal result
+    let lost = u32(max(1 - exponent, 0)); // bits lost by a subnormal result
     if (lost > 25u) {
         return sign;
     }
@@ -110,7 +110,7 @@ fn add(a: u32, b: u32) -> u32 {
     return (x & SIGN) | min(bits, INFINITY);
 }
 
-// What is not finite has no sum.
+// Sum of two numbers; infinity if one of them is not finite.
 fn sum(a: u32, b: u32) -> u32 {
     if (max(a & MAGNITUDE, b & MAGNITUDE) >= INFINITY) {
         return INFINITY;
@@ -126,7 +126,7 @@ fn reciprocal(x: u32) -> u32 {
         return (254u - exponent) << 23u;
     }
     var rest = 0x00800000u;
-    var quotient = 0u; // of 2^48 by the divisor
+    var quotient = 0u; // 2^48 divided by the divisor
     for (var i = 0u; i < 25u; i++) {
         rest <<= 1u;
         quotient <<= 1u;
@@ -154,7 +154,7 @@ fn widen_f16(half: u32) -> u32 {
     return sign | ((113u - shift) << 23u) | (((magnitude << shift) & 0x3ffu) << 13u);
 }
 
-// The nearest f16; what is too large becomes infinity.
+// The nearest f16; numbers beyond its range become infinity.
 fn narrow_f16(x: u32) -> u32 {
     let sign = (x & SIGN) >> 16u;
     let magnitude = x & MAGNITUDE;
@@ -171,7 +171,7 @@ fn narrow_f16(x: u32) -> u32 {
     return sign | shift_rounded((magnitude & 0x007fffffu) | 0x00800000u, 126u - exponent);
 }
 
-// The nearest bf16; what is too large becomes infinity.
+// The nearest bf16; numbers beyond its range become infinity.
 fn narrow_bf16(x: u32) -> u32 {
     return ((x & SIGN) >> 16u) | shift_rounded(x & MAGNITUDE, 16u);
 }

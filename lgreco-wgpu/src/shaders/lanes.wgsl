@@ -1,5 +1,5 @@
-// What the lanes of a workgroup find out together. `lanes_subgroups.wgsl` has the same functions for devices with
-// subgroups; whole numbers come out alike, whatever the order they are added in.
+// Sums, maxima and scans over the lanes of a workgroup. `lanes_subgroups.wgsl` has the same functions for devices with
+// subgroups. Whole numbers give the same results in any order of addition.
 
 struct Lane {
     @builtin(local_invocation_index) index: u32,
@@ -7,9 +7,9 @@ struct Lane {
 
 var<workgroup> of_lanes: array<vec2<u32>, 256>;
 
-// Makes x of every lane known to all.
+// Makes the x of every lane visible to all lanes.
 fn share(lane: Lane, x: vec2<u32>) {
-    workgroupBarrier(); // until nobody reads what was shared before
+    workgroupBarrier(); // waits until earlier shared values have been read
     of_lanes[lane.index] = x;
     workgroupBarrier();
 }
@@ -43,7 +43,7 @@ fn place(lane: Lane) -> u32 {
     return lane.index;
 }
 
-// The sum over the lanes of smaller places.
+// The sum over the lanes with smaller places.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     share(lane, x);
     var sum = vec2<u32>(0u, 0u);

@@ -1,5 +1,5 @@
-// What the lanes of a workgroup find out together, a subgroup at a time: `lanes.wgsl` for devices with subgroups.
-// Right for subgroups of any width, with lanes that do not run, and in any order of lanes.
+// Sums, maxima and scans over the lanes of a workgroup, one subgroup at a time: `lanes.wgsl` for devices with
+// subgroups. Correct for subgroups of any width, with inactive lanes, and in any order of lanes.
 
 struct Lane {
     @builtin(local_invocation_index) index: u32,
@@ -9,8 +9,8 @@ struct Lane {
 
 var<workgroup> of_subgroups: array<vec2<u32>, 256>;
 
-// Makes x, the same in all lanes of a subgroup, known to all. Whoever calls it has waited for the workgroup: until
-// nobody reads what was shared before, and lanes that took different ways are together again.
+// Makes x, which is equal in all lanes of a subgroup, visible to all lanes. The caller must have waited for the
+// workgroup before: all reads of earlier shared values must be done, and diverged lanes must have converged.
 fn share(lane: Lane, x: vec2<u32>) {
     if (subgroupExclusiveAdd(1u) == 0u) {
         of_subgroups[lane.subgroup] = x;
@@ -45,7 +45,7 @@ fn place(lane: Lane) -> u32 {
     return sum_before(lane, vec2<u32>(1u, 0u)).x;
 }
 
-// The sum over the lanes of smaller places: those of earlier subgroups, and earlier ones of its own.
+// The sum over the lanes with smaller places: those of earlier subgroups, and earlier lanes of the same subgroup.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     workgroupBarrier();
     share(lane, subgroupAdd(x));

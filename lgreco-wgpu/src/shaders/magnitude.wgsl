@@ -1,4 +1,4 @@
-// The largest magnitude of a tensor, where the first at least as large as a given one is, and sums of squares.
+// The largest magnitude of a tensor, the position of the first magnitude that reaches a given one, and sums of squares.
 
 struct Params {
     offset: u32,
@@ -13,7 +13,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read_write> records: array<u32>;
 
-// results[result] becomes at least the bits of the largest magnitude.
+// Raises results[result] to at least the bits of the largest magnitude.
 @compute @workgroup_size(64)
 fn largest(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -32,7 +32,7 @@ fn largest(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// results[result] becomes at least the complement of the position of the first magnitude not below `least`.
+// Raises results[result] to at least the complement of the position of the first magnitude that reaches `least`.
 @compute @workgroup_size(64)
 fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -47,7 +47,8 @@ fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// A record becomes the sums of 2048 squares, of 256 each; results[result] becomes at least the bits of the largest magnitude.
+// Writes the sums of 2048 squares to a record, 256 each. Raises results[result] to at least the bits of the largest
+// magnitude.
 @compute @workgroup_size(64)
 fn squares(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

@@ -1,30 +1,31 @@
-// Orthonormal columns by Gram-Schmidt, twice over ("twice is enough"), of a chunk of a factor's rows, by one workgroup. Column c
-// takes three steps, each of which ends with its inner products with the columns up to itself:
+// Orthonormal columns by Gram-Schmidt, applied twice ("twice is enough"), for a chunk of a factor's rows, by one
+// workgroup. Column c takes three steps. Each step ends with the column's inner products with the columns up to itself:
 //   3c      brings column c - 1 to norm 1
 //   3c + 1  subtracts from column c its projection on those before it
 //   3c + 2  does so again
-// and one more step ends the last column.
+// One more step ends the last column.
 //
-// A factor A of several chunks is made orthonormal by TSQR. Of each chunk this makes A_g = Q_g R_g, R_g a triangle. The triangles,
-// one below the other, are a factor of one chunk: R = S T. So A = diag(Q_g) S T, of which diag(Q_g) S is what is sought. Each block
-// of S is R_g times the inverse of T, a triangle too.
+// A factor A of several chunks is made orthonormal by TSQR. Each chunk gives A_g = Q_g R_g, where R_g is a triangle.
+// The stacked triangles are a factor of one chunk: R = S T. So A = diag(Q_g) S T, and diag(Q_g) S is the result. Each
+// block of S is R_g times the inverse of T, which is a triangle too.
 
-// Of each chunk: inner products of the step before, the squared norms of the column before its first projection was subtracted and
-// between both; then, where chunks are several, the triangles, as one matrix. `in_inner` says where in the binding they begin.
+// State of each chunk: the inner products of the step before, and two squared norms of the column. The first is from
+// before its first projection was subtracted, the second from between both projections. With several chunks the
+// triangles follow, as one matrix. `in_inner` says where both begin in the binding.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 512>;
-// Of the column that is worked on with those up to itself.
+// Inner products of the current column with the columns up to itself.
 var<workgroup> products: array<f32, 1024>;
 var<workgroup> norms: array<f32, 2>;
 
-// The element of a chunk's triangle.
+// Index of an element of a chunk's triangle.
 fn in_triangle(chunk: u32, row: u32, column: u32) -> u32 {
     let columns = params.columns;
     return in_inner(params.chunks * (columns + 2u) + (column * params.chunks + chunk) * columns + row);
 }
 
-// What lies between the steps of a chunk, when they are in several dispatches.
+// Loads the state of a chunk between its steps, if they are in several dispatches.
 fn restore_state(chunk: u32, lane: u32) {
     let at = in_inner(chunk * (params.columns + 2u));
     for (var c = lane; c < params.columns; c += 256u) {
@@ -45,9 +46,10 @@ fn keep_state(chunk: u32, lane: u32) {
     }
 }
 
-// Brings a column to norm 1, or to 0 when either projection took too much of it: what is left is rounding then. Of a chunk among
-// others, what is left may be little beside the column and much beside what is left of the others; so all is kept that f32 can
-// bring to norm 1, of columns whose magnitude is near 1 as a whole, and the triangles tell what was rounding.
+// Brings a column to norm 1. It becomes 0 if a projection took too much of it, because the rest is then rounding. A
+// chunk among others differs: its rest may be small beside the column, and large beside the rests of other chunks. So
+// it keeps everything that f32 can bring to norm 1, for columns with a total magnitude near 1. The triangles reveal
+// what was rounding.
 fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     let left = products[column];
     let least = select(norms[0] * 0x1p-40f, 0x1p-80f, params.chunks > 1u);
@@ -58,13 +60,14 @@ fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     for (var i = start + lane; i < end; i += 256u) {
         product[in_product(column * params.all_rows + i)] *= factor;
     }
-    // The lane that has made it in the phases before.
+    // The lane that made it in the earlier phases writes it.
     if (params.chunks > 1u && lane == column % 256u) {
         inner[in_triangle(chunk, column, column)] = left * factor;
     }
 }
 
-// Adds to a column of the triangle what is subtracted in this phase; the first makes it, with zeros below.
+// Adds the subtracted coefficients of this phase to a column of the triangle. The first phase creates the column, with
+// zeros below.
 fn add_to_triangle(chunk: u32, column: u32, phase: u32, lane: u32) {
     for (var row = lane; row < params.columns; row += 256u) {
         let at = in_triangle(chunk, row, column);
@@ -99,7 +102,8 @@ fn projection_on_four(c: u32, i: u32) -> f32 {
     return dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
 }
 
-// Of the `sums` of twice as many lanes those of so many. A call is no iteration of a loop, of which a dispatch may have few.
+// Adds up `sums` of twice as many lanes to those of `lanes` lanes. A call is no loop iteration, and a dispatch may have
+// only few iterations.
 fn halve_sums(lanes: u32, lane: u32) {
     workgroupBarrier();
     if (lane < lanes) {
@@ -108,7 +112,7 @@ fn halve_sums(lanes: u32, lane: u32) {
     }
 }
 
-// Eight columns at a time; of the last eight some may lie beyond `column`.
+// Computes the inner products eight columns at a time; the last eight may extend beyond `column`.
 fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
     let own = in_product(column * params.all_rows);
     for (var c = 0u; c <= column; c += 8u) {
@@ -140,8 +144,8 @@ fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
     }
 }
 
-// Takes the steps from .. to, or up to the last, of a chunk whose rows are start .. end. All 256 lanes call it. Each has rows of its
-// own, so that lanes wait for each other only where they share `products`.
+// Takes the steps from .. to, or up to the last, of a chunk with the rows start .. end. All 256 lanes must call it.
+// Each lane has separate rows, so lanes wait for each other only where they share `products`.
 fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, lane: u32) {
     restore_state(chunk, lane);
     for (var step = from_step; step < min(to_step, 3u * params.columns + 1u); step++) {
@@ -167,7 +171,7 @@ fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, la
     keep_state(chunk, lane);
 }
 
-// Multiplies row i by the block of S of its chunk. The last columns come first, so that what they are made of has not been written.
+// Multiplies row i by its chunk's block of S. The last columns come first, so that inputs have not been overwritten.
 fn multiply_row(chunk: u32, i: u32) {
     let rows = params.all_rows;
     let last = params.columns - 1u;
@@ -192,7 +196,7 @@ fn multiply_row(chunk: u32, i: u32) {
     }
 }
 
-// Four columns of a row of a triangle, of which some may lie beyond the last.
+// Four columns of a row of a triangle; some may lie beyond the last column.
 fn four_of_triangle(chunk: u32, row: u32, column: u32) -> vec4<f32> {
     let last = params.columns - 1u;
     return vec4<f32>(

@@ -1,42 +1,43 @@
-// PowerSGD of tensors: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
-// `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` and `orthonormal.wgsl` are what a bucket of layers
-// has too.
+// PowerSGD of tensors: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the
+// matrix, and `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` and `orthonormal.wgsl` are
+// general.
 //
-// The matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows.
-// Factors lie in bands of rows that fit a binding, which hold their columns one after the other.
+// The matrix is read as M' = M / 2^e. The power 2^e brings its largest magnitude into [1, 2), so that nothing
+// overflows. Factors lie in bands of rows that fit a binding; a band holds its columns one after the other.
 
 struct Params {
     offset: u32,
     dtype: u32,
-    // A rectangle of M': where it is in the bands of the factors, its size, and values from one row to the next.
+    // A rectangle of M': its place in the bands of the factors, its size, and the number of values from one row to the
+    // next.
     row: u32,
     col: u32,
     rows: u32,
     cols: u32,
     stride: u32,
     transposed: u32,
-    // Where the bands of the factors, and what else belongs to the matrix, begin in their bindings.
+    // Where the bands of the factors, and the matrix's other values, begin in their bindings.
     factor: u32,
     product: u32,
     partial: u32,
     inner: u32,
     output: u32,
     sought: u32,
-    // Rows of the factors' bands: those of P, those of Q.
+    // Rows of the bands of P and of Q.
     all_rows: u32,
     all_cols: u32,
     columns: u32,
-    first_step: u32, // of orthonormalisation
-    last_step: u32, // the one after
-    chunks: u32, // of a product; of a factor's rows, when it is made orthonormal
-    first_chunk: u32, // of the band then
+    first_step: u32, // first step of orthonormalisation
+    last_step: u32, // the step after the last one
+    chunks: u32, // number of chunks: of a product, or of a factor's rows in orthonormalisation
+    first_chunk: u32, // first chunk of the band in orthonormalisation
     chunk_rows: u32, // rows that one workgroup orthonormalises
-    largest_only: u32, // whether only the largest magnitudes of a band's columns are found, and nothing is scaled
+    largest_only: u32, // whether to find only the largest magnitudes of a band's columns, without scaling
     largest: u32, // word of `results` with the largest magnitude of M
     tiles: u32,
-    ranks: u32, // of `sought`
+    ranks: u32, // number of ranks in `sought`
     record: u32,
-    exponent: u32, // field of the power of two that values are multiplied by at the end
+    exponent: u32, // exponent field of the final factor, a power of two
     layer: u32,
     seed_low: u32,
     seed_high: u32,
@@ -44,7 +45,7 @@ struct Params {
     rank: u32,
 }
 
-// The factor a product is taken with, and the one it makes.
+// The factor that a product reads, and the factor that it makes.
 @group(0) @binding(2) var<storage, read_write> factor: array<f32>;
 @group(0) @binding(3) var<storage, read_write> product: array<f32>;
 @group(0) @binding(4) var<storage, read_write> partial: array<f32>;
@@ -55,7 +56,7 @@ struct Params {
 
 const CHUNK = 4096u;
 
-// e, for `results`.
+// The exponent e, from `results`.
 fn exponent_of_matrix() -> i32 {
     let largest = results[params.largest];
     if (largest == 0u) {
@@ -64,7 +65,7 @@ fn exponent_of_matrix() -> i32 {
     return i32(unpack(largest).y) - 127;
 }
 
-// e of the matrix, once a kernel has read it.
+// The matrix's exponent e, once a kernel has read it.
 var<private> exponent: i32;
 
 fn element(row: u32, col: u32) -> f32 {
@@ -83,13 +84,13 @@ fn in_inner(i: u32) -> u32 {
     return params.inner + i;
 }
 
-// The start matrix, an odd multiple of 2^-24 per element: `rows` rows of it from `row` on, of `all_cols`.
+// Writes the start matrix, with an odd multiple of 2^-24 per element: `rows` of its `all_cols` rows, from `row` on.
 @compute @workgroup_size(256)
 fn start(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
         return;
     }
-    // Four draws are made together, and the first and the last four of a column may not all lie in the band.
+    // Four draws are made together. The first and the last four of a column may lie partly outside the band.
     let fours = (params.rows + 2u) / 4u + 1u;
     for (var at = group.x * 256u + lane; at < fours * params.columns; at += groups.x * 256u) {
         let column = at / fours;
@@ -106,8 +107,8 @@ fn start(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Multiplies every column of `product` by the power of two that brings its largest magnitude into [1, 2). One workgroup
-// per column; all_rows is the length of columns. `output` has what was found in other bands.
+// Multiplies every column of `product` by the power of two that brings its largest magnitude into [1, 2). There is one
+// workgroup per column; all_rows is the length of columns. `output` has the largest magnitudes of other bands.
 @compute @workgroup_size(256)
 fn scale_columns(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -136,7 +137,7 @@ fn scale_columns(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// output = `product` * 2^e, in bits; for what is sent. all_cols is the length of columns.
+// output = `product` * 2^e, in bits, for the payload. all_cols is the length of columns.
 @compute @workgroup_size(256)
 fn unscale(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -149,7 +150,7 @@ fn unscale(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Steps of a band's rows, or of triangles, in chunks.
+// Takes the steps of a band's rows, or of triangles, in chunks.
 @compute @workgroup_size(256)
 fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -160,7 +161,7 @@ fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     take_steps(params.first_step, params.last_step, params.first_chunk + group.x, start, end, lane);
 }
 
-// The product of a band's rows and the triangles of their chunks, once these are orthonormal.
+// Multiplies a band's rows by the triangles of their chunks, once these are orthonormal.
 @compute @workgroup_size(256)
 fn multiply_by_triangles(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,4 +1,4 @@
-// Products of the matrix, or its transpose, with a factor, whose terms are added up in chunks.
+// Products of the matrix, or its transpose, with a factor. Their terms are added up in chunks.
 
 fn terms() -> Terms {
     if (params.transposed != 0u) {
@@ -7,7 +7,7 @@ fn terms() -> Terms {
     return Terms(false, params.rows, params.cols, params.col, params.all_cols);
 }
 
-// partial[chunk][column][o] = sum over inner j of the chunk of M'[o, j] * factor[column][j], or of M'[j, o] when
+// partial[chunk][column][o] = sum over inner j of the chunk of M'[o, j] * factor[column][j], or of M'[j, o] if
 // transposed.
 @compute @workgroup_size(256)
 fn multiply_chunk(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {

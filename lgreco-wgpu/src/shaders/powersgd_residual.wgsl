@@ -1,7 +1,7 @@
-// The factors' product: how far the matrix is from it, and its values.
+// The factors' product: its values, and its distance from the matrix.
 
-// The squared distance of M' from the product of the first columns of the factors, for each of the sought ranks; M''s
-// exponent is put back. A workgroup goes through `tiles` tiles next to each other.
+// The squared distance of M' from the product of the factors' first columns, for each sought rank; the result is scaled
+// back by M''s exponent. A workgroup processes `tiles` adjacent tiles.
 @compute @workgroup_size(256)
 fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -23,7 +23,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         for (var c = 0u; c < params.columns; c += SIDE) {
             load_slabs(c, params.row + group.x * SIDE, params.col + first_col, lane);
             var done = c;
-            // Ranks that end in this slab.
+            // The ranks that end in this slab.
             while (next < params.ranks && sought[params.sought + next] <= min(c + SIDE, params.columns)) {
                 sum = dot_tile(sum, done, sought[params.sought + next], lane / SIDE, lane % SIDE);
                 done = sought[params.sought + next];
@@ -36,7 +36,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
             sum = dot_tile(sum, done, min(c + SIDE, params.columns), lane / SIDE, lane % SIDE);
         }
     }
-    // Lanes beyond the sixteenth columns first, so that eight sums of 64 lanes fit.
+    // The four quarters of the lanes add their sums in turn, so that room for eight sums of 64 lanes is enough.
     for (var quarter = 0u; quarter < 4u; quarter++) {
         workgroupBarrier();
         if (lane / 64u == quarter) {
@@ -60,7 +60,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// output[offset + row * stride + col] = bits of the product of the factors times a power of two, for a rectangle.
+// output[offset + row * stride + col] = bits of the factors' product times a power of two, for a rectangle.
 @compute @workgroup_size(256)
 fn reconstruct(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,10 +1,10 @@
-// QSGD: grids of buckets, codes and back. `qsgd_tensor.wgsl` has the entry points. The numerics are those of
-// lgreco_core::compress::qsgd. An invocation works on a row of 32 consecutive elements, whose codes are whole words.
+// QSGD: grids of buckets, codes and decoding. `qsgd_tensor.wgsl` has the entry points. The numerics are those of
+// lgreco_core::compress::qsgd. An invocation processes a row of 32 consecutive elements, whose codes are whole words.
 
 const FRACTION_BITS = 23u;
 const FRACTION = 0x007fffffu;
 
-// All but `power`, an exponent field, are bits of f32.
+// The grid of a bucket. `power` is an exponent field; the other fields are bits of f32.
 struct Grid {
     low: u32,
     high: u32,
@@ -15,7 +15,7 @@ struct Grid {
     inverse: u32,
 }
 
-// Orders as the values do.
+// Maps bits to integers with the same order as the values.
 fn ordered(bits: u32) -> u32 {
     return bits ^ select(SIGN, 0xffffffffu, bits >= SIGN);
 }
@@ -24,25 +24,25 @@ fn from_ordered(key: u32) -> u32 {
     return key ^ select(0xffffffffu, SIGN, key >= SIGN);
 }
 
-// Of the buckets that a workgroup's values lie in, if they are few: what `extremes` has of them.
+// The extremes of the buckets of a workgroup's values, if these are few; as in `extremes`.
 const FEW = 64u;
 var<workgroup> tops: array<atomic<u32>, 192>;
 
-// Before the tile is filled.
+// Clears `tops` before the tile is filled.
 fn clear_tops(lane: u32) {
     for (var i = lane; i < 3u * FEW; i += 64u) {
         atomicStore(&tops[i], 0u);
     }
 }
 
-// The buckets of the first and the last value of the tile, of the values from `first` on.
+// The buckets of the first and the last value of the tile, for the values from `first` on.
 fn buckets_of_tile(first: u32) -> vec2<u32> {
     let last = params.first + min(first + PER_GROUP, params.count) - 1u;
     return vec2<u32>(params.first + first, last) / params.bucket;
 }
 
-// Finds the extremes of the tile, of the values from `first` on, after `clear_tops`: of few buckets in `tops`, of many in
-// `extremes`.
+// Finds the extremes of the tile, for the values from `first` on, after `clear_tops`. Few buckets have them in `tops`,
+// many in `extremes`.
 fn find_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     let start = lane * ROW;
@@ -77,7 +77,7 @@ fn find_extremes(first: u32, lane: u32) {
     }
 }
 
-// Brings what is in `tops` to `extremes`, once all lanes have found theirs.
+// Adds the extremes in `tops` to `extremes`, once all lanes have found theirs.
 fn tell_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     if (buckets.y - buckets.x < FEW && lane <= buckets.y - buckets.x) {
@@ -86,7 +86,7 @@ fn tell_extremes(first: u32, lane: u32) {
     }
 }
 
-// Makes a bucket's extremes at least these.
+// Raises a bucket's extremes to at least these.
 fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     let at = 3u * (bucket - params.first_bucket);
     atomicMax(&extremes[at], largest);
@@ -96,13 +96,13 @@ fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     }
 }
 
-// The grid of a bucket whose largest magnitude is finite, by its number in `extremes`.
+// The grid of a bucket with finite values, by its number in `extremes`.
 fn grid_of(bucket: u32) -> Grid {
     let at = 3u * bucket;
     return grid_from(atomicLoad(&extremes[at]), atomicLoad(&extremes[at + 1u]), atomicLoad(&extremes[at + 2u]));
 }
 
-// The same of its extremes, as they are noted in `tops` and in `extremes`.
+// The grid for these extremes, in the form of `tops` and `extremes`.
 fn grid_from(largest: u32, high: u32, low: u32) -> Grid {
     var grid: Grid;
     if (params.min_max != 0u) {
@@ -123,12 +123,12 @@ fn grid_from(largest: u32, high: u32, low: u32) -> Grid {
     return grid;
 }
 
-// The value on the grid's scale, or its magnitude.
+// The value, or its magnitude, on the grid's scale.
 fn scaled(bits: u32, power: u32) -> u32 {
     return multiply(select(bits, bits & MAGNITUDE, params.sign_magnitude != 0u), power << 23u);
 }
 
-// Where a scaled value lies between the ends of its grid: 0 to 2^23.
+// The place of a scaled value between the ends of its grid: 0 to 2^23.
 fn position_on(grid: Grid, scaled: u32) -> u32 {
     var from_low = scaled;
     if (params.sign_magnitude == 0u) {
@@ -150,7 +150,8 @@ fn in_levels(position: u32, log_levels: u32) -> u32 {
     return (position << log_levels) - position;
 }
 
-// Puts the codes of a row of the tile in the places of values that it has seen; `grid_at` has the grids of buckets.
+// Replaces values of a row of the tile by their codes, once the values have been read. `grid_at` has the grids of
+// buckets.
 fn encode_row(first: u32, start: u32, end: u32) {
     let position = params.first + first + start;
     var bucket = position / params.bucket - params.first_bucket;
@@ -194,13 +195,13 @@ fn encode_row(first: u32, start: u32, end: u32) {
     }
 }
 
-// Word i of the codes of the tile, of which row after row follow each other.
+// Word i of the tile's codes; rows follow each other.
 fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
 
-// Writes the codes of the tile, of the values from `first` on, into `words`. All lanes call it, once the tile is filled and there are
-// grids.
+// Writes the codes of the tile, for the values from `first` on, to `words`. All lanes must call it, once the tile is
+// filled and the grids exist.
 fn write_codes(first: u32, lane: u32) {
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);
@@ -226,8 +227,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// The bits of the value that a code stands for, of the ends of its grid as they are sent: the largest magnitude, or the
-// smallest and the largest value.
+// The bits of the value of a code, from the ends of its grid as they are sent: the largest magnitude, or the smallest
+// and the largest value.
 fn decoded(code: u32, end: u32, other_end: u32) -> u32 {
     let level = code & ((1u << params.log_levels) - 1u);
     let part = multiply(bitcast<u32>(f32(level)), params.inverse_levels);

@@ -1,4 +1,4 @@
-// QSGD of tensors in pieces: extremes and grids of their buckets, rows of the error table, payloads there and back.
+// QSGD of tensors in pieces: extremes and grids of their buckets, rows of the error table, encoding and decoding.
 
 struct Params {
     offset: u32,
@@ -6,8 +6,8 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor
     count: u32, // values in the piece
     bucket: u32,
-    first_bucket: u32, // wraps, so that buckets have their numbers in `grids`
-    first_grid: u32, // of the tensor's buckets there
+    first_bucket: u32, // offset between the numbers of buckets in the tensor and in `grids`; it wraps
+    first_grid: u32, // first of the tensor's buckets in `grids`
     buckets: u32,
     sign_magnitude: u32,
     min_max: u32,
@@ -21,11 +21,12 @@ struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    record: u32, // of `output`
+    record: u32, // first record of `output`
     result: u32,
 }
 
-// Per bucket: largest magnitude, largest value and complement of the smallest, the latter two by `ordered`.
+// Per bucket: largest magnitude, largest value, and complement of the smallest value; the latter two in the form of
+// `ordered`.
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read_write> grids: array<Grid>;
 @group(0) @binding(4) var<storage, read_write> words: array<u32>;
@@ -48,7 +49,7 @@ fn extreme_values(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     tell_extremes(group.x * PER_GROUP, lane);
 }
 
-// One invocation per bucket. results[result] becomes at least the largest magnitude.
+// Makes the grids, one invocation per bucket. Raises results[result] to at least the largest magnitude.
 @compute @workgroup_size(64)
 fn make_grids(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {
@@ -63,7 +64,7 @@ fn make_grids(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     grids[bucket] = grid_of(bucket);
 }
 
-// What is sent of each bucket.
+// Writes the scales of each bucket for the payload.
 @compute @workgroup_size(64)
 fn scales(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {
@@ -123,7 +124,7 @@ fn row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Squared errors of values start .. stop of the tile and of one bucket, in scaled units.
+// Squared errors of the values start .. stop of the tile, which are in one bucket, in scaled units.
 fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
     var sums: array<f32, 8>;
     let holds_zero = (grid.low == 0u || grid.low >= SIGN) && grid.high < SIGN;
@@ -180,7 +181,8 @@ fn encode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     write_codes(first, lane);
 }
 
-// The bits of the values that the codes in `words` stand for. `extremes` holds the ends of the grids as they were sent.
+// Writes the bits of the decoded values of the codes in `words`. `extremes` holds the ends of the grids from the
+// payload.
 @compute @workgroup_size(64)
 fn decode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

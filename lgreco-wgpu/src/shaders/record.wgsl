@@ -13,7 +13,7 @@ fn put_sum(at: u32, sum: Wide) {
     exponents[at] = sum.e;
 }
 
-// Adds up what the lanes have put, in the order of a tree; lane 0 then has the sums.
+// Adds up the lanes' sums in the order of a tree. Lane 0 then has the totals.
 fn add_lanes(lane: u32) {
     for (var reach = 32u; reach > 0u; reach >>= 1u) {
         workgroupBarrier();

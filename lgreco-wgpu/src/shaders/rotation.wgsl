@@ -1,11 +1,11 @@
-// EDEN's blocks: which there are, their signs and norms, and the Walsh-Hadamard transform. The order of all sums is that of
-// lgreco-compress/src/eden. A workgroup of 256 works on a block, of which each invocation holds 16 values.
+// EDEN's blocks: their division, signs and norms, and the Walsh-Hadamard transform. The order of all sums is that of
+// lgreco-compress/src/eden. A workgroup of 256 processes a block; each invocation holds 16 values.
 
 const BLOCK = 4096u;
 const HALF = 2048u;
-const LANES = 64u; // partial sums
+const LANES = 64u; // number of partial sums
 
-// Half of a block, spread so that 16 values in a row, and every 16th, are in different banks.
+// Half of a block, spread so that 16 consecutive values, and every 16th value, are in different banks.
 var<workgroup> room: array<u32, 2176>;
 var<workgroup> signs: array<u32, 128>;
 var<workgroup> norms: array<Norm, 1>;
@@ -13,20 +13,20 @@ var<workgroup> norms: array<Norm, 1>;
 var<workgroup> parts_m: array<vec2<u32>, 64>;
 var<workgroup> parts_e: array<i32, 64>;
 
-// The bits of what an invocation holds.
+// The bits of an invocation's values.
 var<private> own: array<u32, 16>;
-// Whether sums are those of `float.wgsl`.
+// Whether sums use `float.wgsl`.
 var<private> exact: bool;
 
-// The length of a block as a vector, and what brings it to 1, as bits of f32: a power of two, and the inverse norm of values times that
-// power, or 0 where there is none.
+// The length of a block as a vector, and two factors that bring it to 1, as bits of f32. The first is a power of two;
+// the second is the inverse norm of the values times that power, or 0 if there is none.
 struct Norm {
     length: Double,
     power: u32,
     inverse: u32,
 }
 
-// The first value of a workgroup's block in the piece, and how many there are.
+// The first value of a workgroup's block in the piece, and the number of its values.
 fn block_of(number: u32) -> vec2<u32> {
     let whole = params.count / BLOCK;
     if (number < whole) {
@@ -43,7 +43,7 @@ fn place(i: u32) -> u32 {
     return i + i / 16u;
 }
 
-// Draws the signs of the 4096 values that a block belongs to. A barrier must follow.
+// Draws the signs of the 4096 values that contain a block. A barrier must follow.
 fn draw_signs(chunk: u32, lane: u32) {
     if (lane < 32u) {
         var words = random(chunk * 32u + lane);
@@ -53,7 +53,7 @@ fn draw_signs(chunk: u32, lane: u32) {
     }
 }
 
-// The sign bit of value i of those 4096.
+// The sign bit of value i of these 4096.
 fn sign_of(i: u32) -> u32 {
     return (signs[i % 128u] >> (i / 128u)) << 31u;
 }
@@ -67,7 +67,7 @@ fn put_part(i: u32, sum: Double) {
     parts_e[i] = sum.e;
 }
 
-// Adds the parts of as many lanes, halved until there are four; `total` then adds these.
+// Adds up the parts of `lanes` lanes by halves, until four are left; `total` adds these.
 fn add_parts(lanes: u32, lane: u32) {
     for (var reach = lanes / 2u; reach >= 4u; reach >>= 1u) {
         workgroupBarrier();
@@ -82,7 +82,7 @@ fn total() -> Double {
     return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
 }
 
-// The same of partial sums in f32, of 64 lanes, halved until there are eight.
+// The same for partial sums in f32 of 64 lanes, by halves until eight are left.
 fn add_singles(sum: u32, lane: u32) {
     workgroupBarrier();
     if (lane < LANES) {
@@ -100,7 +100,7 @@ fn add_singles(sum: u32, lane: u32) {
     add_parts(8u, lane);
 }
 
-// Finds the norm of the block of so many values from `first` on. What is not finite goes to results[result].
+// Finds the norm of the block of `len` values from `first` on. Magnitudes that are not finite go to results[result].
 fn find_norm(first: u32, len: u32, lane: u32) {
     var sum = NO_DOUBLE;
     var largest = 0u;
@@ -112,7 +112,7 @@ fn find_norm(first: u32, len: u32, lane: u32) {
                 sum = double_sum(sum, double_square(magnitude));
             }
         }
-        // What is not finite makes the norm so.
+        // A value that is not finite makes the norm infinite.
         if (largest >= INFINITY) {
             atomicMax(&results[params.result], largest);
             sum = Double(vec2<u32>(0u, 0x00100000u), 600);
@@ -142,7 +142,8 @@ fn norm_of(square: Double) -> Norm {
     return Norm(length, u32(127 + log_power) << 23u, inverse);
 }
 
-// Which values an invocation holds: those whose indices differ in bits 4 to 7, in bits 0 to 3, or in bits 8 to 11.
+// Orders of values among invocations. The 16 values of an invocation differ in bits 4 to 7 of their index, in bits 0 to
+// 3, or in bits 8 to 11.
 const MIDDLE = 0u;
 const LOW = 1u;
 const HIGH = 2u;
@@ -155,7 +156,7 @@ fn index_of(order: u32, k: u32, lane: u32) -> u32 {
     return select(lane + 256u * k, lane * 16u + k, order == LOW);
 }
 
-// Hands the values of a block over, from the invocations that hold them in one order to those that hold them in another.
+// Moves the values of a block from the invocations that hold them in one order to those of another order.
 fn exchange(before: u32, after: u32, len: u32, lane: u32) {
     var taken: array<u32, 16>;
     for (var half = 0u; half < 2u; half++) {
@@ -184,7 +185,7 @@ fn sum_or_exact(a: u32, b: u32) -> u32 {
     return bitcast<u32>(bitcast<f32>(a) + bitcast<f32>(b));
 }
 
-// Four levels of the transform, of the 16 values of an invocation.
+// Four levels of the transform, on the 16 values of an invocation.
 fn butterflies(descending: bool) {
     for (var level = 0u; level < 4u; level++) {
         let bit = select(level, 3u - level, descending);
@@ -198,7 +199,7 @@ fn butterflies(descending: bool) {
     }
 }
 
-// Level after level, of a block of fewer than 4096 values in `room`.
+// All levels, one by one, for a block of fewer than 4096 values in `room`.
 fn transform_in_room(len: u32, lane: u32) {
     for (var level = 0u; len >> level > 1u; level++) {
         workgroupBarrier();
@@ -226,7 +227,7 @@ fn transform(len: u32, lane: u32) {
             butterflies(order == MIDDLE);
         }
     }
-    // Shorter ones are transformed level by level.
+    // Shorter blocks are transformed level by level.
     let len_in_room = select(0u, len, len < BLOCK);
     workgroupBarrier();
     for (var k = 0u; k < 16u && index_of(HIGH, k, lane) < len_in_room; k++) {

@@ -1,7 +1,7 @@
-// Records of eight sums become fewer: every workgroup adds up to 4096 of a task's.
+// Adds up records of eight sums: every workgroup adds up to 4096 records of a task.
 
 struct Params {
-    first: u32, // record
+    first: u32, // first record
     count: u32,
     target_record: u32,
 }

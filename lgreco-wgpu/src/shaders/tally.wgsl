@@ -1,18 +1,18 @@
-// Histograms of what a workgroup sees, in its own memory, from where they go to the device's once.
+// Histograms of a workgroup's values in its own memory, which are added to the device's memory once.
 //
-// A bin has one place, which it shares with every 768th: the first that comes has it, and what falls into the others goes to
-// the device's memory at once. Bins next to each other, in which nearly all values of a tensor are, have places of their
-// own; and whoever comes first changes no sum.
+// Every 768th bin shares one place. The first bin that comes takes the place; values of the others go to the device's
+// memory at once. Adjacent bins, which contain nearly all values of a tensor, have different places. The sums do not
+// depend on which bin comes first.
 
 const PLACES = 768u; // twelve binades of level 1
 const COUNT_BITS = 15u;
 
-// One more than the bin, then how many values have fallen into it; 0: no bin's. A workgroup sees no more than 2^14 values.
+// The bin plus 1, then the number of values in it; 0 if no bin has the place. A workgroup sees at most 2^14 values.
 var<workgroup> tallies: array<atomic<u32>, 768>;
-// Per place: sum of numbers below 2^17, then the two words of the sum of numbers below 2^48.
+// Per place: the sum of numbers below 2^17, then the two words of the sum of numbers below 2^48.
 var<workgroup> tallied: array<atomic<u32>, 2304>;
 
-// All lanes of a workgroup of 256 call it.
+// Clears the places. All lanes of a workgroup of 256 must call it.
 fn clear_tallies(lane: u32) {
     for (var i = lane; i < PLACES; i += 256u) {
         atomicStore(&tallies[i], 0u);
@@ -23,12 +23,12 @@ fn clear_tallies(lane: u32) {
     workgroupBarrier();
 }
 
-// Counts a value in the bin's place, which it returns; PLACES if another bin has it.
+// Counts a value in the bin's place, and returns the place; PLACES if another bin has it.
 fn tally(bin: u32) -> u32 {
     let place = bin % PLACES;
     let name = (bin + 1u) << COUNT_BITS;
     var there = atomicLoad(&tallies[place]);
-    // It may fail without a reason.
+    // The exchange may fail spuriously.
     while (there == 0u) {
         let claimed = atomicCompareExchangeWeak(&tallies[place], 0u, name);
         there = select(claimed.old_value, name, claimed.exchanged);
@@ -52,10 +52,10 @@ fn tally_error(place: u32, x: vec2<u32>) {
     }
 }
 
-// What a place holds.
+// The content of a place.
 struct Tally {
     bin: u32,
-    count: u32, // 0: nothing
+    count: u32, // 0 if the place is empty
     keys: u32,
     errors: vec2<u32>,
 }

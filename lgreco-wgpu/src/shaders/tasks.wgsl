@@ -1,8 +1,9 @@
-// A dispatch does many tasks, each on a piece of a tensor and with parameters of its own. A workgroup finds its task by its number.
+// A dispatch does many tasks. Each works on a piece of a tensor, with separate parameters. A workgroup finds its task
+// by its number.
 
 struct Task {
-    first: u32, // of its workgroups among the dispatch's
-    across: u32, // how many they are, in three dimensions
+    first: u32, // number of its first workgroup in the dispatch
+    across: u32, // number of its workgroups, in three dimensions
     down: u32,
     deep: u32,
     params: Params,
@@ -16,11 +17,11 @@ struct Dispatch {
 }
 
 var<private> params: Params;
-// The workgroup's place among its task's, and how many these are.
+// The workgroup's place among those of its task, and their number.
 var<private> group: vec3<u32>;
 var<private> groups: vec3<u32>;
 
-// Makes a workgroup's task the one that is done; false behind the last task's workgroups.
+// Selects a workgroup's task; returns false for workgroups behind the last task.
 fn begin(dispatch: Dispatch) -> bool {
     let at = (dispatch.group.z * dispatch.groups.y + dispatch.group.y) * dispatch.groups.x + dispatch.group.x;
     var low = 0u;

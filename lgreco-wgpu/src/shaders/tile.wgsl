@@ -1,7 +1,7 @@
-// A workgroup's 2048 values. Lanes read them from the device's memory side by side, and then go through 32 in a row each.
+// A workgroup's 2048 values. Lanes read them side by side from device memory, and then each processes 32 consecutive
+// values.
 //
-// Value i lies behind i / 32 words of padding, so that lanes that go through their rows in step do not wait for each
-// other's banks.
+// Value i lies behind i / 32 words of padding. So lanes that process their rows in step do not access the same bank.
 
 const PER_GROUP = 2048u;
 const ROW = 32u;
@@ -12,7 +12,7 @@ fn in_tile(i: u32) -> u32 {
     return i + (i >> 5u);
 }
 
-// Fills the tile with the bits of the values from `first` on, a multiple of 2048. All lanes call it.
+// Fills the tile with the bits of the values from `first` on, a multiple of 2048. All lanes must call it.
 fn load_tile(first: u32, lane: u32) {
     if (params.dtype == 0u) {
         for (var i = lane; i < PER_GROUP; i += 64u) {

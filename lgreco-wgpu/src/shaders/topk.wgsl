@@ -1,18 +1,18 @@
-// TopK: parameters, tables, and the keys that magnitudes are compared by. `topk_select.wgsl` finds the k-th largest,
-// `topk_energy.wgsl` what is lost below them, `topk_encode.wgsl` and `topk_decode.wgsl` make and read payloads. The bins here are
-// those of selection, the ones of values in few bits are in `few_bits.wgsl`.
+// TopK: parameters, tables, and the keys by which magnitudes are compared. `topk_select.wgsl` finds the k-th largest.
+// `topk_energy.wgsl` finds the error of dropped values. `topk_encode.wgsl` and `topk_decode.wgsl` encode and decode
+// payloads. The bins here are those of selection; `few_bits.wgsl` has the bins of values in few bits.
 
 struct Params {
     offset: u32,
     dtype: u32,
-    first: u32, // the piece's first value in the tensor; the stretch's first in the payload
+    first: u32, // first value of the piece in the tensor, or of the stretch in the payload
     count: u32, // values in the piece, or in the stretch
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
     table: u32, // the layer's number among those whose tables lie together
-    slots: u32, // that each of these has, at most MOST_KEEPS
-    first_keep: u32, // of this batch in `state`
-    // What a cut is found by, which is the only one: see `topk_cut.wgsl`.
+    slots: u32, // slots of each of these layers, at most MOST_KEEPS
+    first_keep: u32, // the batch's first k in `state`
+    // Parameters of the search for a single cut: see `topk_cut.wgsl`.
     keep: u32,
     stratum: u32,
     most: u32,
@@ -21,70 +21,70 @@ struct Params {
     block_counts: u32,
     first_entry: u32,
     most_entries: u32,
-    settles: u32, // whether the cut is lost
-    level: u32, // by which it is settled
-    keeps: u32, // in this batch, at most as many as slots
+    settles: u32, // whether the sample has missed the cut
+    level: u32, // level of the search after a missed cut
+    keeps: u32, // values of k in this batch, at most `slots`
     first_block: u32,
     result: u32,
     elements: u32,
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
-    // First bit of each part of the payload, as word and bit; of positions apart from the others.
-    values_word: u32, // of values, or in few bits of means
-    bits: u32, // of a code; 0 in full
+    // First bit of each part of the payload, as word and bit. Positions have separate words.
+    values_word: u32, // first word of values, or in few bits of means
+    bits: u32, // bits of a code; 0 for values in full
     codes: u32,
-    code_bit: u32, // of the stretch's first code in its word
-    bins: u32, // of the layer, in few bits, among all layers'
-    first_sum: u32, // and of the sums of this batch's first k
+    code_bit: u32, // first bit of the stretch's first code in its word
+    bins: u32, // in few bits: the layer's place among all layers' bins
+    first_sum: u32, // and that of the sums of this batch's first k
     low_word: u32,
     low_bit: u32,
     high_word: u32,
     high_bit: u32,
-    window: u32, // first word, or first value, of the binding written to
+    window: u32, // first word, or first value, of the written binding
     window_len: u32,
-    positions_window: u32, // likewise
+    positions_window: u32, // the same for positions
     positions_len: u32,
 }
 
-// Per bin: count, sum of the keys' lower 17 bits in 64 bits, sum of the squared rounding errors of sending it, each less
-// than 2^48, in 96 bits.
+// Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of squared rounding errors, in 96
+// bits. A rounding error comes from sending the value; its square is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
-// One more than the number of a bin that some k divides; 0 for the others. Level 1, then level 2.
+// The slot plus 1 of each bin that some k divides; 0 for the others. Level 1, then level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
-// Level 2: per slot and bin count and sum of squared rounding errors. Level 3: counts.
+// Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
 // Per bin of level 1: elements above, energy below (2 words), rounding errors above (2 words).
 @group(0) @binding(5) var<storage, read_write> prefix: array<u32>;
 @group(0) @binding(6) var<storage, read_write> state: array<Keep>;
-// How many elements are above the cut, and how many at it: of 256 blocks of a layer each, then of each block of 2048.
+// Numbers of elements above the cut and at it: for each 256 blocks of a layer, then for each block of 2048.
 @group(0) @binding(7) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
-// The last position before the stretch's, then those.
+// The last position before the stretch, then the stretch's positions.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// Of a stretch: values as they were sent (in few bits means, then codes), lower bits of positions, blocks of 2048 bits whose ones are positions, and how
-// many ones there are before each.
+// The parts of a stretch of a payload. First the values as sent, or in few bits means and then codes. Second the lower
+// bits of positions. Third blocks of 2048 bits, whose ones are positions. Last the number of ones before each block.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
 @group(0) @binding(15) var<storage, read> starts: array<u32>;
 
-// Of the search for a cut.
+// Counters of the search for a cut.
 @group(0) @binding(19) var<storage, read_write> counters: array<atomic<u32>>;
-// Per block its record, then the magnitudes that are gathered.
+// The record of each block, then the gathered magnitudes.
 @group(0) @binding(20) var<storage, read_write> entries: array<u32>;
 // Positions of a payload that is written.
 @group(0) @binding(21) var<storage, read_write> position_words: array<atomic<u32>>;
 
 const BINS = 17792u; // 278 exponents of 64 bins
 const UPPER = 17u; // key bits below a bin of level 1
-const MIDDLE = 8u; // below one of level 2
+const MIDDLE = 8u; // key bits below a bin of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;
-const MOST_KEEPS = 224u; // so that `fine` fits a binding of 2 MiB
+const MOST_KEEPS = 224u; // with this limit `fine` fits a binding of 2 MiB
 
-// Where the layer's own tables begin.
+// Index of a bin in the layer's own tables.
 fn in_bins(bin: u32) -> u32 {
     return params.table * 6u * BINS + bin;
 }
@@ -97,17 +97,17 @@ fn in_slots(bin: u32) -> u32 {
     return params.table * (BINS + params.slots * MIDDLES) + bin;
 }
 
-// Of level 2.
+// Index of a bin of level 2.
 fn in_fine(bin: u32) -> u32 {
     return params.table * params.slots * (4u * MIDDLES + LASTS) + 4u * bin;
 }
 
-// Of level 3.
+// Index of a bin of level 3.
 fn in_last(slot: u32, bin: u32) -> u32 {
     return in_fine(params.slots * MIDDLES) + slot * LASTS + bin;
 }
 
-// Where the k largest end. First keep, then what is found level by level.
+// The cut for one k. `keep` comes first; the other fields are found level by level.
 struct Keep {
     keep: u32,
     bin: u32,
@@ -115,11 +115,11 @@ struct Keep {
     middle: u32,
     last_slot: u32,
     magnitude: u32, // bits of the k-th largest
-    ties: u32, // how many of this magnitude are kept; on the way, k's rank in its bin
+    ties: u32, // number of kept values of this magnitude; during the search k's rank in its bin
     last: u32,
 }
 
-// Orders as magnitudes do, with an exponent for every binade, those of subnormal numbers too.
+// A key with the order of magnitudes. Every binade has an exponent, also those of subnormal numbers.
 fn key(magnitude: u32) -> u32 {
     if (magnitude == 0u) {
         return 0u;
@@ -139,7 +139,7 @@ fn magnitude_of(key: u32) -> u32 {
     return ((key & 0x007fffffu) | 0x00800000u) >> (24u - exponent);
 }
 
-// By how much sending the magnitude changes it, in units of the last place of its key.
+// The change of a magnitude by sending it, in units of the last place of its key.
 fn rounding(magnitude: u32) -> u32 {
     if (params.rounds == 0u || magnitude == 0u) {
         return 0u;

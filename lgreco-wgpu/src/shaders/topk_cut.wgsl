@@ -1,20 +1,23 @@
-// Where the k largest of a layer end, with two reads of its values, the second of which writes them down.
+// Finds the cut of a layer, its k-th largest magnitude, with two reads of its values. The second read writes the kept
+// values.
 //
-// A sample tells an interval of magnitudes that has the k-th largest, but for a chance of less than one in 10^8
-// (`topk_sample.wgsl`). The first read counts what is above the interval and what is at either end, of which there may be any number, and
-// gathers what lies within (`topk_gather.wgsl`). That is counted in 4096 bins, and what is in the k-th largest's bin in 4096 parts of it.
-// Each of these counts is complete when a dispatch begins, all of whose workgroups look for the rank in it themselves
-// (`topk_counters.wgsl`). Of the part that has the k-th largest, its largest magnitude and its smallest are known.
+// A sample gives an interval of magnitudes with the k-th largest (`topk_sample.wgsl`). It misses the k-th largest with
+// a chance below 1 in 10^8. The first read counts the values above the interval and at both ends, which may be many. It
+// gathers the values within (`topk_gather.wgsl`). Gathered values are counted in 4096 bins, and the k-th largest's bin
+// in 4096 parts. Each of these counts is complete when a dispatch begins. Then all workgroups search it for the rank
+// (`topk_counters.wgsl`). For the part with the k-th largest, its largest and smallest magnitudes are known.
 //
-// A part has one magnitude if bins are of two octaves together or less, and two for each time that they are of twice as many, as of small
-// layers of which too little is drawn to know both ends of the interval. Where the k-th largest is between a part's largest and smallest, all
-// workgroups look through what is gathered, of layers of up to 65,536 values.
+// If all bins span at most two octaves, a part has one magnitude. The number of magnitudes doubles with each doubling
+// of the span. Wide bins occur in small layers, of which too little is drawn to know both ends of the interval. If the
+// k-th largest lies between a part's largest and smallest, all workgroups look through the gathered values. They do so
+// for layers of up to 65,536 values.
 //
-// Whatever the sample, the cut is the same. It is lost where the k-th largest is not in the interval, or between those two in a larger layer,
-// or in one of which more is gathered than there is room for. Nothing is kept then, until all values have been counted three times, by
-// 11, 10 and 10 bits. What there is no room for is read again from where it lies.
+// The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
+// interval, or it lies between these two magnitudes and the workgroups cannot look for it. They cannot in a larger
+// layer, or if not all gathered values have room. Then nothing is kept until all values have been counted three times,
+// by 11, 10 and 10 bits. Values without room are read again in place.
 
-// Where a layer's k largest end, and how many of those at the cut are kept.
+// A layer's cut, and the number of kept values at the cut.
 struct Cut {
     magnitude: u32,
     ties: u32,
@@ -26,12 +29,12 @@ fn rank_within() -> u32 {
     return params.keep - min(above, params.keep);
 }
 
-// Whether all that is kept is above zero, the interval, because it is all of the layer.
+// Whether all kept values are above the interval, which is then zero, because the whole layer is kept.
 fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
 
-// Counts parts of the bin that has the k-th largest. All 64 lanes call it.
+// Counts parts of the bin with the k-th largest. All 64 lanes must call it.
 fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
@@ -73,7 +76,7 @@ fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     give_shares(FINE, lane.index);
 }
 
-// A magnitude that is gathered. All are read here, where tests count them.
+// A gathered magnitude. All reads go through this function, so that tests can count them.
 fn entry(at: u32) -> u32 {
     return entries[at];
 }
@@ -84,7 +87,7 @@ fn add_picked(bin: u32, magnitude: u32, times: u32) {
     }
 }
 
-// Counts of magnitudes by the bits of a level, of a cut that is lost.
+// Where the counts of a level begin, after the sample has missed the cut.
 fn level_start(level: u32) -> u32 {
     return select(1024u + 1024u * level, 0u, level == 0u);
 }
@@ -93,8 +96,8 @@ fn level_bins(level: u32) -> u32 {
     return select(1024u, 2048u, level == 0u);
 }
 
-// The upper bits of a lost cut that are known before a level, and k's rank among those that have them; at last the cut. All 64 lanes
-// call it.
+// After a missed cut: the upper bits of the cut that are known before a level, and k's rank among the values with these
+// bits. After the last level it is the cut. All 64 lanes must call it.
 fn settled(level: u32, lane: Lane) -> Cut {
     if (level == 0u) {
         return Cut(0u, params.keep);
@@ -105,7 +108,7 @@ fn settled(level: u32, lane: Lane) -> Cut {
     return Cut(before.magnitude * level_bins(last) + found.bin, found.rank);
 }
 
-// Counts a block's values from `first` on by the bits of a level, of which there are three. All 64 lanes call it.
+// Counts a block's values from `first` on by the bits of one of the three levels. All 64 lanes must call it.
 fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     for (var bin = lane.index; bin < 2048u; bin += 64u) {
@@ -136,14 +139,14 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     }
 }
 
-// Nothing is above it.
+// No magnitude is above it.
 const LOST_CUT = Cut(MAGNITUDE, 0u);
 
 fn is_lost(cut: Cut) -> bool {
     return cut.magnitude == MAGNITUDE;
 }
 
-// The cut, once all is counted, of one that was lost too. All 64 lanes call it.
+// The cut, once everything is counted, also after the sample has missed it. All 64 lanes must call it.
 fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     load_interval();
     if (was_lost) {
@@ -157,11 +160,11 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     return cut;
 }
 
-// Gathered magnitudes that each workgroup of a layer looks through at most: of layers of up to 65,536 values there is room for as many
-// or fewer, of all others for more, unless a binding has no more.
+// Most gathered magnitudes that each workgroup of a layer looks through. Layers of up to 65,536 values have room for at
+// most that many. All others have more room, unless a binding is too small.
 const LOOKED_THROUGH = 32768u;
 
-// Smallest and largest magnitude that the cut may be, from the part where it is; twice the same if that is known, or lost.
+// Smallest and largest possible magnitude of the cut, from its part. Both are equal if the cut is known or missed.
 fn possible_range(found: Picked) -> vec2<u32> {
     if (is_all_above()) {
         return vec2<u32>(0u);
@@ -176,7 +179,7 @@ fn possible_range(found: Picked) -> vec2<u32> {
         return vec2<u32>(largest);
     }
     if (found.rank == counter(at + BIN_COUNTS)) {
-        // All at it are kept, which are as many or fewer.
+        // All values at it are kept, because there are at most that many.
         return vec2<u32>(least);
     }
     if (counted(USED) > params.most_entries || params.most_entries > LOOKED_THROUGH) {
@@ -185,17 +188,17 @@ fn possible_range(found: Picked) -> vec2<u32> {
     return vec2<u32>(least, largest);
 }
 
-// The range in which a cut is looked for.
+// The range in which the cut is searched.
 var<workgroup> sought: array<vec2<u32>, 1>;
 
-// The cut, of which a rank is known among what is gathered in its range: six bits of the range a time. Ends of the interval are in no
-// range with others. All 64 lanes call it.
+// Finds the cut from a rank among the gathered values in its range, six bits of the range at a time. The ends of the
+// interval never share a range with other magnitudes. All 64 lanes must call it.
 fn look_through(between: vec2<u32>, rank: u32, lane: Lane) -> Cut {
     var cut = Cut(MAGNITUDE, rank);
     if (lane.index == 0u) {
         sought[0] = between;
     }
-    // There are 31 bits.
+    // Magnitudes have 31 bits.
     for (var round = 0u; round < 7u; round++) {
         let range = workgroupUniformLoad(&sought[0]);
         cut.magnitude = range.x;
@@ -218,7 +221,7 @@ fn look_through(between: vec2<u32>, rank: u32, lane: Lane) -> Cut {
     return cut;
 }
 
-// Counts what is gathered in a range, of which there is all, in bins of 2^shift magnitudes.
+// Counts the gathered values in a range in bins of 2^shift magnitudes. All values of the range must have been gathered.
 fn count_between(range: vec2<u32>, shift: u32, lane: u32) {
     let size = counted(USED);
     for (var i = lane; i < size; i += 64u) {
@@ -229,19 +232,19 @@ fn count_between(range: vec2<u32>, shift: u32, lane: u32) {
     }
 }
 
-// The magnitudes that are kept: from the cut on, or from the smallest that is not 0, to the largest.
+// The range of kept magnitudes: from the cut, or from the smallest nonzero magnitude, to the largest.
 fn kept_range(cut: Cut) -> vec2<u32> {
     let high = counted(HIGHEST);
     return vec2<u32>(min(select(cut.magnitude, ~counted(LOWEST), cut.magnitude == 0u), high), high);
 }
 
-// What a value adds to the number of elements above the cut, and of those at it.
+// The contribution of a value to the numbers of elements above the cut and at it.
 fn found(bits: u32, cut: u32) -> vec2<u32> {
     let magnitude = bits & MAGNITUDE;
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
-// How many of a block's values from `first` on are above the cut and at it, by lane.
+// The numbers of a block's values from `first` on that are above the cut and at it, by lane.
 fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     if (cut == MAGNITUDE) {

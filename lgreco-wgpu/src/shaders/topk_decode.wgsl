@@ -1,6 +1,6 @@
-// TopK's payloads read, a stretch of values at a time: positions, then values to their places.
+// Decoding of TopK's payloads, one stretch of values at a time: positions, then values to their places.
 
-// The lower bits of the position of value `index`; those past the end are 0.
+// The lower bits of the position of value `index`; 0 for values past the end.
 fn low_bits_of(index: u32) -> u32 {
     if (params.low_bits == 0u) {
         return 0u;
@@ -13,7 +13,8 @@ fn low_bits_of(index: u32) -> u32 {
     return bits & ((1u << params.low_bits) - 1u);
 }
 
-// A workgroup reads a block. results[result] becomes 1 when a position is beyond the tensor.
+// Reads the positions of a block, one workgroup per block. results[result] becomes 1 if a position is beyond the
+// tensor.
 @compute @workgroup_size(64)
 fn read_positions(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -43,7 +44,7 @@ fn read_positions(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// Puts values in their places. results[result] becomes 1 when positions do not ascend or a value is not finite.
+// Puts values in their places. results[result] becomes 1 if positions do not ascend or a value is not finite.
 @compute @workgroup_size(64)
 fn scatter(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,5 +1,5 @@
-// TopK's payloads of a tensor. Blocks of values are counted, and what is kept is written to its places. Where the cut is not known,
-// `topk_cut.wgsl` finds it on the way.
+// TopK's payloads of a tensor. Blocks of values are counted, and kept values are written to their places. If the cut is
+// not known, `topk_cut.wgsl` finds it on the way.
 
 fn counter(at: u32) -> u32 {
     return atomicLoad(&counters[at]);
@@ -21,7 +21,7 @@ fn set_counter(at: u32, x: u32) {
     atomicStore(&counters[at], x);
 }
 
-// Which of the tensor's blocks a workgroup has, of which pieces have whole ones.
+// The workgroup's block of the tensor. Pieces have whole blocks.
 fn own_block() -> u32 {
     return params.first / PER_GROUP + group.x;
 }
@@ -65,7 +65,7 @@ fn refine(dispatch: Dispatch, lane: Lane) {
     count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// One of three levels that settle a cut that is lost.
+// One of three levels that find a cut which the sample has missed.
 @compute @workgroup_size(64)
 fn settle(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -74,7 +74,7 @@ fn settle(dispatch: Dispatch, lane: Lane) {
     settle_block(params.level, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// How many there are above the cut and at it.
+// Counts the values above the cut and at it.
 @compute @workgroup_size(64)
 fn count_kept(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -103,7 +103,7 @@ fn count_kept(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// The same of a cut that is known, without bins; and the range of what is kept.
+// The same for a known cut, without bins; also finds the range of kept values.
 @compute @workgroup_size(64)
 fn count_block(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -156,7 +156,7 @@ fn write_kept(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// In few bits, the means into the payload.
+// In few bits, writes the means to the payload.
 @compute @workgroup_size(128)
 fn make_means(dispatch: Dispatch, @builtin(local_invocation_index) bin: u32) {
     if (begin(dispatch) && bin >> (params.bits - 1u) == 0u) {

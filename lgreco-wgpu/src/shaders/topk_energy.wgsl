@@ -1,22 +1,22 @@
-// Squared errors of TopK: the energy below each cut, and the rounding errors of what is sent.
+// Squared errors of TopK: the energy below each cut, and the rounding errors of sent values.
 //
-// Of the energy 2^-15 is lost to the spread of magnitudes inside bins. Loops are nested so that no sum is more than 260
-// additions deep, of which each errs by 2^-23.
+// The spread of magnitudes inside bins loses at most 2^-15 of the energy. Loops are nested so that no sum is more than
+// 260 additions deep; each addition errs by 2^-23.
 
-// Of a number's words, the lowest first.
+// A number from its three words, the lowest first.
 fn float96(low: u32, middle: u32, high: u32) -> f32 {
     return (f32(high) * 0x1p32f + f32(middle)) * 0x1p32f + f32(low);
 }
 
-// The energy of the elements in a bin of level 1: exact but for the spread of their magnitudes about the mean, which
-// lies between nothing and that of magnitudes at the ends of the bin alone, and is taken to be half of the latter. Ends
+// The energy of the elements in a bin of level 1. It is exact except for the spread of their magnitudes about the mean.
+// The spread lies between 0 and that of magnitudes at the ends of the bin only; half of the latter is assumed. The ends
 // are 2^-6 apart, so at most 2^-15 of the energy is lost.
 fn energy(bin: u32) -> Wide {
     let count = atomicLoad(&bins[in_bins(bin)]);
     if (count == 0u || bin < 64u) {
         return Wide(0.0, 0);
     }
-    // Keys' lower bits add up to less than 2^49.
+    // The sum of the keys' lower bits is below 2^49.
     let keys = float96(atomicLoad(&bins[in_bins(BINS + bin)]), atomicLoad(&bins[in_bins(2u * BINS + bin)]), 0u);
     let mean = keys / f32(count) * 0x1p-23f;
     let magnitude = 1.0 + f32(bin & 63u) * 0x1p-6f + mean;
@@ -24,7 +24,7 @@ fn energy(bin: u32) -> Wide {
     return wide(f32(count) * (magnitude * magnitude + spread), unit_exponent(bin) + 46);
 }
 
-// Of the squared unit in the last place of the bin's keys.
+// Exponent of the squared unit in the last place of the bin's keys.
 fn unit_exponent(bin: u32) -> i32 {
     return 2 * (i32(bin >> 6u) - 173);
 }
@@ -38,7 +38,7 @@ fn sent_error(bin: u32) -> Wide {
 var<workgroup> energies: array<Wide, 256>;
 var<workgroup> errors: array<Wide, 256>;
 
-// What lies above and below each bin of level 1.
+// Sums above and below each bin of level 1.
 @compute @workgroup_size(256)
 fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -91,7 +91,7 @@ fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// The energy of bins from .. to of level 2; their magnitudes are taken to lie in the middles of bins 2^-15 wide.
+// The energy of the bins from .. to of level 2. Their magnitudes are assumed to lie in the middles of bins 2^-15 wide.
 fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {
@@ -112,7 +112,7 @@ fn middle_error(slot: u32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
     return sum;
 }
 
-// The squared error of each k: what lies below its cut, and the rounding errors of what is sent.
+// The squared error of each k: the energy below its cut, and the rounding errors of the sent values.
 @compute @workgroup_size(256)
 fn total(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch) || lane >= params.keeps) {

@@ -1,13 +1,14 @@
-// The first read of a layer's values: what is gathered of them, and what is only counted.
+// The first read of a layer's values: which values are gathered, and which are only counted.
 
 // Magnitudes, or counts of them.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
-// Of the workgroup's values: how many are gathered, above the interval, at its upper end, at its lower one; then as LOWEST, HIGHEST.
+// Numbers of the workgroup's values: gathered, above the interval, at its upper end, at its lower end; then as LOWEST
+// and HIGHEST.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
-// A bit for each exponent that there is.
+// A bit for each exponent that occurs.
 var<workgroup> own_octaves: array<atomic<u32>, 8>;
 
-// Before a workgroup's values are seen. All 64 lanes call it.
+// Begins a workgroup's first read. All 64 lanes must call it.
 fn begin_gathering(lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
@@ -19,7 +20,7 @@ fn begin_gathering(lane: Lane) {
     find_interval(lane);
 }
 
-// What a lane has seen.
+// Counts of a lane.
 var<private> seen: array<u32, 5>;
 
 fn gather(magnitude: u32) {
@@ -28,7 +29,7 @@ fn gather(magnitude: u32) {
     }
 }
 
-// A value of the first read.
+// Processes a value of the first read.
 fn see(magnitude: u32) {
     gather(magnitude);
     seen[0] += u32(magnitude > interval.ceiling);
@@ -44,13 +45,14 @@ fn see(magnitude: u32) {
     }
 }
 
-// Where a block has its record: its place among entries or NOWHERE, how many these are, and how many are above the interval, at its
-// upper end and at its lower one.
+// Index of a block's record. The record has the block's place among entries or NOWHERE, and the number of its entries.
+// Then come the numbers of its values above the interval, at the upper end and at the lower end.
 fn record_of(block: u32) -> u32 {
     return 4u * block;
 }
 
-// After all have been seen; `is_first` of the layer's first block, which writes down the interval. All 64 lanes call it.
+// Ends a workgroup's first read. `is_first` marks the layer's first block, which writes the interval. All 64 lanes must
+// call it.
 fn end_gathering(block: u32, is_first: bool, lane: u32) {
     for (var i = 0u; i < 3u; i++) {
         if (seen[i] != 0u) {
@@ -104,8 +106,8 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
     }
 }
 
-// Few of all values come here, and those at the ends come together. The others are in bins of their own, but for the same magnitudes,
-// which 16 bits have few of.
+// Few of all values come here, and those at the ends come together. The others have separate bins, except equal
+// magnitudes; 16-bit types have few different ones.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

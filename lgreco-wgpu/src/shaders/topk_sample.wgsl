@@ -1,14 +1,14 @@
-// A sample of a layer's values, and the interval of magnitudes that it tells, in which the k-th largest is.
+// A sample of a layer's values, and the interval of magnitudes that it gives for the k-th largest.
 
 const SAMPLE_SHIFT = 19u;
 const LAST_BIN = 4095u;
 const BETWEEN = 4094u;
 
-// Bits of a magnitude in which four powers of two differ.
+// Bits of a magnitude that span four powers of two.
 const FOUR_OCTAVES = 1u << 25u;
 
-// Magnitudes from `bound` to `ceiling`, which have a bin each. Bins between are of 2^shift magnitudes, from `base` on; the first of them
-// has what is below as well, the last what is above.
+// Magnitudes from `bound` to `ceiling`, each of which has a bin. The bins between have 2^shift magnitudes, from `base`
+// on. The first of them also has all smaller magnitudes, and the last all larger ones.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -18,7 +18,7 @@ struct Interval {
 
 var<private> interval: Interval;
 
-// The position among 2048 values of the sample's value `draw`: one of each stratum.
+// The position, among 2048 values, of draw number `draw`: one value per stratum.
 fn drawn(draw: u32, seed: u32) -> u32 {
     return (draw << params.stratum) + (mixed(seed + draw) & ((1u << params.stratum) - 1u));
 }
@@ -27,7 +27,7 @@ fn draws() -> u32 {
     return PER_GROUP >> params.stratum;
 }
 
-// Adds a magnitude to the sample, whose shares are cleared before and given after.
+// Adds a magnitude to the sample. The caller clears the shares before, and adds them to the layer's after.
 fn add_to_sample(magnitude: u32) {
     add_to_table(magnitude >> SAMPLE_SHIFT, magnitude, 1u);
     raise_counter(COUNTERS + HIGHEST_SAMPLED, magnitude);
@@ -36,7 +36,8 @@ fn add_to_sample(magnitude: u32) {
     }
 }
 
-// What the sample tells. `most` of it reach the k-th largest magnitude at most, and `least` at least; `most` is 0 where all is kept.
+// Finds the sample's interval. At least `least` and at most `most` of the sample reach the k-th largest magnitude;
+// `most` is 0 if all values are kept.
 fn find_interval(lane: Lane) {
     let lower = pick(SAMPLE, BIN_COUNTS, 64u, params.most, lane);
     let upper = pick(SAMPLE, BIN_COUNTS, 64u, params.least, lane);
@@ -49,11 +50,11 @@ fn find_interval(lane: Lane) {
         ceiling = counter(BIN_LARGEST + upper.bin);
     }
     if (params.most == 0u) {
-        // All but zeros are above it.
+        // All nonzero values are above it.
         ceiling = 0u;
     }
     bound = min(bound, ceiling);
-    // Where an end is not known it is a way from what has been drawn, if that is not all zeros.
+    // An unknown end is set at a distance from the drawn values, unless these are all zeros.
     let highest = counted(HIGHEST_SAMPLED);
     var base = bound;
     if (bound == 0u && highest != 0u) {
@@ -68,7 +69,7 @@ fn find_interval(lane: Lane) {
     interval = Interval(bound, ceiling, base, shift + u32((max(top, base) - base) >> shift >= BETWEEN));
 }
 
-// The same once it is written down.
+// Loads the interval after it has been written.
 fn load_interval() {
     interval = Interval(counted(INTERVAL), counted(INTERVAL + 1u), counted(INTERVAL + 2u), counted(INTERVAL + 3u));
 }
@@ -84,7 +85,7 @@ fn bin_in_interval(magnitude: u32) -> u32 {
     return select(1u + min(from_base(magnitude) >> interval.shift, BETWEEN - 1u), 0u, magnitude == interval.bound);
 }
 
-// The part of a bin of the interval that a magnitude in it is in: of 4096, if there are as many magnitudes.
+// The part of an interval's bin for a magnitude in it. A bin has 4096 parts, if it has that many magnitudes.
 fn part_of_bin(bin: u32, magnitude: u32) -> u32 {
     if (bin == 0u || bin == LAST_BIN) {
         return 0u;

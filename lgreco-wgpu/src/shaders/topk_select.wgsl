@@ -1,7 +1,7 @@
-// The k-th largest magnitudes, all k of a row together. Level 1 counts keys by their upper 15 bits, level 2 those of
-// the bins that some k divides by the next 9, level 3 by the last 8: there every k-th largest is known exactly.
+// The k-th largest magnitudes, for all k of a row together. Level 1 counts keys by their upper 15 bits. Level 2 counts
+// the bins that some k divides by the next 9 bits, and level 3 by the last 8. Then every k-th largest is known exactly.
 
-// Adds to a number of 96 bits, whose words lie BINS apart. x.y is less than 2^32 - 1.
+// Adds x to a number of 96 bits, whose words lie BINS apart. x.y must be less than 2^32 - 1.
 fn add_bin(at: u32, x: vec2<u32>) {
     let before = atomicAdd(&bins[at], x.x);
     let upper = x.y + u32(before + x.x < before);
@@ -14,7 +14,7 @@ fn add_bin(at: u32, x: vec2<u32>) {
     }
 }
 
-// Adds to three words side by side.
+// Adds x to three adjacent words.
 fn add_fine(at: u32, x: vec2<u32>) {
     let before = atomicAdd(&fine[at], x.x);
     let upper = x.y + u32(before + x.x < before);
@@ -27,7 +27,7 @@ fn add_fine(at: u32, x: vec2<u32>) {
     }
 }
 
-// Adds values to a bin of level 1: how many, the sum of their keys' lower bits, and that of squared rounding errors.
+// Adds values to a bin of level 1: the count, the sum of their keys' lower bits, and that of squared rounding errors.
 fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
     atomicAdd(&bins[in_bins(bin)], count);
     add_bin(in_bins(BINS + bin), vec2<u32>(keys, 0u));
@@ -88,7 +88,7 @@ fn histogram_1(dispatch: Dispatch, lane: Lane) {
 
 var<workgroup> counts: array<u32, 256>;
 
-// Numbers equal neighbours of `counts` alike, from 0 on.
+// Numbers runs of equal neighbours in `counts`, from 0 on.
 fn number(lane: u32) -> u32 {
     var number = 0u;
     for (var other = 1u; other <= lane; other++) {
@@ -97,12 +97,12 @@ fn number(lane: u32) -> u32 {
     return number;
 }
 
-// Whether a lane is the first of equal ones, which speaks for them all.
+// Whether a lane is the first of equal ones; it acts for all of them.
 fn is_first(lane: u32) -> bool {
     return lane == 0u || counts[lane] != counts[lane - 1u];
 }
 
-// The bin of each k, and a slot for each such bin. One invocation per k; k ascends.
+// The bin of each k, and a slot for each such bin. There is one invocation per k; k ascends.
 @compute @workgroup_size(256)
 fn choose_1(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

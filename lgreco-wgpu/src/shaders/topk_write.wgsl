@@ -1,8 +1,8 @@
-// TopK's payloads: what is above the cut or at it, and where it is written. `put_kept` says how a value is sent, `put_position` where
-// bits of positions go.
+// TopK's payloads: writing of the values above the cut or at it. `put_kept` writes a value as it is sent, and
+// `put_position` the bits of its position.
 
-// What some values add to these numbers, and the range of magnitudes that are kept of them: the complement of the smallest other
-// than 0, and the largest.
+// The contribution of some values to both counts, and the range of their kept magnitudes: the complement of the
+// smallest nonzero one, and the largest.
 struct Kept {
     sum: vec2<u32>,
     lowest: u32,
@@ -18,7 +18,7 @@ fn add_found(kept: ptr<function, Kept>, bits: u32, cut: u32) {
     }
 }
 
-// The same of all 64 lanes' values.
+// The same for the values of all 64 lanes.
 fn kept_of(lane: Lane, own: Kept) -> Kept {
     let sum = sum_of(lane, 64u, own.sum);
     let lowest = largest_of(lane, 64u, own.lowest);
@@ -28,7 +28,8 @@ fn kept_of(lane: Lane, own: Kept) -> Kept {
 // Blocks whose counts are added up.
 const TOGETHER = 256u;
 
-// Writes down how many of a block's values are above the cut and at it; it is number `own` of its layer's. By one lane.
+// Stores how many of a block's values are above the cut and at it. The block is number `own` of its layer. One lane
+// calls it.
 fn count_block_as(block: u32, own: u32, kept: vec2<u32>) {
     let at = params.block_counts + 2u * block;
     atomicStore(&blocks[at], kept.x);
@@ -42,7 +43,7 @@ fn two_counts(at: u32) -> vec2<u32> {
     return vec2<u32>(atomicLoad(&blocks[at]), atomicLoad(&blocks[at + 1u]));
 }
 
-// How many there are in the layer's blocks before one. All 64 lanes call it.
+// The counts of the layer's blocks before this one. All 64 lanes must call it.
 fn known_before(block: u32, own: u32, lane: Lane) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     for (var together = lane.index; together < own / TOGETHER; together += 64u) {
@@ -54,7 +55,7 @@ fn known_before(block: u32, own: u32, lane: Lane) -> vec2<u32> {
     return sum_of(lane, 64u, sum);
 }
 
-// The word of a payload that a kept value begins in.
+// The word of a payload in which a kept value begins.
 fn word_of(index: u32) -> u32 {
     if (params.bits != 0u) {
         return field(params.codes, 0u, index, params.bits).x;
@@ -66,7 +67,8 @@ fn is_in_window(word: u32) -> bool {
     return word - params.window < params.window_len;
 }
 
-// Of a block before which so many are known: it has no values from `first` on where nothing of them is written to the window.
+// Skips a block's values from `first` on if none of them is written to the window. `known` has the counts before the
+// block.
 fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<u32>) {
     let after = known + two_counts(params.block_counts + 2u * block);
     let start = known.x + min(known.y, ties);
@@ -83,8 +85,8 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
     }
 }
 
-// Writes what is above the cut and the first of what is at it, of the tile of the values from `first` on, before
-// which so many are known. All lanes call it.
+// Writes the values above the cut, and the first of those at it, of the tile of the values from `first` on. `known` has
+// the counts before the tile. All lanes must call it.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     let start = place(lane) * ROW;
     let end = min(start + ROW, params.count - first);
@@ -103,7 +105,7 @@ fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     }
 }
 
-// A kept value in full.
+// Writes a kept value in full.
 fn put_in_full(index: u32, bits: u32) {
     if (params.sent == 0u) {
         put(params.values_word + index, 0u, bits);
@@ -136,7 +138,7 @@ fn high_after(index: u32) -> vec2<u32> {
     return field(params.high_word, params.high_bit, index, 1u);
 }
 
-// Writes bits of the payload, of which those outside the window are passed over.
+// Writes bits of the payload; skips bits outside the window.
 fn put(word: u32, bit: u32, bits: u32) {
     if (is_in_window(word)) {
         atomicOr(&payload[word - params.window], bits << bit);

@@ -1,5 +1,5 @@
-// A tensor's values, as the trainer keeps them. `params.offset` is the first one's place in the binding, an even one of
-// 16-bit values.
+// A tensor's values, as the trainer keeps them. `params.offset` is the first value's place in the binding; for 16-bit
+// values it is even.
 
 @group(0) @binding(1) var<storage, read> values: array<u32>;
 
@@ -12,7 +12,7 @@ fn value(i: u32) -> u32 {
     return widened((values[at >> 1u] >> (16u * (at & 1u))) & 0xffffu);
 }
 
-// The bits of a value of 16 bits as an f32.
+// The bits of a 16-bit value as an f32.
 fn widened(half: u32) -> u32 {
     if (params.dtype == 2u) {
         return half << 16u;

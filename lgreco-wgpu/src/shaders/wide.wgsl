@@ -1,5 +1,5 @@
-// Sums of numbers >= 0 that neither overflow nor underflow: m * 2^e with m in [1, 2), or 0. An addition errs by at most
-// 2^-23 of the sum, so sums in the order of a tree of depth d err by at most d * 2^-23, whatever the compiler
+// Sums of nonnegative numbers that neither overflow nor underflow: m * 2^e with m in [1, 2), or 0. An addition errs by
+// at most 2^-23 of the sum. So sums in the order of a tree of depth d err by at most d * 2^-23, whatever the compiler
 // contracts.
 
 struct Wide {

@@ -1,5 +1,5 @@
-//! Tensors of more than 2^31 values, up to the most there are: where their pieces, tables and payloads would lie, against arithmetic
-//! of 64 bits. Calls are rehearsed on a device that does nothing: see `imagined`.
+//! Tensors of more than 2^31 values, up to the largest possible. Offsets of their pieces, tables and payloads are
+//! compared with 64-bit arithmetic. Calls are rehearsed on a device that does nothing: see `imagined`.
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};
@@ -21,12 +21,13 @@ use lgreco::rng::Stream;
 use lgreco_train::feedback::Storage;
 use wgpu::Buffer;
 
-/// An odd number, and the most.
+/// An odd number of elements, and the largest.
 const SHAPES: [(usize, usize); 2] = [(65_537, 32_771), (65_535, 65_537)];
-/// Sides up to the longest that PowerSGD has.
+/// Sides up to the largest of PowerSGD.
 const MATRICES: [(usize, usize); 2] = [(1 << 22, 513), (1025, (1 << 21) + 5)];
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-/// Of QSGD, whose buckets and grids are looked at too, each bucket of which has a grid once for each time that the values are seen.
+/// Checks QSGD's tensors, buckets and grids. Each bucket must have one grid per pass over the values. Returns the
+/// number of passes.
 fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u64) -> u64 {
     let mut times = 0;
     for kernel in kernels {
@@ -63,7 +64,7 @@ fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u6
     times
 }
 
-/// Asserts that copies make all of the payload's words but the header, each once.
+/// Asserts that copies make all words of the payload except the header, each once.
 fn check_copies(recorded: &[Rehearsed], payload: &Tensor, len: usize) {
     let mut first = 0;
     let mut copied = Vec::new();
@@ -87,7 +88,7 @@ fn check_copies(recorded: &[Rehearsed], payload: &Tensor, len: usize) {
     assert_eq!(first, end);
 }
 
-/// Every shape and type, from an odd word of a buffer on.
+/// Calls `check` with every shape and type, from an odd word of a buffer on.
 fn each(shapes: &[(usize, usize)], mut check: impl FnMut(&mut WgpuBackend, &BufferGradient<'_>, Whole)) {
     for &(rows, cols) in shapes {
         for dtype in DTYPES {
@@ -108,7 +109,7 @@ fn measured(backend: &mut WgpuBackend, gradient: BufferGradient<'_>, candidates:
     rehearsed(backend, |backend| rows::reserve(backend.gpu(), &work(&[job])).unwrap())
 }
 
-/// What making a payload would record, and where it would be.
+/// The commands that making a payload would record, and the payload's place.
 fn encoded<W>(
     backend: &mut WgpuBackend,
     gradient: &BufferGradient<'_>,
@@ -177,12 +178,12 @@ fn rows_and_payloads_of_eden_cover_every_value() {
     });
 }
 
-/// By WebGPU's defaults no buffer holds as much, but the host may.
+/// With WebGPU's default limits no buffer is large enough, but host memory may be.
 #[test]
 fn values_of_the_host_are_uploaded_in_pieces() {
     for (rows, cols) in SHAPES {
         let mut backend = imagined(256 << 20);
-        // Zeros that nobody reads take no memory.
+        // Zeros that are never read take no memory.
         let values: Vec<u16> = vec![0; rows * cols];
         let values: &[Bf16] = bytemuck::cast_slice(&values);
         let gradient = Gradient::new(Values::Bf16(values), Shape::new(rows, cols).unwrap()).unwrap();
@@ -207,7 +208,7 @@ fn of_topk(told: &Told<topk::Params>, has_first: bool, most_of_each: u64) -> See
     }
 }
 
-/// Asserts that all values are counted, each once.
+/// Asserts that all values are counted once.
 fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     for kernel in ["histogram_1", "histogram_2", "histogram_3"] {
         let told = tasks(recorded, kernel);
@@ -215,8 +216,8 @@ fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     }
 }
 
-/// Asserts that these kernels see all values once, block by block, and that they are then offered to all words that are written, in windows: of values with the first
-/// of positions, then of other positions.
+/// Asserts that these kernels see all values once, block by block. Then the values must be offered to all written
+/// words, in windows: values with the first window of positions, then the other positions.
 fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, positions]: [Vec<u64>; 2]) {
     let blocks = whole.elements.div_ceil(2048);
     let mut windows = Vec::new();
@@ -309,7 +310,7 @@ fn rows_of_topk_cover_every_value() {
             let (all, each) = (u64::from(most).next_multiple_of(32), backend.gpu().piece_len() as u64);
             let windows = (0..all.div_ceil(each)).map(|number| each.min(all - number * each)).collect();
             check_blocks(&recorded, whole, &["count_block"], [windows, vec![]]);
-            // What is kept, in chunks of their own, is read once for each of both numbers.
+            // The kept values, in separate chunks, are read once for each of both k.
             let told = tasks::<topk::Params>(&recorded, "add_to_sums");
             let kept = Whole { start: None, bytes: 4, elements: most.into() };
             let seen =
@@ -319,7 +320,7 @@ fn rows_of_topk_cover_every_value() {
     });
 }
 
-/// Asserts that rectangles have every element of the matrix once.
+/// Asserts that rectangles contain every element of the matrix once.
 fn check_rectangles(told: &[Told<powersgd::Params>], whole: Whole, shape: Shape) {
     let width = shape.cols() as u64;
     let rectangle = |told: &Told<powersgd::Params>| {
@@ -330,7 +331,7 @@ fn check_rectangles(told: &[Told<powersgd::Params>], whole: Whole, shape: Shape)
         let (rows, cols) = (u64::from(params.rows), u64::from(params.cols));
         let last = u64::from(params.offset) + (rows - 1) * width + cols;
         assert!(whole.bytes * last <= part.size && col + cols <= width && row + rows <= shape.rows() as u64);
-        // Of the factors' bands, each of which has a multiple of 16 rows and fits a binding.
+        // Bands of the factors have a multiple of 16 rows, and fit a binding.
         let height = (128 << 20) / 4 / u64::from(params.columns) / 16 * 16;
         assert_eq!([u64::from(params.row), u64::from(params.col)], [row % height, col % height]);
         assert!(params.row + params.rows <= params.all_rows && params.col + params.cols <= params.all_cols);
@@ -368,7 +369,7 @@ fn rows_and_payloads_of_powersgd_cover_every_value() {
     });
 }
 
-/// As what looks for the largest magnitude and for squares sees a tensor.
+/// Checks the tensor as seen by the kernels for the largest magnitude and for squares.
 fn check_magnitudes(recorded: &[Rehearsed], kernel: &str, whole: Whole) {
     let told = tasks::<magnitude::Params>(recorded, kernel);
     let seen = told.iter().map(|told| Seen {

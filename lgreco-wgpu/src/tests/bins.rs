@@ -1,4 +1,4 @@
-//! Bins of TopK in few bits, of magnitudes that the suites have not: in payloads and rows, also with faults in shaders.
+//! Bins of TopK in few bits, for magnitudes that the suites lack, in payloads and rows, also with faults in shaders.
 
 use super::{ROWS, backend, cut};
 use crate::WgpuBackend;
@@ -11,13 +11,13 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Magnitudes by their number and a random word.
+/// Values with these magnitudes, made from their number and a random word.
 fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     (0..len).map(|i| f32::from_bits(bits(i as u32, word(i)) | word(i + len) & 0x8000_0000)).collect()
 }
 
-/// Magnitudes that are zeros, equal, next to each other, next to nothing, far apart, the largest, and sorted; of both signs.
+/// Magnitudes that are zeros, equal, adjacent, tiny, far apart, the largest, and sorted; of both signs.
 fn values() -> Vec<Vec<f32>> {
     let largest = f32::MAX.to_bits();
     vec![
@@ -31,12 +31,12 @@ fn values() -> Vec<Vec<f32>> {
         of(9000, &|_, word| largest - word % 1000),
         of(300, &|i, _| if i % 2 == 0 { largest } else { 1 }),
         of(1, &|_, _| 0x3f80_0001),
-        // The largest come last.
+        // The largest values come last.
         of(5000, &|i, _| 0x3000_0000 + (i << 16)),
     ]
 }
 
-/// Magnitudes next to each other with few far away, so that their squares all but cancel: within a binade, on both sides of its
+/// Adjacent magnitudes with a few far away, so that their squares nearly cancel: within a binade, on both sides of its
 /// end, and where numbers are subnormal.
 fn clusters() -> Vec<Vec<f32>> {
     let of = |middle: u32, width: u32| -> Vec<f32> {
@@ -50,7 +50,7 @@ fn clusters() -> Vec<Vec<f32>> {
     vec![of(0x3f2a_aaaa, 2), of(0x3f2a_aaaa, 40), of(0x3f80_0000, 7), of(0x0000_4000, 3), of(0x0080_0000, 100)]
 }
 
-/// All of them under some settings.
+/// All of these values under several settings.
 fn cases() -> Vec<(Vec<f32>, Setting)> {
     let mut cases = Vec::new();
     for values in values() {
@@ -70,7 +70,7 @@ fn cases() -> Vec<(Vec<f32>, Setting)> {
     cases
 }
 
-/// The payload, and what it decodes to.
+/// The core's payload, and its decoded values.
 fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let gradient = Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap();
     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
@@ -81,13 +81,13 @@ fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (payload, decoded)
 }
 
-/// Asserts that single payloads of bins are the core's.
+/// Asserts that single payloads with bins equal the core's.
 fn check_payloads(backend: &mut WgpuBackend) {
     let empty = (vec![], Setting::QuantisedTopK(QuantisedTopK { keep: 0, bits: 5 }));
     check_each(backend, &[cases(), vec![empty]].concat());
 }
 
-/// Asserts that single payloads are the core's.
+/// Asserts that single payloads equal the core's.
 pub(super) fn check_each(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)]) {
     for (values, setting) in cases {
         let gradient = Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap();
@@ -104,7 +104,7 @@ pub(super) fn check_each(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)
     }
 }
 
-/// Asserts that rows are the core's.
+/// Asserts that rows equal the core's.
 fn check_all_rows(backend: &mut WgpuBackend) {
     for values in values().into_iter().chain(clusters()) {
         let len = values.len();
@@ -127,7 +127,7 @@ fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
 }
 
-/// More than a dispatch is wide, than workspace is for, and than are selected together.
+/// More candidates than a dispatch is wide, than the workspace has room for, and than are selected together.
 #[test]
 fn rows_of_many_candidates_are_the_cores() {
     let values = uniform(20_000, 3);
@@ -141,7 +141,8 @@ fn rows_of_many_candidates_are_the_cores() {
     }
 }
 
-/// Asserts that each fault in a shader is found, in several workgroups or in several pieces and windows, with such a message.
+/// Asserts that each fault in a shader is found, with such a message, in several workgroups or in several pieces and
+/// windows.
 fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str, &'static str)]) {
     if backend().is_none() {
         return;

@@ -1,4 +1,4 @@
-//! Gradients that lie in the embedder's buffers.
+//! Gradients in the embedder's buffers.
 
 use super::{ROWS, backend};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
@@ -21,7 +21,7 @@ pub(super) fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> B
     backend.device().create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// A buffer that holds the gradient from byte `offset` on, in the middle of NaN.
+/// A buffer that holds the gradient from byte `offset` on, surrounded by NaN.
 pub(super) fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: usize) -> Buffer {
     let mut content = vec![0xff; (offset + bytes(gradient).len() + 512).next_multiple_of(4)];
     content[offset..offset + bytes(gradient).len()].copy_from_slice(bytes(gradient));
@@ -93,7 +93,7 @@ fn payloads_are_decoded_into_buffers() {
         backend.decode(&payload, &mut expected).unwrap();
         let held = holding(&backend, &gradient, 36);
         backend.decode_to_buffer(&payload, &held, 36).unwrap();
-        // Read back as what a dense payload of the buffer holds.
+        // Read back through a dense payload of the buffer.
         let on_device = BufferGradient { buffer: &held, offset: 36, dtype: Dtype::F32, shape: gradient.shape() };
         let mut dense = vec![0; 16 + 4 * expected.len()];
         backend.encode_buffer(&Setting::Dense, &on_device, Stream::default(), &mut dense).unwrap();

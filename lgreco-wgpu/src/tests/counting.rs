@@ -1,13 +1,13 @@
-//! What is counted of a tensor's values is counted in workgroup memory first: a look at all loops over values.
+//! Counts of a tensor's values must first be made in workgroup memory. This test inspects all loops over values.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
 use naga::{AddressSpace, AtomicFunction, Block, Expression, Function, GlobalVariable, Handle, Module, Statement};
 
-/// Variables of all shaders in which a tensor's values lie.
+/// Variables of all shaders that hold a tensor's values.
 const VALUES: [&str; 3] = ["values", "offered", "tile"];
 
-/// What a piece of a shader does, and the functions it calls do.
+/// Effects of a part of a shader, including the functions that it calls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Doing {
     reads_values: bool,
@@ -25,7 +25,7 @@ impl Doing {
     }
 }
 
-/// The variable of the module that a pointer leads into.
+/// The module's variable to which a pointer refers.
 fn variable<'m>(module: &'m Module, function: &Function, pointer: Handle<Expression>) -> Option<&'m GlobalVariable> {
     match function.expressions[pointer] {
         Expression::Access { base, .. } | Expression::AccessIndex { base, .. } => variable(module, function, base),
@@ -77,7 +77,7 @@ fn doing(module: &Module, function: &Function, block: &Block) -> Doing {
     block.iter().map(of_statement).fold(Doing::default(), Doing::and)
 }
 
-/// What each loop does, of a block and of the functions it calls.
+/// The effects of each loop in a block and in the functions it calls.
 fn loops(module: &Module, function: &Function, block: &Block) -> Vec<Doing> {
     let of_statement = |statement: &Statement| {
         let blocks = within(module, function, statement);
@@ -110,7 +110,8 @@ fn adding(source: &str) -> [Vec<String>; 2] {
 fn loops_over_values_count_in_workgroup_memory() {
     for shader in Shader::ALL {
         let (in_workgroup, in_storage): (&[&str], &[&str]) = match shader {
-            // Of these, values go to storage whose bin finds its place in the workgroup's memory taken, and those of a sample.
+            // In these, some values go to storage: those whose bin finds its place in workgroup memory taken, and those
+            // of a sample.
             Shader::TopK => (
                 &[
                     "histogram_1",

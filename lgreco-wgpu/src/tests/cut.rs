@@ -1,4 +1,5 @@
-//! Where the k largest of a layer end, whatever its magnitudes are and whatever is drawn of them, and how much of it is read for that.
+//! The cut of a layer, its k-th largest magnitude, for any magnitudes and any sample; and the number of reads to find
+//! it.
 
 use super::bins::check_each;
 use super::is_full;
@@ -19,14 +20,15 @@ use lgreco::rng::Stream;
 
 type Case = (Vec<f32>, Setting);
 
-/// Numbers of both signs, by the value's number and a random one from 0 to 1.
+/// Values of both signs, made from the value's number and a random number from 0 to 1.
 fn numbers(len: usize, of: impl Fn(usize, f32) -> f32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     let one = |i: usize| (word(2 * i) >> 8) as f32 / (1 << 24) as f32;
     (0..len).map(|i| if word(2 * i + 1) & 1 == 0 { of(i, one(i)) } else { -of(i, one(i)) }).collect()
 }
 
-/// What gradients look like: as if normal, with long tails, in 16 bits, with many zeros, cut off above, larger from row to row.
+/// Values like those of gradients: normal, with long tails, in 16 bits, with many zeros, clipped above, and growing
+/// from row to row.
 fn natural(len: usize) -> Vec<Vec<f32>> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
     vec![
@@ -39,8 +41,8 @@ fn natural(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// What they seldom look like: the same everywhere, of two and of ten magnitudes, next to each other, sorted, over all of the range, and
-/// of a thousand pairs of magnitudes next to each other.
+/// Unusual values: all equal, of two and of ten magnitudes, adjacent, sorted, over the whole range, and of a thousand
+/// pairs of adjacent magnitudes.
 fn odd(len: usize) -> Vec<Vec<f32>> {
     vec![
         numbers(len, |_, _| 0.3),
@@ -53,13 +55,13 @@ fn odd(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// One of so many is not zero.
+/// One of `every` values is nonzero.
 fn sparse(len: usize, every: usize) -> Vec<f32> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
     numbers(len, |i, x| if i % every == 7 { normal(x) } else { 0.0 })
 }
 
-/// Half of the values small, half large, and nearly all of the former the same, between the others.
+/// Half of the values are small, half large. Nearly all small ones are equal; the others lie around them.
 pub(super) fn apart(len: usize) -> Vec<f32> {
     let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
     numbers(len, |i, x| if i % 2 == 0 { 1e20 * (1.0 + x) } else { small(x) })
@@ -77,7 +79,7 @@ fn keeps(len: usize) -> [usize; 6] {
     [1, len / 1000, len / 100, len / 3, len - 1, len].map(|keep| keep.max(1))
 }
 
-/// Every third number of values that are kept of each, in full and in few bits by turns.
+/// Every third k for each tensor, in full and in few bits in turn.
 fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     let of = |(number, values): (usize, Vec<f32>)| {
         let keeps = keeps(values.len()).into_iter().enumerate();
@@ -90,12 +92,12 @@ fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     all.into_iter().enumerate().flat_map(of).collect()
 }
 
-/// Layers of one part of the sample and of another, of more workgroups than have their counts added up, and of some values.
+/// Layers with different rates of sampling, with more workgroups than are counted together, and with few values.
 const LENS: [usize; 3] = [5000, 70_001, 600_000];
-/// Of these nothing, little or enough is drawn.
+/// Lengths from which no values, few values or enough values are drawn.
 const SMALL_LENS: [usize; 8] = [1, 3, 64, 100, 1000, 4096, 9000, 20_000];
 
-/// Layers of all these lengths, with every third number of values that are kept of each.
+/// Layers of all these lengths, with every third k for each.
 fn of_lens(lens: &[usize], values: fn(usize) -> Vec<Vec<f32>>) -> Vec<Case> {
     lens.iter().enumerate().flat_map(|(first, &len)| cases(values(len), first)).collect()
 }
@@ -107,7 +109,7 @@ fn natural_cases() -> Vec<Case> {
     all
 }
 
-/// What is odd, but of so few values that workgroups look through all that is gathered.
+/// Unusual values, but so few that workgroups look through all gathered values.
 fn small_odd_cases() -> Vec<Case> {
     let mut all = of_lens(&SMALL_LENS, odd);
     all.extend(next_to_each_other().into_iter().flat_map(|values| [21, 22].map(|keep| (values.clone(), full(keep)))));
@@ -118,13 +120,14 @@ fn small_odd_cases() -> Vec<Case> {
         all.extend(keeps.into_iter().enumerate().map(|kept| (values.clone(), setting(kept))));
     }
     all.extend([97, 98, 99].map(|keep| (in_every_round(), full(keep))));
-    // Not all of it has room, but what is gathered.
+    // Not all values have room, but the gathered ones do.
     all.push((odd(50_000).swap_remove(3), full(500)));
     all
 }
 
-/// Many magnitudes next to each other, where little is known of the k-th largest: alone, with far smaller or larger ones or both, and
-/// where nearly all others are far larger, so that they may not have been drawn; of the latter some are apart.
+/// Many adjacent magnitudes, so that little is known of the k-th largest. They are alone, or with far smaller ones, far
+/// larger ones, or both. In some tensors nearly all others are far larger, so that they may not be drawn; some of these
+/// are apart.
 pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     let near = |least: u32, among: f32| move |x: f32| f32::from_bits(least + (among * x) as u32);
     let (some, many) = (near(0x3f80_0000, 300.0), near(0x3f80_0000, 5e5));
@@ -139,8 +142,8 @@ pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// If none of the five smallest are drawn, the lowest part of the lowest bin has four of them, of which three are the same. It ends where the
-/// fifth is.
+/// If none of the five smallest values is drawn, the lowest part of the lowest bin has four of them, three of which are
+/// equal. The part ends at the fifth.
 fn around_the_lowest_bin() -> Vec<f32> {
     let base = 1f32.to_bits() - (1 << 26);
     let bits = |i| match i {
@@ -152,7 +155,7 @@ fn around_the_lowest_bin() -> Vec<f32> {
     numbers(100, |i, _| f32::from_bits(bits(i)))
 }
 
-/// The same with smallest ones that differ in the last bits alone, of a part of all magnitudes there are.
+/// The same with smallest values that differ only in the last bits, in a part of all magnitudes.
 fn in_every_round() -> Vec<f32> {
     let bits = |i| match i {
         7 => 1,
@@ -167,14 +170,14 @@ fn in_every_round() -> Vec<f32> {
 
 fn odd_cases() -> Vec<Case> {
     let mut all = of_lens(&LENS, odd);
-    // The k-th largest is a long way from where nearly as many begin.
+    // The k-th largest value is far from the value where nearly as many begin.
     let len = 70_001;
     all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
     all.push(too_many());
     all
 }
 
-/// More than there is room for is gathered, and the k-th largest has neighbours.
+/// More values are gathered than there is room for, and the k-th largest has neighbours.
 fn too_many() -> Case {
     let len = 60_000;
     let small = |x: f32| f32::from_bits(0x1e3c_e508 + (2000.0 * x) as u32);
@@ -182,7 +185,7 @@ fn too_many() -> Case {
     (values, full(2 * len / 5 + 40))
 }
 
-/// Asserts that cuts are the core's, and those of natural and small layers not lost.
+/// Asserts that cuts equal the core's, and that the sample misses none in natural and small layers.
 fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     let Some(mut backend) = backend() else { return };
     check(&mut backend, &natural_cases());
@@ -192,7 +195,8 @@ fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     check(&mut backend, &odd_cases());
 }
 
-/// Two magnitudes next to each other, with 20 far above them. Of an even and an odd one, the next is once in the same part of a bin.
+/// Two adjacent magnitudes, with 20 far above them. One tensor starts with an even magnitude and one with an odd one,
+/// so in one of them both lie in the same part of a bin.
 fn next_to_each_other() -> [Vec<f32>; 2] {
     [0x3fc0_0000, 0x3fc0_0001].map(|least| {
         numbers(5000, |i, x| match i {
@@ -212,7 +216,7 @@ fn cuts_of_tensors_are_the_cores() {
     assert_eq!(backend.gpu().lost_cuts, 0);
 }
 
-/// As of an embedding, where about as many are kept as are not zeros.
+/// As for an embedding, about as many values are kept as are nonzero.
 #[test]
 fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     let Some(mut backend) = backend() else { return };
@@ -236,11 +240,11 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     }
 }
 
-/// What loads are counted by: a text of the shader, and one that counts.
+/// How loads are counted: a text of the shader, and a text that counts.
 type Counts = &'static [(Shader, &'static str, &'static str)];
 
-/// Values and what is gathered of them, in the last words of the counters; what is written is counted among the bins, of which the
-/// last is none of less than 8 bits.
+/// Counts loads of values and of gathered magnitudes, in the last words of the counters. Loads of written values are
+/// counted in the last bin, which settings of less than 8 bits do not use.
 const IN_TENSOR: Counts = &[
     (
         Shader::TopK,
@@ -276,7 +280,7 @@ fn words(backend: &mut WgpuBackend, parts: &[Part]) -> Vec<usize> {
     bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(|word| word as usize).collect()
 }
 
-/// How many values a tensor loads for its payload, and how many gathered magnitudes.
+/// Number of values, and of gathered magnitudes, that a tensor loads for its payload.
 fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     let counted = |backend: &mut WgpuBackend| {
         let counters = backend.gpu().scratch(Scratch::Counters, 4).unwrap();
@@ -284,7 +288,7 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
         let last = Part { offset: counters.size() - 8, size: 8, buffer: counters };
         words(backend, &[last, Part { buffer, offset: LAST_COUNT, size: 4 }])
     };
-    // Some counts go on from payload to payload.
+    // Some counts continue from payload to payload.
     check_each(backend, std::slice::from_ref(case));
     let before = counted(backend);
     check_each(backend, std::slice::from_ref(case));
@@ -292,10 +296,11 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     [after[1] - before[1] + after[2], after[0] - before[0]]
 }
 
-/// Values of a layer for which there is room, whatever they are.
+/// Most values of a layer that always have room.
 const MOST_WITH_ROOM: usize = 1 << 15;
 
-/// Of what lies within a sixteenth of an octave all is gathered, or read again where that is too much; or cuts are lost.
+/// In these layers all values within a sixteenth of an octave are gathered, or read again if they are too many; or the
+/// sample misses the cut.
 const NEXT_TO_EACH_OTHER: [usize; 4] = [9, 10, 11, 12];
 
 #[test]
@@ -312,10 +317,10 @@ fn values_are_read_twice() {
                 let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
                 let [loads, gathered] = loads_of_tensor(&mut counting, &case);
                 let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
-                // Where nothing is kept, values are not read again; of a sample those behind the last value are not there.
+                // If nothing is kept, values are not read again. The sample lacks positions behind the last value.
                 assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
                 if len <= MOST_WITH_ROOM {
-                    // All workgroups may look through what is gathered up to six times, but of natural layers none does.
+                    // All workgroups may look through the gathered values up to six times; in natural layers none does.
                     let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
                     assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
                 } else {
@@ -332,10 +337,10 @@ fn values_are_read_twice() {
     }
 }
 
-/// By a sample that misleads so, cuts are lost.
+/// With this edit the sample misleads so much that it misses cuts.
 pub(super) const MISLEADING: (&str, &str) = ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
 
-/// Whatever is drawn, and whatever it is taken to tell, the payloads are the same.
+/// Payloads must not depend on the drawn values, nor on the conclusions from them.
 #[test]
 fn a_sample_that_misleads_changes_no_bit() {
     if backend().is_none() {
@@ -346,7 +351,7 @@ fn a_sample_that_misleads_changes_no_bit() {
     let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
     let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
     cases.push((apart(len), full(len / 2 + 40)));
-    // At least so many tensors have to be looked at once more.
+    // At least this many tensors must be searched again.
     for (text, instead, lost) in [
         (MISLEADING.0, MISLEADING.1, 9),
         ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
@@ -369,14 +374,14 @@ fn a_sample_that_misleads_changes_no_bit() {
     }
 }
 
-/// The first of the values that are kept, where that is not the first that f16 has no place for, is named also if the cut is lost.
+/// After a missed cut, the error names the first kept value, even if it is not the first one that f16 cannot hold.
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
     backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let len = 70_001;
     let mut values = apart(len);
-    // The large ones do not fit f16, the first of them neither.
+    // The large values do not fit f16, nor does the first of them.
     values.iter_mut().for_each(|x| *x *= 1e-12);
     values.iter_mut().skip(1).step_by(4).for_each(|x| *x = x.signum() * 1e-29);
     let gradient = Gradient::new(Values::F32(&values), Shape::new(len, 1).unwrap()).unwrap();
@@ -391,7 +396,7 @@ fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     assert!(backend.gpu().lost_cuts > 0);
 }
 
-/// In the search for a cut wherever it is, and where the sample misleads.
+/// Faults in the search for a cut, wherever it is, and where the sample misleads.
 const FAULTS: &[(&str, &str)] = &[
     ("if (before < rank && before + count >= rank) {", "if (before <= rank && before + count > rank) {"),
     ("picked[0] = Picked(bin, rank - before);", "picked[0] = Picked(bin, rank);"),
@@ -446,7 +451,7 @@ const WHERE_IT_MISLEADS: &[(&str, &str)] = &[
     ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
 ];
 
-/// Cuts of odd layers that are lost without a fault.
+/// Most cuts of unusual layers that are missed without a fault.
 const MOST_LOST: usize = 4;
 
 #[test]
@@ -459,7 +464,7 @@ fn faults_in_the_search_for_a_cut_are_found() {
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    // What costs cuts, but no bits; and the last round, which layers of other draws do not come to.
+    // Faults that cost cuts but change no bits; and the last round, which other layers do not reach.
     let costly = [
         ("round < 7u", "round < 6u"),
         ("add_to_bin_of(interval.bound, lower);", ""),

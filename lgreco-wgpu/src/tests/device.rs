@@ -1,4 +1,4 @@
-//! Devices that fail, devices that do nothing, and what is promised of good ones.
+//! Devices that fail, devices that do nothing, and promises for good devices.
 
 use super::backend;
 use super::buffers::buffer;
@@ -65,7 +65,7 @@ fn methods_without_kernels_are_refused_by_name() {
         assert_eq!(backend.failure(), expected.as_ref());
     }
     assert_eq!(Error::Method("loco").to_string(), "loco does not run on wgpu devices");
-    // Searches may offer rows of other methods: they are measured on the CPU.
+    // Searches may offer rows of other methods; the CPU measures them.
     let job =
         Job { gradient: full.gradients()[0], candidates: Candidates::CltK { keeps: &[8] }, stream: Stream::default() };
     let (mut row, mut expected) = ([0.0], [0.0]);
@@ -91,7 +91,7 @@ fn a_lost_device_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
-/// It is taken, and the first call says so.
+/// The backend accepts the device, and the first call returns the error.
 #[test]
 fn a_device_that_is_lost_before_it_is_used_is_an_error() {
     let Some(backend) = alone() else { return };
@@ -101,7 +101,7 @@ fn a_device_that_is_lost_before_it_is_used_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
-/// What no driver here runs out of.
+/// Errors that no driver here produces.
 #[test]
 fn errors_of_all_kinds_keep_their_text() {
     let of = |text: &'static str| -> Box<dyn std::error::Error + Send + Sync> { text.into() };
@@ -112,7 +112,7 @@ fn errors_of_all_kinds_keep_their_text() {
     refused("b", wgpu::Error::Internal { source: of("broken"), description: "b".into() });
 }
 
-/// Of a job that is refused and of one that does not fit; jobs before it are as good as ever.
+/// For a job that is refused and for one that is too large. Jobs before it are unaffected.
 #[test]
 fn what_is_wrong_with_a_job_comes_with_its_number() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -130,7 +130,7 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     }
 }
 
-/// Of error feedback's sums, which are twice as large as a gradient in bf16.
+/// The sums of error feedback, which are twice as large as a gradient in bf16.
 #[test]
 fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let limits =
@@ -149,7 +149,7 @@ fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let refused = backend.encode_with_feedback(&setting, &gradient, &residual, 1.0, stream, &mut payload);
     let (what, limit) = ("a buffer", "max_buffer_size");
     assert_eq!(refused, Err(Error::TooLarge { what, bytes: 6_000_000, limit, largest: 4 << 20 }));
-    // The next call is none the worse for it.
+    // The next call is unaffected.
     assert_eq!(backend.encode_buffer(&setting, &gradient, stream, &mut payload), Ok(payload.len()));
 }
 
@@ -168,7 +168,7 @@ fn a_device_below_what_kernels_need_is_refused() {
     assert_eq!(refused, Some(Error::Limit { what: "max_buffer_size", needed: 2 << 20, found: 1 << 19 }));
 }
 
-/// wgpu's own validation of every kernel, binding and dispatch at WebGPU's default limits, where no driver exists.
+/// wgpu validates every kernel, binding and dispatch at WebGPU's default limits, even without a driver.
 #[test]
 fn a_device_that_does_nothing_accepts_every_call() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -178,7 +178,7 @@ fn a_device_that_does_nothing_accepts_every_call() {
     assert!(backend.held_bytes() > 0);
 }
 
-/// A call that the driver refuses is an error of that call: nothing is logged and forgotten.
+/// If the driver refuses a call, that call returns the error; it is not only logged.
 #[test]
 fn what_the_driver_refuses_reaches_the_caller() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -189,14 +189,14 @@ fn what_the_driver_refuses_reaches_the_caller() {
     batch.copy(&small, 0, &small, 1 << 20, 16);
     let refused = batch.read(&[]);
     assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
-    // Nothing of it is used again.
+    // Its buffers are not used again.
     let held = backend.held_bytes();
     crate::batch::Batch::new(backend.gpu()).unwrap().read(&[]).unwrap();
     assert!(held > 0 && backend.held_bytes() == 0);
 }
 
-/// llvmpipe ends loops after 65,535 iterations, all loops of an invocation together, without a word. Here is the most
-/// that each kernel runs for the largest tensor.
+/// llvmpipe silently ends loops after 65,535 iterations, counted over all loops of an invocation. These are the largest
+/// counts of each kernel, for the largest tensor.
 #[test]
 fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
     const CUT: u64 = 65_535;
@@ -235,7 +235,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
-        // A norm; a rotation, and sums of all widths; then of each width two transforms, sums in rounds of 64 lanes and two quotients.
+        // A norm; a rotation, and sums of all widths. Then for each width two transforms, sums in rounds of 64 lanes,
+        // and two quotients.
         ("eden: a block under all widths", (64 + 53 + 54) + (900 + 16 * 8 * 9) + 8 * (2 * 900 + 2 * 64 * 9 + 3 * 54)),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
@@ -259,7 +260,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             }
         }
     }
-    // The canary: when the trap is gone, this says so, and the bounds above may go too.
+    // If this check fails, the trap is gone, and the bounds above may go too.
     let Some(mut backend) = backend() else { return };
     let counted = counted_iterations(&mut backend, 70_000);
     assert!(counted == 70_000 || counted == 65_535, "{counted}");

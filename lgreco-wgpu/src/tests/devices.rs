@@ -1,4 +1,4 @@
-//! Devices that tests lend each other, so that each kernel is compiled once for most of them; and what tests change in shaders.
+//! Devices that tests share, so that most of them compile each kernel once; and changes of shaders by tests.
 
 use super::{poisoned, skipped};
 use crate::WgpuBackend;
@@ -7,7 +7,7 @@ use crate::kernels::{Kernel, Kernels, Shader};
 use std::collections::HashMap;
 use std::sync::{Mutex, Once};
 
-/// A device with these features, where the adapter has them, and with the adapter's limits or [`small`] ones.
+/// A device with those of these features that the adapter has, and with the adapter's limits or [`small`] ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Kind {
     pub(super) features: wgpu::Features,
@@ -23,7 +23,7 @@ struct Idle {
 
 static IDLE: Mutex<Vec<Idle>> = Mutex::new(Vec::new());
 
-/// Lets other tests have a device, with what is compiled of unchanged shaders.
+/// Makes a device available to other tests, with the compiled forms of unchanged shaders.
 pub(crate) fn give_back(gpu: &mut Gpu) {
     if let (Some(kind), Ok(mut idle)) = (gpu.lent.take(), IDLE.lock()) {
         let (device, queue, kernels) = (gpu.device.clone(), gpu.queue.clone(), gpu.kernels.unchanged());
@@ -31,12 +31,12 @@ pub(crate) fn give_back(gpu: &mut Gpu) {
     }
 }
 
-/// A backend, or `None` after saying why there is none.
+/// A backend, or `None` after a report of the reason.
 pub(super) fn backend() -> Option<WgpuBackend> {
     with(wgpu::Features::SUBGROUP)
 }
 
-/// A backend that no other test has the device of, before or after.
+/// A backend with a device that no other test uses, before or after.
 pub(super) fn alone() -> Option<WgpuBackend> {
     let (device, queue) = new_device(Kind { features: wgpu::Features::SUBGROUP, is_small: false })?;
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
@@ -47,7 +47,7 @@ pub(super) fn with(features: wgpu::Features) -> Option<WgpuBackend> {
     of_kind(Kind { features, is_small: false })
 }
 
-/// A backend whose device has the least limits, and no features.
+/// A backend whose device has the lowest limits, and no features.
 pub(super) fn small_backend() -> Option<WgpuBackend> {
     of_kind(Kind { features: wgpu::Features::empty(), is_small: true })
 }
@@ -90,7 +90,7 @@ fn new_device(kind: Kind) -> Option<(wgpu::Device, wgpu::Queue)> {
     Some(pollster::block_on(adapter.request_device(&descriptor)).expect("a device of the adapter"))
 }
 
-/// WebGPU's defaults, but for buffers, bindings and dispatches as small as the kernels can do with.
+/// WebGPU's defaults, with the smallest buffers, bindings and dispatches that the kernels accept.
 pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_buffer_size: 2 << 20,
@@ -100,26 +100,26 @@ pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     }
 }
 
-/// A device of [`small`] limits, and tensors, payloads and factors cut as if a binding held a few thousand values.
+/// A device with [`small`] limits. Tensors, payloads and factors are cut as if a binding held a few thousand values.
 pub(super) fn cut() -> Option<WgpuBackend> {
     let mut backend = small_backend()?;
     backend.gpu().window = 17 << 10;
     Some(backend)
 }
 
-/// What is changed in shaders, and what was compiled of these before.
+/// Changes in shaders, and the compiled forms from before.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// Whether workgroup memory is filled with rubbish first.
+    /// Whether workgroup memory is first filled with arbitrary values.
     pub(crate) poisoned: bool,
-    /// Text of a shader, and what takes its place: faults that tests have to find.
+    /// Text of a shader, and its replacement: faults that tests must find.
     pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
     pub(crate) modules: HashMap<Shader, wgpu::ShaderModule>,
     pub(crate) pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
 }
 
 impl Changes {
-    /// Whether they change this shader.
+    /// Whether the changes concern this shader.
     pub(crate) fn concern(&self, shader: Shader) -> bool {
         self.poisoned || self.edits.iter().any(|edit| edit.0 == shader)
     }

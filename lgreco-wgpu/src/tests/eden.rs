@@ -1,4 +1,5 @@
-//! EDEN's rows and payloads of blocks of every length, of magnitudes of all sizes, and with errors that are hard to measure.
+//! EDEN's rows and payloads for blocks of every length, for magnitudes of all sizes, and with errors that are hard to
+//! measure.
 
 use super::{ROWS, backend, check_payload, small_backend};
 use lgreco::backend::{Backend, Job};
@@ -14,7 +15,7 @@ const SCALES: [Scale; 2] = [Scale::Unbiased, Scale::LeastSquares];
 
 const STREAM: Stream = Stream { seed: 5, step: 1, layer: 2, rank: 3 };
 
-/// Asserts that rows of a tensor are the core's, and payloads of the first of these widths, or that both refuse it alike.
+/// Asserts that rows of a tensor, and payloads of the first width, equal the core's, or that both give the same error.
 fn check(backend: &mut dyn Backend, values: &[f32], bits: &[u8]) {
     let tensor = Tensor::new(values, values.len(), 1);
     for (scale, gradient) in SCALES.into_iter().zip(tensor.gradients()) {
@@ -64,7 +65,7 @@ fn every_code_stands_for_the_same_as_in_the_core() {
     assert_eq!(backend.gpu().decoded, 2 + 4 + 8 + 52, "the core has decoded others");
 }
 
-/// A binding holds no more than one block or the rest of a tensor.
+/// A binding holds only one block, or the rest of a tensor.
 #[test]
 fn a_block_is_a_piece_at_least() {
     let Some(mut backend) = small_backend() else { return };
@@ -73,7 +74,7 @@ fn a_block_is_a_piece_at_least() {
     check_scaled(&mut backend, 3 * 4096 + 300, 1.0, &[1, 4]);
 }
 
-/// Norms and inverse norms leave the range of f32, and decoded values may.
+/// Norms and inverse norms leave the range of f32, and decoded values may leave it.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend() else { return };
@@ -82,7 +83,7 @@ fn magnitudes_of_all_sizes_are_as_in_the_core() {
     }
 }
 
-/// Blocks whose coordinates are grid points, or nearly: they are measured by decoding. And blocks of zeros.
+/// Blocks whose coordinates are grid points, or nearly so, are measured by decoding. Also blocks of zeros.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend() else { return };

@@ -1,4 +1,4 @@
-//! Error feedback whose residual stays on the device: the core's suite, and what is refused here alone.
+//! Error feedback with the residual on the device: the core's suite, and errors that only this backend has.
 
 use super::buffers::{buffer, holding};
 use super::poison::pairs;
@@ -15,7 +15,7 @@ use lgreco_testing::residual::{ResidualDevice, STORAGES, check, check_all, check
 use lgreco_train::feedback::{Memory, Residual, Storage};
 use wgpu::{Buffer, BufferUsages};
 
-/// A residual.
+/// A residual on the device.
 pub struct Kept {
     buffer: Buffer,
     storage: Storage,
@@ -31,7 +31,7 @@ impl ResidualDevice for WgpuBackend {
 
     fn bytes(&mut self, kept: &Kept) -> Vec<u8> {
         let mut bytes = all_bytes(self, kept);
-        // What is left off pads the last word.
+        // The bytes beyond this length pad the last word.
         bytes.truncate(kept.storage.bytes(kept.elements) as usize);
         bytes
     }
@@ -79,8 +79,8 @@ fn residuals_are_worked_on_in_pieces() {
     check(&mut backend, (rows, cols), setting, 1.0, Storage::F32);
 }
 
-/// The buffer's bytes themselves, which other backends and files read: with every number of codes in the last word, and with
-/// exponents of one workgroup and of several in one word.
+/// The buffer's bytes, which other backends and files read. All numbers of codes in the last word occur, and a word has
+/// exponents of one workgroup or of several.
 #[test]
 fn the_buffer_holds_the_cores_bytes() {
     for mut backend in [backend(), cut()].into_iter().flatten() {

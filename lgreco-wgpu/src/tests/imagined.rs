@@ -1,4 +1,4 @@
-//! A device whose buffers have sizes and no memory, for a look at what a rehearsed call would record.
+//! A device whose buffers have sizes but no memory, to inspect the commands that a rehearsed call would record.
 
 use super::devices::small;
 use crate::WgpuBackend;
@@ -6,10 +6,11 @@ use crate::batch::{Part, Rehearsed};
 use bytemuck::Pod;
 use wgpu::{Buffer, BufferUsages};
 
-/// Values of a piece: of 4096 as many as fit a binding of 128 MiB with the bytes that a tensor may begin behind its start.
+/// Values of a piece: the largest multiple of 4096 that fits a binding of 128 MiB, minus the bytes before a tensor's
+/// start.
 pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 4096 * 4096;
 
-/// A device of WebGPU's default limits, but for what a buffer may measure, whose buffers of more than 2 MiB are not there.
+/// A device with WebGPU's default limits, except for the size of buffers. Buffers of more than 2 MiB do not exist.
 pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     let required_limits = small(wgpu::Limits::default());
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
@@ -22,14 +23,14 @@ pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     backend
 }
 
-/// A buffer of the embedder's, which is not there.
+/// A buffer of the embedder that does not exist.
 pub(super) fn buffer(backend: &WgpuBackend, size: u64) -> Buffer {
     let _refused = backend.device().push_error_scope(wgpu::ErrorFilter::Validation);
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// What a call would record.
+/// The commands that a call would record.
 pub(super) fn rehearsed(backend: &mut WgpuBackend, call: impl FnOnce(&mut WgpuBackend)) -> Vec<Rehearsed> {
     backend.gpu().rehearsed.clear();
     backend.gpu().rehearsing = true;
@@ -37,7 +38,7 @@ pub(super) fn rehearsed(backend: &mut WgpuBackend, call: impl FnOnce(&mut WgpuBa
     std::mem::take(&mut backend.gpu().rehearsed)
 }
 
-/// What some workgroups are to do.
+/// The work of some workgroups.
 pub(super) struct Told<P> {
     pub(super) params: P,
     pub(super) bindings: Vec<(u32, Part)>,
@@ -50,7 +51,7 @@ impl<P> Told<P> {
     }
 }
 
-/// The tasks of all dispatches of an entry point, after a look at whether workgroups find their tasks.
+/// The tasks of all dispatches of an entry point. Checks first that workgroups find their tasks.
 pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>> {
     let mut told = Vec::new();
     for recorded in recorded {
@@ -80,7 +81,7 @@ pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>
     told
 }
 
-/// Where a piece of the values lies, and how many workgroups have to see which of them.
+/// The place of a piece of the values, and how many workgroups must see which of them.
 pub(super) struct Seen {
     pub(super) part: Part,
     pub(super) offset: u32,
@@ -90,7 +91,7 @@ pub(super) struct Seen {
     pub(super) most_of_each: u64,
 }
 
-/// A tensor: its first byte in its buffer, or `None` where each [`PIECE`] values have a buffer of their own.
+/// A tensor: its first byte in its buffer, or `None` if each [`PIECE`] values have a separate buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Whole {
     pub(super) start: Option<u64>,
@@ -99,7 +100,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Asserts that pieces follow each other and are all values; how often.
+    /// Asserts that the pieces follow each other and cover all values. Returns how often they do.
     pub(super) fn check(&self, seen: impl IntoIterator<Item = Seen>) -> u64 {
         let (mut next, mut times) = (0, 0);
         for piece in seen {

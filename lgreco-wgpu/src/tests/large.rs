@@ -1,4 +1,4 @@
-//! Rows of up to 2^24 values, of kinds that sums in f32 go wrong for, against the core's f64.
+//! Rows of up to 2^24 values against the core's f64, for kinds of values whose plain f32 sums would be wrong.
 
 use super::backend;
 use super::is_full;
@@ -7,24 +7,25 @@ use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Of one kind, and of all in a full run.
+/// Number of values for one kind, and for all kinds in a full run.
 const MOST: usize = 1 << 24;
-/// Of the others.
+/// Number of values for the other kinds.
 const FEWER: usize = 1 << 21;
 
-/// What an addition may err by, relative to a sum of numbers >= 0.
+/// Relative error of an addition of nonnegative numbers.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
-/// Depth of QSGD's sums: 32 values of an invocation, their 32 buckets at most, 64 invocations; then twice 64 records of
-/// as many lanes. Some roundings more for the terms.
+/// Error bound of QSGD's sums, from their depth: 32 values of an invocation, at most 32 buckets, and 64 invocations;
+/// then twice 64 records of as many lanes. The terms add a few roundings.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Of TopK's: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, 16 of 16 of level 3; and what the
-/// spread inside bins hides.
+/// Error bound of TopK's sums: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and 16 of 16 of
+/// level 3. The spread inside bins adds to it.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
-/// Of what is sent in few bits: one more term, and seven levels of bins; the statistics are exact.
+/// Error bound in few bits: one more term, and seven levels of bins; the statistics are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
 
-/// Of EDEN's: 16 coordinates of an invocation, 256 invocations; then records as for QSGD. Some roundings more for the terms.
+/// Error bound of EDEN's sums: 16 coordinates of an invocation and 256 invocations; then records as for QSGD. The terms
+/// add a few roundings.
 const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
 /// Bits that look random; a permutation.
@@ -33,17 +34,18 @@ fn mixed(i: usize) -> u32 {
     (x ^ x >> 15).wrapping_mul(0x85eb_ca77)
 }
 
-/// In [-1, 1).
+/// A value in [-1, 1).
 fn draw(i: usize) -> f32 {
     mixed(i) as i32 as f32 / 2_147_483_648.0
 }
 
-/// Asserts that rows of all `value(i)` are the core's, or that both refuse them alike. In a run that is not full there are fewer values.
+/// Asserts that rows of all `value(i)` equal the core's, or that both give the same error. Unless the run is full there
+/// are fewer values.
 fn check(value: impl Fn(usize) -> f32) {
     check_sent_as(Dtype::F32, if is_full() { MOST } else { FEWER }, value);
 }
 
-/// The same of so many values, with TopK's in another type.
+/// The same for this many values, with TopK's sent in another type.
 fn check_sent_as(values: Dtype, elements: usize, value: impl Fn(usize) -> f32) {
     let Some(mut backend) = backend() else { return };
     let gradient: Vec<f32> = (0..elements).map(value).collect();
@@ -92,7 +94,7 @@ fn all_equal() {
     check(|_| 0.3);
 }
 
-/// What is kept is lost in rounding: squares of nearly 2^48 units, 500 thousand in a bin, on both levels of bins.
+/// The kept values are lost in rounding: squares of nearly 2^48 units, 500 thousand in a bin, on both levels of bins.
 #[test]
 fn kept_values_too_small_for_f16() {
     check_sent_as(Dtype::F16, MOST, |i| [1.8e-9, 1.795e-9, 1.5e-9][(i % 32).min(2)]);

@@ -1,4 +1,4 @@
-//! What the host hears of later: calls that neither wait nor take memory nor read back.
+//! Results that reach the host later: calls that neither wait nor allocate nor read back.
 
 use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
@@ -13,12 +13,12 @@ use wgpu::{Buffer, BufferUsages, MapMode};
 
 const READABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);
 
-/// A gradient that lies at a byte of a buffer.
+/// A gradient that begins at byte `offset` of a buffer.
 fn on_device<'a>(buffer: &'a Buffer, gradient: &Gradient<'_>, offset: u64) -> BufferGradient<'a> {
     BufferGradient { buffer, offset, dtype: gradient.values().dtype(), shape: gradient.shape() }
 }
 
-/// Rows of every method, of each gradient.
+/// Rows of every method, for each gradient.
 fn jobs<'a>(gradients: &[BufferGradient<'a>], keeps: &'a [u32]) -> Vec<BufferJob<'a>> {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 4, 8] },
@@ -40,7 +40,7 @@ fn places(jobs: &[BufferJob<'_>]) -> Vec<f64> {
     vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()]
 }
 
-/// Waits for what is submitted, and what a buffer then holds.
+/// Waits for the submitted work, and returns the content of a buffer.
 pub(super) fn content(backend: &WgpuBackend, buffer: &Buffer) -> Vec<u8> {
     buffer.map_async(MapMode::Read, .., |mapped| mapped.unwrap());
     backend.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
@@ -54,7 +54,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
     let shapes = [(144, 48), (70, 33), (48, 1)];
     let steps = [1, 2].map(|seed| shapes.map(|(rows, cols)| Tensor::new(&uniform(rows * cols, seed), rows, cols)));
     for mut backend in backends() {
-        // The device that does nothing says so of every row.
+        // The device that does nothing gives the same for every row.
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let held = [0, 1, 2].map(|layer| holding(&backend, &steps[0][layer].gradients()[layer], 36));
         let gradients = [0, 1, 2].map(|layer| on_device(&held[layer], &steps[0][layer].gradients()[layer], 36));
@@ -69,7 +69,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
             [gpu.memory.created, gpu.waits, gpu.reads]
         };
         let before = asked(&mut backend);
-        // Each step's gradients come behind the rows of the one before.
+        // Each step's gradients are written after the rows of the step before.
         for (step, results) in steps.iter().zip(&results) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));
@@ -86,7 +86,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
         });
         assert_eq!(asked(&mut backend), before);
         assert!(is_noop || rows[0].iter().zip(&rows[1]).all(|(one, other)| one != other && *one > 0.0));
-        // The same bits as where it waits.
+        // The bits must equal those of the waiting call.
         for (step, rows) in steps.iter().zip(&rows) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));
@@ -118,7 +118,7 @@ fn rows_of_what_is_not_finite_say_where() {
         let content = content(&backend, &results);
         let found = backend.read_rows(&jobs, &content, &mut places(&jobs));
         let expected = backend.measure_buffers(&jobs, &mut places(&jobs));
-        // NaN is not equal to itself.
+        // NaN does not equal itself, so texts are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         // The second layer's first job, or the first of its jobs that sends f16.
         let (job, told) = (if damage.is_finite() { 7 + 3 } else { 7 }, found.unwrap_err());
@@ -146,7 +146,7 @@ fn what_cannot_be_enqueued_is_said_at_once() {
         assert_eq!(backend.rows_bytes(&loco), Err(refused.clone()));
         assert_eq!(backend.enqueue_rows(&loco, &results, 0), Err(refused.clone()));
         assert_eq!(backend.read_rows(&loco, &[], &mut []), Err(refused));
-        // What wgpu refuses.
+        // wgpu refuses a mapped buffer.
         results.map_async(MapMode::Read, .., |mapped| mapped.unwrap());
         backend.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
         let failed = backend.enqueue_rows(&jobs, &results, 0).unwrap_err();
@@ -162,19 +162,20 @@ fn what_cannot_be_enqueued_is_said_at_once() {
     }
 }
 
-/// Depth of the sums: 4 values of a lane, 64 lanes, 64 records of each of these and again 64 lanes, twice for a layer of more than
-/// 2^23 values; and a rounding of each square.
+/// Error bound of the sums, from their depth: 4 values of a lane, 64 lanes, 64 records of each of these, and again 64
+/// lanes. The last two count twice for a layer of more than 2^23 values. Each square adds a rounding.
 const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
 
 #[test]
 fn norms_take_two_dispatches_and_no_wait() {
     let of = |values: Vec<f32>, rows| Tensor::new(&values, rows, values.len() / rows);
-    // All that f32 has, of 16 bits too, and empty; and one that takes a dispatch more, if it is alone.
+    // Layers with the whole range of f32, with 16-bit types, and without elements. The last one takes one more
+    // dispatch, if it is alone.
     let tiny = uniform(7 * 301, 4).into_iter().map(|x| x * 1e-40).collect();
     let huge = uniform(48 * 50, 5).into_iter().map(|x| x * 3e38).collect();
     let layers = [of(uniform(144 * 480, 1), 144), of(tiny, 7), of(huge, 48), Tensor::new(&[], 0, 5)];
     let long = Tensor::new(&uniform((1 << 23) + 5000, 6), 1, (1 << 23) + 5000);
-    // Without subgroups, and with rubbish in the workgroup's memory, too.
+    // Also without subgroups, and with arbitrary content in workgroup memory.
     for mut backend in backends().chain(filled(wgpu::Features::empty())) {
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let mut check = |all: &[Gradient<'_>], dispatches: usize| {
@@ -212,7 +213,7 @@ fn norms_take_two_dispatches_and_no_wait() {
     }
 }
 
-/// What is too large for f16 becomes infinite there.
+/// Values too large for f16 become infinite there.
 fn is_finite(gradient: &Gradient<'_>) -> bool {
     with_elements!(gradient.values(), values => values.iter().all(|x| x.to_f32().is_finite()))
 }

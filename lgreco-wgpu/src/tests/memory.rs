@@ -1,4 +1,4 @@
-//! What a device is asked for: memory once, few submissions, one readback per table.
+//! Requests to a device: memory is allocated once, and a table takes few submissions and one readback.
 
 use super::USAGE;
 use super::backend;
@@ -19,12 +19,12 @@ fn noop() -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// A device that does nothing, and the adapter's if there is one.
+/// A device that does nothing, and the adapter's device if there is one.
 pub(super) fn backends() -> impl Iterator<Item = WgpuBackend> {
     [Some(noop()), backend()].into_iter().flatten()
 }
 
-/// The layers of a transformer, sides divided by 16.
+/// The layers of a transformer, with sides divided by 16.
 fn layers() -> Vec<Tensor> {
     let block = [(144, 48), (48, 48), (192, 48), (48, 192), (48, 1), (144, 1), (192, 1), (48, 1), (3, 16), (48, 3)];
     (0..15)
@@ -100,7 +100,7 @@ fn submissions_are_cut_by_bytes() {
     }
 }
 
-/// Where bindings may be larger than what is submitted together.
+/// Bindings may be larger than the limit of a submission.
 #[test]
 fn no_piece_of_a_tensor_is_longer_than_a_submission() {
     let (max_buffer_size, max_storage_buffer_binding_size) = (1 << 29, 1 << 29);
@@ -115,7 +115,7 @@ fn four_buffers(backend: &WgpuBackend) -> [wgpu::Buffer; 4] {
     [(); 4].map(|()| buffer(backend, 40_000, USAGE))
 }
 
-/// Every kind of call, about a few layers.
+/// Every kind of call, for a few layers.
 pub(super) fn calls(backend: &mut WgpuBackend) {
     let buffers = four_buffers(backend);
     everything(backend, &layers()[..4], &buffers);

@@ -1,4 +1,4 @@
-//! Tests that need a device say so when there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
+//! Tests that need a device report if there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
 
 mod beyond;
 mod bins;
@@ -38,31 +38,30 @@ pub(crate) use devices::{Changes, Kind, give_back};
 use devices::{backend, cut, small_backend, with};
 pub(crate) use poison::poisoned;
 
-/// Rows are within this of the core's.
+/// Relative tolerance of rows.
 const ROWS: f64 = 1e-4;
 
-/// What buffers of the embedder's are used for.
+/// Usages of the embedder's buffers.
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// Whether everything is run: `tests/run --full` sets `LGRECO_FULL`.
+/// Whether all cases run: `tests/run --full` sets `LGRECO_FULL`.
 fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
+/// Reports a check that is skipped. It does not use `eprintln!`, because libtest captures its output.
 fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }
 
-/// Asserts what [`check_encode`] does, and that the device decodes the payload itself.
+/// Runs [`check_encode`], and asserts that the device decodes the payload itself.
 fn check_payload(backend: &mut WgpuBackend, setting: &Setting, gradient: &Gradient<'_>, stream: Stream) {
     let decoded = backend.gpu().decoded;
     check_encode(backend, setting, gradient, stream);
     assert_eq!(backend.gpu().decoded, decoded + 1, "{setting:?} was left to the core");
 }
 
-/// Asserts that PowerSGD's own payload decodes to what Portable's does, within [`ROWS`] of its norm, whichever of both
-/// decodes it.
+/// Asserts that PowerSGD's payload decodes to the same as Portable's, within [`ROWS`] of its norm, with either decoder.
 fn check_low_rank(backend: &mut WgpuBackend, powersgd: PowerSgd, gradient: &Gradient<'_>, stream: Stream) {
     let setting = Setting::PowerSgd(powersgd);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());

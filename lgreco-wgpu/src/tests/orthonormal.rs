@@ -1,4 +1,4 @@
-//! Orthonormal columns of factors of all lengths, and how many dispatches they take.
+//! Orthonormal columns of factors of all lengths, and the number of dispatches for them.
 
 use super::buffers::buffer;
 use super::devices::small;
@@ -21,7 +21,7 @@ const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 #[test]
 fn columns_are_orthonormal_whoever_works_on_them() {
     let Some(mut backend) = backend() else { return };
-    // One workgroup with one dispatch, one with several, and several workgroups, each with one dispatch or several.
+    // One workgroup with one dispatch, one with several, and several workgroups with one dispatch or several each.
     for (rows, cols, rank, workgroups, taken) in [
         (1000, 30, 5, 1, 1),
         (300, 210, 200, 1, 2),
@@ -53,7 +53,7 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     factors(&payload, shape).0
 }
 
-/// Of several chunks of rows, with one dispatch and with several.
+/// Several chunks of rows, with one dispatch and with several.
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
     let shapes = [(33_000, 12, 4), (781, 205, 195)];
@@ -71,8 +71,8 @@ fn no_workgroup_memory_is_read_before_it_is_written() {
 const LONG: usize = 33_000;
 const COLS: usize = 12;
 
-/// Long matrices whose columns depend on each other: everywhere, or in some chunks of rows alone; and the columns of `P` that do
-/// not, of eight.
+/// Long matrices with dependent columns, everywhere or only in some chunks of rows; and the number of independent
+/// columns of `P` among eight.
 fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
     let noise = uniform(LONG * COLS, 8);
     let matrix = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
@@ -99,7 +99,7 @@ fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
 fn dependent_columns_of_long_factors_are_zeros() {
     let Some(mut backend) = backend() else { return };
     assert!(Tall::new(LONG, LONG, 8).chunks > 60);
-    // Every second of them, unless all are wanted.
+    // Every second matrix, unless the run is full.
     for (what, values, independent) in dependent().into_iter().step_by(if is_full() { 1 } else { 2 }) {
         let tensor = Tensor::new(&values, LONG, COLS);
         let gradient = tensor.gradients()[0];
@@ -131,7 +131,7 @@ fn faults_in_long_factors_are_found() {
     ] {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edit(Shader::PowerSgd, text, fault);
-        // Columns of norm 1 that are orthogonal may still be others than they should.
+        // Orthogonal columns of norm 1 may still be the wrong ones.
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check_orthonormal(&p_of(&mut backend, &gradient, 6), 6);
             check_low_rank(&mut backend, PowerSgd { rank: 6, iterations: 1 }, &gradient, STREAM);
@@ -162,7 +162,7 @@ fn long_factors_take_few_dispatches() {
     }
 }
 
-/// Whatever bytes they move, dispatches of orthonormalisation that are not the first begin a submission.
+/// Dispatches of orthonormalisation that are not the first begin a submission, whatever bytes they move.
 #[test]
 fn long_dispatches_begin_a_submission() {
     let mut backend = noop(wgpu::Limits::default());
@@ -179,13 +179,13 @@ fn long_dispatches_begin_a_submission() {
     }
 }
 
-/// How many dispatches a factor takes until its columns are orthonormal: those of its chunks, and of their triangles.
+/// Number of dispatches until a factor's columns are orthonormal: those of its chunks, and those of their triangles.
 fn of_steps(rows: usize, rank: usize) -> [usize; 2] {
     let tall = Tall::new(rows, rows, rank);
     [dispatches(&[tall]).len(), tall.triangles().map_or(0, |triangles| dispatches(&[triangles]).len())]
 }
 
-/// As the README says.
+/// The README states this.
 #[test]
 fn only_ranks_above_64_take_more_dispatches() {
     for rank in 1..=64 {
@@ -198,7 +198,7 @@ fn only_ranks_above_64_take_more_dispatches() {
     assert_eq!(of_steps(128_256, 128), [3, 3]);
 }
 
-/// By WebGPU's defaults, as the README says.
+/// With WebGPU's default limits, as the README states.
 #[test]
 fn triangles_fit_a_binding_up_to_rank_500_and_up_to_1_9_gib() {
     let binding = wgpu::Limits::default().max_storage_buffer_binding_size;

@@ -1,4 +1,4 @@
-//! Workgroup memory that nothing has set holds anything: shaders that fill it with rubbish first.
+//! Uninitialised workgroup memory may hold anything. These shaders fill it with arbitrary values first.
 
 use super::shaders::valid;
 use super::with;
@@ -7,7 +7,7 @@ use crate::kernels::Shader;
 use naga::{AddressSpace, Statement};
 use wgpu::Features;
 
-/// What a word of each type holds.
+/// The arbitrary value for a word of each type.
 fn rubbish(of: &str) -> &'static str {
     match of {
         "u32" => "0xdeadbeefu",
@@ -24,18 +24,18 @@ fn rubbish(of: &str) -> &'static str {
     }
 }
 
-/// A shader every entry of which first fills all workgroup memory of the module with rubbish.
+/// A shader in which every entry point first fills all workgroup memory of the module with arbitrary values.
 pub(crate) fn poisoned(source: &str) -> String {
     let variables = source.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
     let fills = variables.map(|variable| {
         let (name, of) = variable.trim_end_matches(';').split_once(": array<").expect("an array");
         let (of, len) = of.trim_end_matches('>').rsplit_once(", ").expect("its length");
-        // Of `vec2<u32>, 256` the bracket at the end is the array's.
+        // In `vec2<u32>, 256` the bracket at the end belongs to the array.
         let set = match of.strip_prefix("atomic<") {
             Some(of) => format!("atomicStore(&{name}[i], {});", rubbish(of.trim_end_matches('>'))),
             None => format!("{name}[i] = {};", rubbish(of)),
         };
-        // A number, or a constant's name.
+        // The length is a number or the name of a constant.
         let len = if len.ends_with(|last: char| last.is_ascii_digit()) { format!("{len}u") } else { len.to_owned() };
         format!("    for (var i = index; i < {len}; i += size) {{ {set} }}\n")
     });
@@ -59,7 +59,8 @@ pub(crate) fn poisoned(source: &str) -> String {
     text + &fill
 }
 
-/// Devices whose shaders do so: one with subgroups, where the adapter has them, and one without; each with one that does not.
+/// Pairs of devices, with subgroups if the adapter has them, and without. In each pair the first one fills workgroup
+/// memory.
 pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     [Features::SUBGROUP, Features::empty()].into_iter().filter_map(|features| {
         let plain = with(features)?;
@@ -67,7 +68,7 @@ pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     })
 }
 
-/// A device with these features whose shaders do so.
+/// A device with these features whose shaders fill workgroup memory.
 pub(super) fn filled(features: Features) -> Option<WgpuBackend> {
     let mut backend = with(features)?;
     backend.gpu().kernels.poison();

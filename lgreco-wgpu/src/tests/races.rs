@@ -1,4 +1,4 @@
-//! Data races in shaders, and what reaches beyond memory: of all dispatches that calls of every kind make.
+//! Data races in shaders, and accesses beyond memory, in all dispatches that calls of every kind make.
 
 use super::buffers::buffer;
 use super::cut::{MISLEADING, apart, close};
@@ -26,12 +26,12 @@ fn everything(backend: &mut WgpuBackend) {
     // Several workgroups share the `P`.
     let shape = Shape::new(33_000, 5).unwrap();
     encode(backend, Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), shape, &uniform(shape.elements(), 1));
-    // Workgroups look through what is gathered.
+    // Workgroups look through the gathered values.
     for (near, keep) in [(close(3000).swap_remove(0), 610), (close(100).swap_remove(3), 97)] {
         let setting = Setting::TopK(TopK { keep, values: Dtype::F32 });
         encode(backend, setting, Shape::new(near.len(), 1).unwrap(), &near);
     }
-    // An element that is not finite is looked for.
+    // The kernel searches for an element that is not finite.
     let mut values = uniform(5000, 1);
     values[4321] = f32::NAN;
     let shape = Shape::new(50, 100).unwrap();
@@ -46,7 +46,7 @@ fn everything(backend: &mut WgpuBackend) {
     backend.enqueue_norms(&[gradient], &results, 0).unwrap();
 }
 
-/// Dispatches of all kinds: of every entry point at least one. `None` after saying why there are none.
+/// Dispatches of all kinds, at least one for every entry point. `None` after a report of the reason.
 fn dispatches() -> Option<Vec<Recorded>> {
     if !can_compile() {
         return None;
@@ -59,7 +59,7 @@ fn dispatches() -> Option<Vec<Recorded>> {
     let mut calls = recording()?;
     everything(&mut calls);
     let mut all = calls.gpu().recorded.take()?;
-    // A sample that misleads loses all cuts.
+    // A misleading sample misses all cuts.
     let mut misled = recording()?;
     misled.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let (values, setting) = (apart(70_001), Setting::TopK(TopK { keep: 35_040, values: Dtype::F32 }));
@@ -77,7 +77,7 @@ fn dispatches() -> Option<Vec<Recorded>> {
     Some(if is_full() { all } else { some_of(all) })
 }
 
-/// Of each entry point the first three dispatches and the last six, which are of the rarer kinds.
+/// The first three dispatches of each entry point and the last six, which are of the rarer kinds.
 fn some_of(all: Vec<Recorded>) -> Vec<Recorded> {
     let mut left = HashMap::new();
     all.iter().for_each(|recorded| *left.entry(recorded.kernel).or_insert(0) += 1);
@@ -133,15 +133,15 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("if (lane.index == 0u) {\n            let least", "if (true) {\n            let least"),
         ),
-        // Words that are the same, whoever writes them.
+        // Words that are the same, whichever lane writes them.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
-        // Between workgroups.
+        // A race between workgroups.
         (
             Shader::TopK,
             Check::Races,
             ("if (own_block() != 0u) {\n        return;\n    }\n    if (lane.index", "if (lane.index"),
         ),
-        // A barrier comes between, but not one for the device's memory.
+        // There is a barrier between the accesses, but not one for the device's memory.
         (
             Shader::TopK,
             Check::Races,

@@ -38,7 +38,7 @@ fn a_model_takes_a_handful_of_dispatches() {
         backend.gpu().dispatches - before
     };
     let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
-    // Those that go once for 1 bit and once for more over all values are cut after 128 MiB.
+    // Rows that read all values once for 1 bit and once for more bits are cut after 128 MiB.
     assert_eq!(dispatches(vec![qsgd; 161]), 7);
     let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
     assert_eq!(dispatches(topk.collect()), 8);
@@ -50,14 +50,14 @@ fn a_model_takes_a_handful_of_dispatches() {
     assert_eq!(dispatches(vec![eden; 161]), 3);
 }
 
-/// Numbers of values that are kept, in steps of a thousandth.
+/// Values of k in steps of a thousandth.
 fn keeps(elements: usize, steps: usize) -> Vec<u32> {
     let mut keeps: Vec<u32> = (1..=steps).map(|step| (elements * step).div_ceil(1000) as u32).collect();
     keeps.dedup();
     keeps
 }
 
-/// Layers of all types, some of which are larger than others or empty, each with candidates of some methods.
+/// Layers of all types, some larger than others or empty, each with candidates of some methods.
 struct Model {
     layers: Vec<(Tensor, usize, Vec<u32>)>,
 }
@@ -66,7 +66,7 @@ impl Model {
     fn new(shapes: &[(usize, usize)]) -> Model {
         let layer = |(number, &(rows, cols)): (usize, &(usize, usize))| {
             let values: Vec<f32> = uniform(rows * cols, 7 + number as u64).into_iter().map(|x| x * x * x).collect();
-            // Of the last ones more than there are slots.
+            // The last layers have more values of k than there are slots.
             let steps = if number + 2 < shapes.len() { 30 } else { 300 };
             let keeps = if rows * cols == 0 { vec![] } else { keeps(rows * cols, steps) };
             (Tensor::new(&values, rows, cols), number % 3, keeps)
@@ -108,14 +108,14 @@ fn alone(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     jobs.iter().flat_map(|job| together(backend, std::slice::from_ref(job))).collect()
 }
 
-/// And of all together.
+/// The bits of rows of all jobs together.
 fn together(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     let mut rows = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
     backend.measure(jobs, &mut [], &mut rows).unwrap();
     bits(&rows)
 }
 
-/// The same of gradients in buffers, each in one of its own or all in one, behind others.
+/// The same for gradients in buffers: each in a separate buffer, or all in one, one behind the other.
 fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<u64> {
     let at = |job: &Job<'_>| 4 * (job.stream.layer as usize % 5);
     let mut held: Vec<(wgpu::Buffer, usize)> = Vec::new();
@@ -143,14 +143,14 @@ fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<
     bits(&rows)
 }
 
-/// The gradient's bytes, and what makes words of them.
+/// The gradient's bytes, padded to words.
 fn padded(gradient: &Gradient<'_>) -> Vec<u8> {
     let mut padded = bytes(gradient).to_vec();
     padded.resize(padded.len().next_multiple_of(4), 0xff);
     padded
 }
 
-/// Asserts that rows are those of each job alone.
+/// Asserts that rows equal those of each job alone.
 fn check(backend: &mut WgpuBackend, model: &Model) {
     let jobs = model.jobs();
     let alone = alone(backend, &jobs);
@@ -168,7 +168,7 @@ const SHAPES: [(usize, usize); 9] =
 #[test]
 fn rows_of_layers_together_are_those_of_each_alone() {
     let model = Model::new(&SHAPES);
-    // Bindings for all, for some and for parts of a layer, and memory that others have left.
+    // Bindings for all layers, for some, and for parts of a layer; memory has the content of earlier calls.
     let devices: &[fn() -> Option<WgpuBackend>] =
         if is_full() { &[backend, small_backend, cut] } else { &[backend, cut] };
     for device in devices {
@@ -205,7 +205,7 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
     }
 }
 
-/// Bytes of a device's memory that one call reads again and again count as often, for the watchdogs of desktops.
+/// Bytes that a call reads repeatedly count repeatedly, because of the watchdogs of desktops.
 #[test]
 fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -221,7 +221,7 @@ fn dispatches_of_many_jobs_are_cut_by_bytes() {
     assert_eq!((backend.gpu().dispatches, backend.gpu().submissions - before), (4, 4));
 }
 
-/// Jobs are recorded by method; of those that fail the first is told.
+/// Jobs are recorded by method, but the first failing job is reported.
 #[test]
 fn the_first_job_that_fails_is_told() {
     let mut backend = cut_noop();
@@ -246,14 +246,14 @@ fn the_first_job_that_fails_is_told() {
     assert_eq!(failed(&[sound, wrong, too_many]), Some(1));
 }
 
-/// A device that does nothing, of the least limits.
+/// A device that does nothing, with the lowest limits.
 fn cut_noop() -> WgpuBackend {
     let required_limits = small(wgpu::Limits::default());
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// A bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within the pieces of host slices.
+/// A bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within pieces of host slices.
 #[test]
 fn rows_of_qsgd_fit_any_binding() {
     let Some(mut backend) = cut() else { return };
@@ -265,12 +265,12 @@ fn rows_of_qsgd_fit_any_binding() {
     }
 }
 
-/// Of layers that share tables, each has its own.
+/// Faults in the parts of shared tables that belong to one layer.
 #[test]
 #[ignore = "slow"]
 fn faults_in_what_layers_share_are_found() {
     let Some(mut good) = backend() else { return };
-    // The long ones' columns are made orthonormal by several workgroups, between whose dispatches others' work lies.
+    // Several workgroups orthonormalise the long layers' columns; work of other layers lies between their dispatches.
     let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
     let jobs = model.jobs();
     let alone = alone(&mut good, &jobs);
@@ -299,7 +299,7 @@ fn faults_in_what_layers_share_are_found() {
     }
 }
 
-/// Counts of 256 workgroups are added up; where a layer has more of them, it has its own sums.
+/// Counts of 256 workgroups are added up. A layer with more workgroups has separate sums.
 #[test]
 fn long_layers_in_few_bits_have_their_own_sums() {
     let Some(mut good) = backend() else { return };

@@ -12,11 +12,11 @@ fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::Module
     valid(&shader.source(subgroups), subgroups)
 }
 
-/// The module of a text that is valid.
+/// The module of a valid source.
 pub(super) fn valid(source: &str, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
     let module =
         naga::front::wgsl::parse_str(source).unwrap_or_else(|error| panic!("{}", error.emit_to_string(source)));
-    // Without subgroups, what WebGPU has without any feature.
+    // Without subgroups, only what WebGPU has without features.
     let capabilities = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     if subgroups {
@@ -52,7 +52,8 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
     }
 }
 
-/// The kernel that tells FXC from DXC has what `tasks.wgsl` has. What a compiler refuses comes with what to do.
+/// The kernel that distinguishes FXC from DXC has the construct of `tasks.wgsl`. The compiler's error includes the
+/// remedy.
 #[test]
 fn a_compiler_that_refuses_kernels_is_an_error() {
     let (module, info) = valid(PROBE, false);
@@ -71,7 +72,7 @@ fn a_compiler_that_refuses_kernels_is_an_error() {
     }
 }
 
-/// What naga writes for Vulkan, as SPIR-V's own validator sees it.
+/// SPIR-V's validator must accept what naga writes for Vulkan.
 #[test]
 fn spirv_is_valid() {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Shaders on the processor: as naga translates them to Metal's language, compiled as C++ on what runs CUDA's kernels there, with its check for
-//! data races or with sanitizers. What they work on is what dispatches on a device found.
+//! Shaders on the processor. naga translates them to Metal's language. They are then compiled as C++ against the shim
+//! for CUDA's kernels, with its check for data races or with sanitizers. Their input is that of dispatches recorded on
+//! a device.
 
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
@@ -11,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A dispatch, and what its bindings held before and after it.
+/// A dispatch, and the content of its bindings before and after it.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) kernel: Kernel,
@@ -21,8 +22,8 @@ pub(crate) struct Recorded {
     pub(crate) after: Vec<Vec<u8>>,
 }
 
-/// Whether an entry point leaves the same bits on every device. Rows, norms and PowerSGD's products are sums in f32, which drivers may
-/// round otherwise, and what is gathered lies as it comes.
+/// Whether an entry point leaves the same bits on every device. Rows, norms and PowerSGD's products are sums in f32,
+/// which drivers may round differently. Gathered values lie in any order.
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
         Shader::PowerSgd | Shader::Sums => false,
@@ -32,7 +33,7 @@ fn has_bits(kernel: Kernel) -> bool {
 }
 
 impl Recorded {
-    /// Where these are other bytes than the device has left.
+    /// The first difference from the bytes that the device left, if any.
     fn differs(&self, after: &[Vec<u8>]) -> Option<String> {
         let mut bindings = self.bindings.iter().zip(after.iter().zip(&self.after));
         let ((binding, _), _) = bindings.find(|(_, (found, expected))| found != expected)?;
@@ -41,7 +42,7 @@ impl Recorded {
 }
 
 impl Batch<'_> {
-    /// What these bindings hold once all that is recorded is done, if dispatches are to be recorded.
+    /// The content of these bindings after all recorded work, if dispatches are to be recorded.
     pub(crate) fn contents(&mut self, bindings: &[(u32, Part)]) -> Option<Vec<Vec<u8>>> {
         self.gpu.recorded.as_ref()?;
         self.submit();
@@ -60,7 +61,7 @@ impl Batch<'_> {
         Some(bindings.iter().map(content).collect())
     }
 
-    /// Remembers a dispatch, if `before` it its bindings have been looked at.
+    /// Records a dispatch, if the content of its bindings `before` it is known.
     pub(crate) fn remember(
         &mut self,
         kernel: Kernel,
@@ -76,30 +77,30 @@ impl Batch<'_> {
     }
 }
 
-/// What a shader is compiled with.
+/// How a shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// The check for data races: between invocations that no barrier orders, and between workgroups.
+    /// The check for data races: between invocations without a barrier between them, and between workgroups.
     Races,
-    /// The address and undefined-behaviour sanitizers: what reaches beyond a binding or an array.
+    /// The address and undefined-behaviour sanitizers: accesses beyond a binding or an array.
     Sanitizers,
 }
 
-/// The binding of the lengths of arrays that have any.
+/// The binding with the lengths of arrays without a fixed length.
 const LENGTHS: u32 = 31;
 
-/// A shader as a program that does dispatches.
+/// A shader as a program that runs dispatches.
 pub(crate) struct Program {
     path: PathBuf,
     entries: Vec<String>,
 }
 
-/// What runs kernels on the processor.
+/// The shim that runs kernels on the processor.
 fn cuda_simt() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../lgreco-cuda/simt")
 }
 
-/// Whether shaders can be compiled here; says why not.
+/// Whether shaders can be compiled here; reports the reason if not.
 pub(crate) fn can_compile() -> bool {
     let found = Command::new("g++").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let missing = match found {
@@ -107,7 +108,7 @@ pub(crate) fn can_compile() -> bool {
             Some("kernels run on the processor on x86-64 Linux alone".to_owned())
         }
         Err(error) => Some(format!("no g++: {error}")),
-        // Of a crate that is published, the other is elsewhere.
+        // A published crate does not have the other crate next to it.
         Ok(_) => (!cuda_simt().is_dir()).then(|| "lgreco-cuda is not beside this crate".to_owned()),
     };
     let Some(missing) = missing else { return true };
@@ -118,7 +119,7 @@ pub(crate) fn can_compile() -> bool {
 }
 
 impl Program {
-    /// Of a shader's source.
+    /// Compiles a shader's source.
     pub(crate) fn new(source: &str, subgroups: bool, check: Check) -> Program {
         let (text, entries) = translated(source, subgroups);
         let own = match check {
@@ -152,20 +153,20 @@ impl Program {
             output.status.success().then_some(()).ok_or_else(|| said.into_owned())
         };
         let made = gcc(&["-O1 -g1", own, "-c -o"], &[&object, &cpp]).and_then(|()| match check {
-            // It takes the place of the sanitizer's own library.
+            // The check replaces the sanitizer's own library.
             Check::Races => gcc(&["-O2 -o"], &[&path, &object, &cuda.join("cuda_racecheck.cpp")]),
             Check::Sanitizers => gcc(&[own, "-o"], &[&path, &object]),
         });
         for file in [&cpp, &object] {
-            // Of what does not compile there is no object.
+            // A failed compilation leaves no object file.
             let _ = std::fs::remove_file(file);
         }
         made.unwrap_or_else(|said| panic!("{said}"));
         Program { path, entries }
     }
 
-    /// Does dispatches one by one, each on what it found, invocations and workgroups in this order: forwards (0), backwards (1) or at
-    /// random. The first that goes wrong, or leaves other bytes than on the device.
+    /// Runs dispatches one by one, each on its recorded input. Invocations and workgroups run forwards (0), backwards
+    /// (1) or at random. Returns the first error, or the first difference from the device's bytes.
     pub(crate) fn first_fault(&self, dispatches: &[&Recorded], order: u32) -> Option<String> {
         let (input, output, errors) = (Stdio::piped(), Stdio::piped(), Stdio::piped());
         let mut child = Command::new(&self.path).stdin(input).stdout(output).stderr(errors).spawn().unwrap();
@@ -184,7 +185,7 @@ impl Program {
             Ok::<_, std::io::Error>(if error.is_empty() { recorded.differs(&after) } else { Some(error) })
         };
         let fault = dispatches.iter().find_map(|recorded| {
-            // Where it has ended itself, it says why.
+            // If the program has ended itself, its error output has the reason.
             let fault = ask(recorded).unwrap_or_else(|_| {
                 let mut said = String::new();
                 child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
@@ -197,7 +198,7 @@ impl Program {
         fault
     }
 
-    /// A dispatch, as `serve` of the header takes it.
+    /// A dispatch in the format of the header's `serve`.
     fn request(&self, recorded: &Recorded, order: u32) -> Vec<u8> {
         let entry = self.entries.iter().position(|entry| entry == recorded.kernel.entry).expect("an entry point");
         let uniform = (0, recorded.parameters.clone());
@@ -214,7 +215,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Nobody else knows of it.
+        // No other code knows the file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -248,13 +249,13 @@ fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
     };
     let (text, named) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
     let names: Vec<String> = named.entry_point_names.into_iter().map(|name| name.unwrap()).collect();
-    // The length of an array that has none of its own is said to be 1, of which C++ may make something.
+    // naga declares arrays without a length with length 1, which the C++ compiler might use for optimisations.
     let lines = text.lines().filter(|line| !line.starts_with("#include")).map(|line| {
         let unsized_array = line.starts_with("typedef ") && line.ends_with("[1];");
         if unsized_array { line.replace("[1];", "[1 << 28];") } else { line.to_owned() }
     });
     let mut lines: Vec<String> = lines.collect();
-    // What naga writes once for memory of each kind is the same here.
+    // naga writes this function once per kind of memory; here all kinds are the same.
     if let Some(at) = lines.iter().position(|line| line.ends_with("threadgroup A *atomic_ptr,")) {
         let end = lines[at..].iter().position(|line| line == "}").expect("the function's end");
         lines.drain(at - 2..=at + end);
@@ -291,7 +292,7 @@ fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
     (program, module.entry_points.into_iter().map(|entry| entry.name).collect())
 }
 
-/// What is given for a parameter of an entry point. Variables of the workgroup are all entry points'.
+/// The argument for a parameter of an entry point. All entry points share the variables of the workgroup.
 fn argument(parameter: &str, shared: &mut Vec<(String, String)>) -> String {
     if let Some(attribute) = parameter.split_once("[[").map(|(_, attribute)| attribute.trim_end_matches("]]")) {
         let number = attribute.strip_prefix("buffer(").map(|number| number.trim_end_matches(')'));

@@ -1,4 +1,4 @@
-//! Tensors larger than a binding or a dispatch, at limits made small for it.
+//! Tensors larger than a binding or a dispatch, at small limits.
 
 use super::is_full;
 use super::{ROWS, check_payload, cut, small_backend};
@@ -64,8 +64,8 @@ fn matrices_are_cut_along_both_sides() {
     let Some(mut backend) = small_backend() else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(3 * 134_582, 5);
-    // Rows longer than a dispatch is wide, more of them than it is high, rows longer than a piece, and factors that several
-    // workgroups orthonormalise.
+    // Rows longer than a dispatch is wide, more rows than it is high, rows longer than a piece, and factors that
+    // several workgroups orthonormalise.
     let sides = [(1571, 90), (3, 134_582), (90, 1571), (33_000, 3)];
     for &(rows, cols) in if is_full() { &sides[..] } else { &sides[..2] } {
         assert!(rows.max(cols) > SIDE * backend.gpu().most_groups());
@@ -95,7 +95,7 @@ fn payloads_beyond_a_buffer_are_written_and_read_in_windows() {
 fn positions_of_every_kind_are_read_in_stretches() {
     let Some(mut backend) = cut() else { return };
     let elements = 40_000;
-    // Few values among many, and many next to each other.
+    // Few kept values among many, and many adjacent ones.
     let spread = uniform(elements, 8);
     let dense = (0..elements).map(|i| if i < 15_000 { 0.5 } else { 0.01 } * (1.0 + (i % 97) as f32)).collect();
     for values in [spread, dense] {
@@ -114,7 +114,7 @@ fn positions_of_every_kind_are_read_in_stretches() {
     }
 }
 
-/// Positions have to ascend from the last of one stretch to the first of the next.
+/// Positions must ascend from the last of one stretch to the first of the next.
 #[test]
 fn equal_positions_on_both_sides_of_a_cut_are_refused() {
     const LOW_BITS: usize = 5;
@@ -130,7 +130,7 @@ fn equal_positions_on_both_sides_of_a_cut_are_refused() {
     let low_at = HEADER_LEN + 4 * keep;
     let high_at = low_at + keep * LOW_BITS / 8;
     assert_eq!(payload.len(), high_at + (keep + ((elements - 1) >> LOW_BITS)).div_ceil(8));
-    // The first value of the third block; the third does not fit with the two before it.
+    // The first value of the third block. That block does not fit with the two before it.
     let first: u32 = payload[high_at..high_at + 512].iter().map(|byte| byte.count_ones()).sum();
     assert!(keep > backend.gpu().piece_len() && (first as usize) < keep);
     let bit = |i: usize, payload: &[u8]| payload[low_at + i / 8] >> (i % 8) & 1;

@@ -1,4 +1,5 @@
-//! Lanes of a workgroup read values of the device's memory side by side: a look at how the place that is read grows from lane to lane.
+//! Lanes of a workgroup must read adjacent values of device memory. This test computes how the read index grows from
+//! lane to lane.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
@@ -8,14 +9,14 @@ use naga::{
 };
 use std::collections::HashMap;
 
-/// Variables of all shaders in which a tensor's values lie.
+/// Variables of all shaders that hold a tensor's values.
 const VALUES: [&str; 2] = ["values", "offered"];
 
-/// By how much a number grows from one lane to the next, if that is known: other than by sums of lanes' numbers times constants it
-/// is not. Of halves that lie two in a word, by half.
+/// Growth of a number from one lane to the next, if it is known. It is known only for sums of lane numbers times
+/// constants. For 16-bit values, two to a word, it is a half.
 type Slope = Option<f64>;
 
-/// What a function is called with, and what is known of its variables so far.
+/// The arguments of a function, and the known slopes of its variables.
 struct Frame<'m> {
     module: &'m Module,
     function: &'m Function,
@@ -23,11 +24,11 @@ struct Frame<'m> {
     variables: HashMap<Handle<LocalVariable>, Slope>,
     results: HashMap<Handle<Expression>, Slope>,
     returned: Slope,
-    /// Of each word of values that is read.
+    /// The slope of each read word of values.
     read: Vec<Slope>,
 }
 
-/// Of two ways to the same place.
+/// The slope at a point that two paths reach.
 fn joined(one: Slope, other: Slope) -> Slope {
     if one == other { one } else { None }
 }
@@ -65,7 +66,7 @@ impl<'m> Frame<'m> {
             Expression::Swizzle { vector: base, .. } | Expression::As { expr: base, .. } => self.slope(base),
             Expression::Access { base, index } => joined(self.slope(base), self.slope(index)),
             Expression::LocalVariable(variable) => self.variables.get(&variable).copied().unwrap_or(Some(0.0)),
-            // What all lanes read in one place is the same for all.
+            // All lanes read the same value from one place.
             Expression::Load { pointer }
                 if matches!(self.function.expressions[pointer], Expression::LocalVariable(_)) =>
             {
@@ -94,7 +95,7 @@ impl<'m> Frame<'m> {
         }
     }
 
-    /// Takes note of what the block reads and of how variables grow.
+    /// Records what the block reads and how variables grow.
     fn run(&mut self, block: &'m Block) {
         for statement in block {
             match statement {
@@ -142,7 +143,7 @@ impl<'m> Frame<'m> {
     }
 }
 
-/// A function's body, twice: what a loop does to its variables is known the second time.
+/// Runs a function's body twice. In the second pass the effects of loops on variables are known.
 fn called<'m>(module: &'m Module, function: &'m Function, arguments: Vec<Slope>) -> Frame<'m> {
     let mut frame = Frame::new(module, function, arguments);
     frame.run(&function.body);
@@ -151,7 +152,7 @@ fn called<'m>(module: &'m Module, function: &'m Function, arguments: Vec<Slope>)
     frame
 }
 
-/// Of each entry point that reads values how the places grow, each once.
+/// The slopes of the reads of each entry point that reads values, each once.
 fn slopes(source: &str) -> HashMap<String, Vec<Slope>> {
     let (module, _) = valid(source, false);
     let is_lane = |binding: &Option<Binding>| *binding == Some(Binding::BuiltIn(BuiltIn::LocalInvocationIndex));
@@ -171,7 +172,7 @@ fn slopes(source: &str) -> HashMap<String, Vec<Slope>> {
     entries.filter(|(_, read)| !read.is_empty()).collect()
 }
 
-/// The steepest of an entry point's; `None` if one is not known.
+/// The steepest slope of an entry point; `None` if one is unknown.
 fn steepest(slopes: &[Slope]) -> Slope {
     slopes.iter().try_fold(0.0, |steepest: f64, slope| slope.map(|slope| steepest.max(slope.abs())))
 }
@@ -185,9 +186,9 @@ fn lanes_read_side_by_side() {
                 // Random bits are drawn for four values, and two go into a word.
                 (Shader::Feedback, "store_bf16" | "store_int8") => Some(4.0),
                 (Shader::TopK, "sample") => None,
-                // 16 in a row, and of short blocks all.
+                // 16 consecutive values; of short blocks all.
                 (Shader::Eden, _) => None,
-                // Tiles of 16 by 16, and what lies where a payload says.
+                // Tiles of 16 by 16, and reads at places that a payload determines.
                 (Shader::PowerSgd, "multiply_chunk" | "residuals") => None,
                 _ => Some(1.0),
             };

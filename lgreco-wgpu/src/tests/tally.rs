@@ -1,4 +1,5 @@
-//! What workgroups keep in their own memory: histograms, in which bins share a place, and tiles of values; and faults in it.
+//! Data that workgroups keep in their own memory: histograms whose bins share places, and tiles of values; and faults
+//! in it.
 
 use super::{ROWS, backend, check_payload, skipped};
 use crate::WgpuBackend;
@@ -10,7 +11,7 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Magnitudes twelve binades apart, whose bins have the same place, by turns of different lengths.
+/// Magnitudes twelve binades apart, whose bins share a place, in alternating runs of different lengths.
 fn sharing(elements: usize) -> Vec<f32> {
     let values = uniform(elements, 21).into_iter().enumerate();
     let shared = |(i, x): (usize, f32)| {
@@ -28,7 +29,7 @@ fn bins_that_share_a_place_lose_nothing() {
 
 fn check(backend: &mut WgpuBackend) {
     let (rows, cols) = (250, 200);
-    // The same magnitude everywhere is one bin of every level; above the cut its rounding errors add up beyond 32 bits.
+    // Equal magnitudes fill one bin of every level. Above the cut their rounding errors add up beyond 32 bits.
     let mut equal = vec![0.3; rows * cols];
     let same = equal.clone();
     equal.iter_mut().step_by(10).zip(uniform(rows * cols, 22)).for_each(|(x, small)| *x = 0.01 * small);
@@ -45,7 +46,7 @@ fn check(backend: &mut WgpuBackend) {
     }
 }
 
-/// Payloads of QSGD in buckets within a workgroup, across, and of few values.
+/// Payloads of QSGD in buckets within a workgroup, across workgroups, and of few values.
 fn check_tiles(backend: &mut WgpuBackend) {
     let tensor = Tensor::new(&uniform(61 * 83, 5), 61, 83);
     for gradient in tensor.gradients() {
@@ -94,8 +95,8 @@ fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'st
     assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
 }
 
-/// It would not be if pipelines had wgpu clear workgroup memory first, which on Metal a single lane does. llvmpipe leaves there
-/// what another workgroup has written; other drivers may leave zeros.
+/// The fault would stay hidden if wgpu cleared workgroup memory first, which on Metal a single lane does. llvmpipe
+/// leaves what another workgroup has written; other drivers may leave zeros.
 #[test]
 #[ignore = "slow"]
 fn a_histogram_that_is_not_cleared_is_found() {

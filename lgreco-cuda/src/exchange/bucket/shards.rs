@@ -1,4 +1,5 @@
-//! What of a bucket's layers goes to whom: all of them to everybody or, by shards, to each rank what it averages.
+//! Which parts of a bucket's layers go to which rank. All layers go to all ranks or, with shards, each rank gets the
+//! pieces that it averages.
 
 use super::DeviceLayer;
 use crate::exchange::program::{ExchangeConfig, ExchangeProgram, Piece};
@@ -7,7 +8,7 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::{Dtype, Shape};
 
-/// A layer of a bucket.
+/// A layer of a bucket, as the bucket keeps it.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     index: u32,
@@ -35,12 +36,12 @@ impl Kept {
 
 fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     let &DeviceLayer { index, shape, setting, shards } = layer;
-    // What is compressed is a sum with what is remembered.
+    // Compressors get the sum of gradient and residual, which is f32.
     let dtype = if setting == Setting::Dense { dtype } else { Dtype::F32 };
     Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
 
-/// Where in a run a bucket's first step is, and what the device is told.
+/// The first step's place in the run, and the program for the device.
 pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<(Moment, ExchangeProgram)> {
     let ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, .. } = config;
     let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
@@ -52,7 +53,7 @@ pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> R
         return Ok((moment, ExchangeProgram::of_layers(layers, config)?));
     }
     let specs = || layers.iter().map(|layer| spec(layer, dtype));
-    // Checks the shards as well.
+    // `Program::new` also checks the shards.
     let program = Program::new(specs(), moment, Agreement::Reached, 0)?;
     let owners = (0..world_size).map(|owner| pieces(&program, specs(), owner)).collect::<Result<Vec<_>, _>>()?;
     let elements = specs().map(|spec| spec.shape.elements() as u64).sum();
@@ -62,7 +63,7 @@ pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> R
     Ok((moment, ExchangeProgram::of_pieces(&owners, elements, config)?))
 }
 
-/// What goes to `owner`, in the order of the layers.
+/// The pieces that go to `owner`, in the order of the layers.
 fn pieces<'a>(program: &Program, specs: impl Iterator<Item = Spec<'a>> + Clone, owner: u32) -> Result<Vec<Piece>> {
     let moment = program.moment;
     let mut compressed = program.pieces(specs.clone(), owner).peekable();

@@ -1,4 +1,4 @@
-//! A bucket as a flight sees it: a space whose ops are enqueued.
+//! A bucket as the memory of lgreco-train's exchange: its operations are enqueued.
 
 use super::DeviceBucket;
 use super::shards::Kept;
@@ -11,16 +11,17 @@ use crate::{Error, Result};
 use lgreco_train::exchange::{self, Op, Program, Request, RequestOf, Slip, Space, Spec};
 use lgreco_train::gradient::Dtype;
 
-/// What collectives work on.
+/// The buffers of the collectives.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
-    /// All ranks' messages; by shards those for this rank, its own the last, and then those for the others.
+    /// All ranks' messages. With shards: the messages for this rank, its own last, and then its messages for the
+    /// others.
     messages: Part,
     sums: Part,
     factors: Part,
-    /// Where this rank's message begins, or that to itself.
+    /// Where this rank's message begins; with shards, its message to itself.
     own: u64,
-    /// By shards: values of each rank's sums, bytes that it is sent, and bytes that come from it.
+    /// With shards: values of each rank's sums, bytes sent to each rank, and bytes received from it.
     sum_lens: Vec<u64>,
     send_lens: Vec<u64>,
     received_lens: Vec<u64>,
@@ -43,12 +44,12 @@ impl Wire {
         }
     }
 
-    /// This rank's message and, by shards, those for the others behind it.
+    /// This rank's message and, with shards, its messages for the others behind it.
     fn message(&self) -> Part {
         self.messages.from(self.own)
     }
 
-    /// The collective on a part.
+    /// The collective on a part of the exchange.
     pub(super) fn request(&self, part: exchange::Part, reduce_dtype: Dtype) -> DeviceRequest<'_> {
         let memory = |Part { address, bytes }: Part| DeviceMemory { address, len: bytes as usize };
         let sums = |sums: Part| DeviceMemory { address: sums.address, len: sums.bytes as usize / reduce_dtype.bytes() };
@@ -81,18 +82,19 @@ impl Wire {
 pub(super) struct Enqueuing<'b> {
     pub(super) cuda: &'b mut CudaBackend,
     pub(super) bucket: &'b mut DeviceBucket,
-    /// The part that a collective was asked for.
+    /// The part for which a collective was requested.
     pub(super) asked: Option<exchange::Part>,
-    /// What the device has refused first, in its own words.
+    /// The device's first error.
     pub(super) failure: Option<Error>,
 }
 
 impl Enqueuing<'_> {
-    /// What an op, or all since the last collective, has launches for. What a rank tells of itself is made by them.
+    /// Makes the launches of an operation. Some launches also do later operations up to the next collective, among them
+    /// the writing of this rank's status.
     fn enqueue(&mut self, op: Op) -> Result<()> {
         let DeviceBucket { exchange, gradients, wire, .. } = &*self.bucket;
         let [messages, sums, factors] = [wire.messages, wire.sums, wire.factors].map(|part| part.address);
-        // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the rest.
+        // SAFETY: the caller of `submit` or `next` promises it for the gradients, and the caller of `new` for the rest.
         unsafe {
             match op {
                 Op::Encode | Op::EncodeShards => {
@@ -114,7 +116,7 @@ impl Enqueuing<'_> {
         }
     }
 
-    /// Tells the others that the device has refused what this rank's part is made by.
+    /// Tells the other ranks that the device has refused the work that makes this rank's part.
     fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<()> {
         let DeviceBucket { exchange, wire, .. } = &*self.bucket;
         let (program, gpu) = (&exchange.program, self.cuda.gpu_mut());
@@ -127,7 +129,7 @@ impl Enqueuing<'_> {
                 gpu.clear(wire.factors)?;
                 tell_in(gpu, program, wire.factors, program.head.factors, slip)
             }
-            // The first word, of which ranks only ask whether it is 0.
+            // Sets the first word of each message. Ranks only ask whether it is 0.
             _ => {
                 let head = |&head: &u64| gpu.write_words(&[slip.code as u32], wire.message().from(head));
                 program.heads.iter().try_for_each(head)
@@ -135,7 +137,7 @@ impl Enqueuing<'_> {
         }
     }
 
-    /// Keeps what the device has said.
+    /// Keeps the device's first error, and returns it as an error of lgreco-train.
     fn failed(&mut self, error: Error) -> lgreco_train::Error {
         let core = error.to_core();
         self.failure.get_or_insert(error);
@@ -143,13 +145,13 @@ impl Enqueuing<'_> {
     }
 }
 
-/// Tells it behind so many values of what is summed, around which all is zero.
+/// Writes the status behind `values` summed values. Everything around it is zero.
 fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, slip: Slip) -> Result<()> {
     let at = program.summed_bytes(values as usize + program.slip_values() * program.rank() as usize);
     if program.reduce_dtype == Dtype::F32 {
         return gpu.write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
     }
-    // Whole words; those of the last rank may end in the padding.
+    // The command writes whole words. The words of the last rank may end in the padding.
     let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
     let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
     let words = [digits as u32, (digits >> 32) as u32];
@@ -174,13 +176,13 @@ impl Space for Enqueuing<'_> {
         self.bucket.layers.iter().map(Kept::spec)
     }
 
-    /// The memory was made for the layers.
+    /// There is nothing to check: the memory was made for these layers.
     fn check(&self, _: &Program) -> Result<(), lgreco_train::Error> {
         Ok(())
     }
 
-    /// What the device refuses of this rank's part is told to the others, and the step goes on to its end all the same: so
-    /// that all ranks make the same collectives and count the same steps.
+    /// If the device refuses work for this rank's part, the others are told, and the step still continues to its end.
+    /// So all ranks make the same collectives and count the same steps.
     fn run(&mut self, op: Op, program: &Program) -> Result<(), lgreco_train::Error> {
         let makes_part = matches!(op, Op::Encode | Op::EncodeShards | Op::PutSlip { .. });
         let is_told = self.bucket.refused.is_some() && makes_part;
