@@ -118,12 +118,11 @@ __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u
                     room.values[place(j - at) + place(256 * k)] = decoded[k];
                 }
             });
-            // Each thread has those that it wrote.
+            // Each thread reads the values that it wrote. It also overwrites them, when it loads the next block.
 #pragma unroll 2
             for (u32 i = threadIdx.x; i < len; i += BLOCK) {
                 values.take(first, first + i, room.values[place(i)]);
             }
-            __syncthreads();
         }
     }
     __syncthreads();

@@ -130,7 +130,6 @@ fn no_race_is_found_until_one_is_planted() {
     for (from, to) in planted([
         ("        __syncthreads();  // the block before may still be read\n", ""),
         ("            __syncthreads();  // the block before may still be read\n", ""),
-        ("            }\n            __syncthreads();\n", "            }\n"),
         ("        __syncthreads();\n        auto point", "        auto point"),
         ("    __syncthreads();\n    pack(", "    pack("),
     ]) {
