@@ -1,5 +1,6 @@
 // Breaks the contract where the library cannot notice: `fault read` lies about a length, `fault race` lets two calls write
 // to one place. The sanitizers have to say so, from inside the library.
+#define _POSIX_C_SOURCE 200809L // barriers of threads
 #include "check.h"
 
 #include <pthread.h>
@@ -9,6 +10,8 @@ enum { ELEMENTS = 4096 };
 static uint8_t payload[16 + 4 * ELEMENTS];
 static size_t length;
 static float decoded[ELEMENTS];
+// The sanitizer takes a thread that begins when another has ended for the same one. So neither begins before both are there.
+static pthread_barrier_t both_are_there;
 
 static lgreco_compressor *new_compressor(void) {
     static const size_t dims[] = {ELEMENTS};
@@ -23,6 +26,7 @@ static lgreco_compressor *new_compressor(void) {
 
 // Nothing here but the call: what threads allocate and free orders them.
 static void *decode(void *compressor) {
+    pthread_barrier_wait(&both_are_there);
     for (int i = 0; i < 100; i++) OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS));
     return NULL;
 }
@@ -39,8 +43,10 @@ int main(int argc, char **argv) {
     if (race) {
         pthread_t threads[2];
         lgreco_compressor *compressors[2] = {new_compressor(), new_compressor()};
+        CHECK(pthread_barrier_init(&both_are_there, NULL, 2) == 0);
         for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, decode, compressors[i]) == 0);
         for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+        CHECK(pthread_barrier_destroy(&both_are_there) == 0);
         for (int i = 0; i < 2; i++) OK(lgreco_compressor_destroy(&compressors[i]));
     }
     return report("fault");
