@@ -1,4 +1,4 @@
-"""Plans for gradients that are there already."""
+"""Plans for existing gradients."""
 
 import json
 import os
@@ -25,13 +25,13 @@ class Plan:
     """
 
     def __init__(self, text: str) -> None:
-        """Of the JSON of a plan file; LgrecoError says what is wrong with it."""
+        """Reads the JSON of a plan file; raises LgrecoError if it is not valid."""
         self._text = check_plan(text)
         self._file: dict[str, Any] = json.loads(self._text)
 
     @property
     def settings(self) -> dict[str, str]:
-        """Each layer's setting as text, for ``LGreCoState(settings=…)``; layers that stay uncompressed are left out."""
+        """Each layer's setting as text, for ``LGreCoState(settings=…)``, without the layers that stay uncompressed."""
         return {layer["name"]: layer["setting"] for layer in self._file["layers"] if layer.get("setting")}
 
     @property
@@ -46,17 +46,18 @@ class Plan:
 
     @property
     def budget(self) -> float | None:
-        """The most error that the plan was allowed; None where its size was limited."""
+        """The largest error that the plan may have; None if the size was limited instead."""
         return self._file.get("budget")
 
     @property
     def size_limit(self) -> int | None:
-        """The most bits that the plan was allowed; None where its error was limited."""
+        """The most bits that the plan may have; None if the error was limited instead."""
         return self._file.get("size_limit")
 
     @property
     def lower_bound(self) -> float:
-        """No plan within the budget has fewer bits than this, or none within the size limit less error."""
+        """A lower bound: of the bits of all plans within the budget, or of the error of all plans within the size
+        limit."""
         return float(self._file["lower_bound"])
 
     @property
@@ -66,7 +67,7 @@ class Plan:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the gradients."""
+        """Bytes of the gradients divided by bytes sent."""
         return float(self._file["uncompressed_size"] / self.size) if self.size else float("inf")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -75,7 +76,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Reads a plan file; LgrecoError names the file and what is wrong, also where there is none."""
+        """Reads a plan file; raises LgrecoError with the path if it is missing or not valid."""
         try:
             return cls(pathlib.Path(path).read_bytes().decode())
         except OSError as error:
@@ -105,7 +106,7 @@ class Plan:
         return f"<Plan of {layers} layer{'' if layers == 1 else 's'}, {self.ratio:.2f} times smaller>"
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        """Draws each layer's bits and error; the ending of ``path`` sets the picture's format. Needs matplotlib."""
         rows = self._rows()
         columns = {"bits": [float(size) for *_, size in rows], "error": [error for *_, error, _ in rows]}
         title = f"{self.ratio:.2f} times smaller"
