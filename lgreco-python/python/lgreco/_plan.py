@@ -143,34 +143,38 @@ def plan(
     min_elements: int = 1024,
     random_seed: int = 0,
 ) -> Plan:
-    """Chooses a compressor for each layer: the smallest plan within an error, or the one of least error within a size.
+    """Chooses a compressor for each layer: the least error within a size, or the smallest size within an error.
 
     Parameters
     ----------
     gradients
-        A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, whatever has DLPack or a
-        buffer. Or the path of a safetensors file, of an index of several or of a folder with them, as for the command. Matrices
-        keep their rows; other dimensions are columns.
+        A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, or any object with
+        DLPack or a buffer. Or the path of a safetensors file, of an index of several files, or of a folder with them,
+        as for the command. The first dimension of an array is the rows of a matrix, and the others together are its
+        columns.
     method, default, candidates
-        As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters that are offered.
+        As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters to choose
+        from.
     budget, size, alpha
-        The plan has the least error in a size: at most that of the uniform setting ``default``, or ``size``, a number of bits.
-        With ``budget``, it has the least size within an error: ``"uniform"``, at most that of the uniform setting, or a number.
-        ``alpha`` multiplies what the uniform setting has.
+        The limit of the plan. By default it is a size, and the plan minimises the error: ``size``, a number of bits, or
+        the size of the uniform setting ``default``. With ``budget`` it is an error, and the plan minimises the size: a
+        number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform setting's size
+        or error.
     groups
-        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, the same in all names
-        of a group: ``["h.*.q", "h.*.k"]``.
+        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, which is the
+        same in all names of a group: ``["h.*.q", "h.*.k"]``.
     fixed
-        Settings that are given, by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
+        Fixed settings by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
     widths
-        How TopK may send the values that it keeps: ``"full"`` and 1 to 8, bits per value; unless given, full.
+        Formats of the values that TopK sends: ``"full"``, or 1 to 8 bits per value. The default is full.
     solver
-        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, with the paper's metric and
-        budget unless others are given.
+        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, by default with the
+        paper's metric and budget.
     metric
-        ``"squared-l2"``, unless given, which ranks plans best by the loss they lead to, or ``"l2"``, the paper's.
+        ``"squared-l2"``, the default, which predicts the training loss best, or the paper's ``"l2"``.
     workers
-        How many workers' payloads are averaged, which decides between methods: EDEN's and QSGD's errors are independent, and average out.
+        Number of workers whose payloads are averaged. It matters for the choice between methods: errors of EDEN and
+        QSGD are independent between workers and average out.
     min_elements
         Layers with fewer elements stay uncompressed and are not in the plan.
 
