@@ -66,7 +66,7 @@ class Fragment(Training):
         self.layers = [name for name, _ in named]
         layers = [Layer(name, list(local(p).shape), self._dtype) for name, p in named]
         super().__init__(group, [Layer(joined, [elements(named), 1], self._dtype)] if joined else layers, **options)
-        self._controller.compress_warmup()  # Outer steps are few, and an uncompressed one costs as much as a hundred compressed ones.
+        self._controller.compress_warmup()  # Outer steps are few, and an uncompressed one is as large as a hundred others.
         self._whole = [p for _, p in named]
         self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
         self._joined, self._forget_moved = joined is not None, forget_moved
