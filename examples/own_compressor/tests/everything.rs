@@ -205,7 +205,7 @@ fn config(beside: &[&str]) -> Config {
     (search.methods, search.beside, search.min_elements) = (all(), beside.iter().map(|text| own(text)).collect(), 16);
     let mut config = Config::new(search);
     (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 4, 2);
-    (config.budget, config.alpha) = (lgreco_train::controller::Budget::Error, 40.0); // an error so large that plans choose the smallest options
+    (config.budget, config.alpha) = (lgreco_train::controller::Budget::Error, 40.0); // plans choose the smallest options
     config
 }
 
