@@ -12,7 +12,7 @@ from lgreco._plot import bars
 
 
 class Plan:
-    """A setting per layer, with what it costs: what ``lgreco plan --json`` writes.
+    """A setting per layer, with sizes and errors, as ``lgreco plan --json`` writes it.
 
     >>> import array, pathlib, tempfile
     >>> values = memoryview(array.array("f", range(4096))).cast("B").cast("f", (64, 64))
