@@ -3,8 +3,8 @@
 //   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap|--time] [DIGITS]
 //
 // Trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on images that no rank trained on,
-// and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, if the loss does not
-// fall, or if L-GreCo sends more than the uniform setting that its error budget is based on.
+// and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the loss does
+// not fall. It is also 1 if L-GreCo sends more than the uniform setting that its error budget is based on.
 //
 // With --overlap every tensor is exchanged by non-blocking collectives as soon as the backward pass has its gradient. Every
 // scheme is then trained a second time by blocking calls. The exit code is also 1 if the second run has other parameters or

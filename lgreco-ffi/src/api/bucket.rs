@@ -106,10 +106,11 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
 /// reserved or registered. The kind is LGRECO_REQUEST_NONE beyond the last one, and pointers are NULL. An exchange that
 /// fails asks for fewer.
 ///
-/// `count` is the number of f32 to sum. `length` is a number of bytes, and depends on the kind. For
-/// LGRECO_REQUEST_ALL_GATHER it is the bytes of one worker. For LGRECO_REQUEST_ALL_GATHER_EACH it is the bytes of all
-/// workers, at most, if the values decide their number. For LGRECO_REQUEST_BROADCAST it is the bytes that are broadcast.
-/// For LGRECO_REQUEST_ALL_TO_ALL it is the bytes sent and received together.
+/// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
+/// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
+/// - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers; an upper bound if the values decide them.
+/// - LGRECO_REQUEST_BROADCAST: the bytes that are broadcast.
+/// - LGRECO_REQUEST_ALL_TO_ALL: the bytes sent and received together.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_round(
     bucket: *mut lgreco_bucket,

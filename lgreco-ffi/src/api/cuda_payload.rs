@@ -74,8 +74,8 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
-/// memory. It supports QSGD with bucket sizes of a power of two from 64 to 4096, EDEN, TopK also in few bits, PowerSGD with
-/// ranks up to 1024, and uncompressed gradients. `rng` selects the random bits.
+/// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK also in few bits, QSGD with
+/// bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
 /// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.

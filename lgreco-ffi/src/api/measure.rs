@@ -42,10 +42,9 @@ pub unsafe extern "C" fn lgreco_table_measure(
     })
 }
 
-/// Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the difference between the gradient
-/// and its value after compression by settings[i]; its expectation for stochastic rounding. sizes[i] is the payload's size
-/// in bits, also where it depends on the values. `sizes` may be NULL; otherwise it has `settings_len` elements too.
-/// `context` may be NULL: the CPU.
+/// Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the compression error under
+/// settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, also if it depends on
+/// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. `context` may be NULL: the CPU.
 ///
 /// Adjacent settings that differ only in their first number are measured together. This takes about one pass for QSGD,
 /// TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index` select

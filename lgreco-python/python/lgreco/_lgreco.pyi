@@ -303,10 +303,11 @@ class DeviceBucket:
         """Device address and number of bytes of the last step's outcome, to be copied behind the step."""
 
     def fault(self, outcome: bytes) -> tuple[bool, int | None, LgrecoError | None, bool]:
-        """Reads a copy of an outcome. Returns whether the step failed on some rank, the first rank at fault, this
-        rank's error or that of the other rank's payload, and whether only this rank knows of the failure.
+        """Reads a copy of an outcome.
 
-        Only this rank knows if the failure is in what it received for its shards.
+        Returns whether the step failed on some rank, the first rank at fault, the error, and whether only this rank
+        knows of the failure. The error is this rank's, or that of the other rank's payload. Only this rank knows if the
+        failure is in what it received for its shards.
         """
 
     @property
