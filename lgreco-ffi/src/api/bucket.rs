@@ -51,7 +51,8 @@ impl BucketState {
         }
     }
 
-    /// # Safety The submitted pointers still meet the conditions of lgreco_bucket_submit.
+    /// # Safety
+    /// The submitted pointers still meet the conditions of lgreco_bucket_submit.
     unsafe fn next(&mut self) -> Result<lgreco_request> {
         let BucketState { bucket, gradients, pointers, world_size, .. } = self;
         let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));

@@ -200,8 +200,9 @@ impl Drop for State {
 /// unknown constants. Returns how many calls succeed on contexts, on tables and plans, on compressors, on controllers, on
 /// cuts and on CUDA devices, and how many bucket exchanges are completed.
 ///
-/// # Panics When a call returns a status without a name, panics inside, or leaves a handle after a failure; when a message
-/// is not text; when a payload that was just made does not decode to finite values.
+/// # Panics
+/// When a call returns a status without a name, panics inside, or leaves a handle after a failure. When a message is not
+/// text. When a payload that was just made does not decode to finite values.
 pub fn check(bytes: &[u8]) -> [usize; 7] {
     let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 7]);
     for _ in 0..64 {

@@ -15,8 +15,9 @@ use core::ptr::null_mut;
 /// Makes the calls that `bytes` encode, on structs of any size and content. Returns how many calls succeed on layers alone,
 /// on compressors, on controllers, on cuts, and on tables and plans.
 ///
-/// # Panics When a call panics inside, returns a status without a name, writes beyond its outputs, leaves a handle after a
-/// failure, or returns values that are not finite as valid.
+/// # Panics
+/// When a call panics inside, returns a status without a name, or writes beyond its outputs. When it leaves a handle after
+/// a failure, or returns values that are not finite as valid.
 pub fn check(bytes: &[u8]) -> [usize; 5] {
     let (mut bytes, mut done) = (Bytes(bytes), [0; 5]);
     let mut context = null_mut();
