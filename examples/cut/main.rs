@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin cut [-- --steps N]`
 //!
-//! The stage above the cut sends its features (512 per image) to the stage below, which sends back the loss's gradient by
-//! them. Every run starts from the same parameters and sees the same images in the same order. After training the
-//! network is evaluated twice: with the activations compressed as in training, without memory, and as they are.
+//! The stage above the cut sends its features (512 per image) to the stage below. That stage sends back the loss's gradient
+//! by the features. Every run starts from the same parameters and sees the same images in the same order. After training
+//! the network is evaluated twice. Activations are compressed as in training but without memory, or stay uncompressed.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -55,7 +55,7 @@ fn top(density: f64) -> Result<Codec, lgreco_pipeline::Error> {
     Codec::top_k(density, FEATURES, Dtype::F32)
 }
 
-/// What is tried on the same images.
+/// A combination of settings to compare on the same images.
 struct Row {
     name: &'static str,
     forward: Link,
@@ -66,7 +66,7 @@ fn row(name: &'static str, codec: Codec, memory: LinkMemory, back: Codec) -> Row
     Row { name, forward: Link { codec, memory }, back }
 }
 
-/// Settings for samples that do not come again.
+/// Settings for samples that do not recur.
 fn new() -> Result<Vec<Row>, lgreco_pipeline::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const FEEDBACK: LinkMemory = LinkMemory::Residual(Residual::CLASSIC);
@@ -101,7 +101,7 @@ fn new() -> Result<Vec<Row>, lgreco_pipeline::Error> {
     ])
 }
 
-/// Settings for samples that do.
+/// Settings for samples that recur.
 fn recurring() -> Result<Vec<Row>, lgreco_pipeline::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const AQ_SGD: LinkMemory = LinkMemory::Samples { capacity: 2000, storage: RowStorage::Bf16 };
@@ -138,15 +138,15 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What training with a setting comes to.
+/// The result of training with a setting.
 struct Outcome {
-    /// Per image, forward and back.
+    /// Bytes per image, forward and back.
     bytes: [u64; 2],
-    /// Loss and share of right answers, as trained and uncompressed.
+    /// Loss and accuracy, first with compression and then without.
     evaluated: [(f32, f32); 2],
 }
 
-/// Trains with a setting.
+/// Trains with a setting, and evaluates.
 fn train(images: Images, row: &Row, steps: u32) -> Result<Outcome, Failure> {
     let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
     setting.forward = row.forward;

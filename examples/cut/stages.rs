@@ -9,24 +9,24 @@ use candle_core::{D, Device, Tensor, Var};
 use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// Whatever fails.
+/// Any error.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// Images per step; a divisor of the 360 for validation.
+/// Images per step; a divisor of the 360 validation images.
 pub const BATCH: usize = 40;
 /// Values per image at the cut, those of [`Early::features`].
 pub const FEATURES: usize = 32 * 4 * 4;
 
-/// What is trained on.
+/// The training images.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Images {
-    /// Under noise that is new in every step, so that no sample comes twice.
+    /// With new noise in every step, so that no sample recurs.
     New,
-    /// Each under its own noise.
+    /// Each image always with the same noise.
     Recurring,
 }
 
-/// Both stages; all that goes from one to the other is messages.
+/// Both stages, which exchange only messages.
 pub struct Pipeline {
     digits: Digits,
     above: Stage<Early>,
@@ -60,7 +60,7 @@ impl<N> Stage<N> {
 }
 
 impl Pipeline {
-    /// Before the first step.
+    /// Makes both stages before the first step.
     pub fn new(setting: CutSetting, seed: u64) -> Result<Self, Failure> {
         let (up, down) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
         Ok(Pipeline {
@@ -73,7 +73,7 @@ impl Pipeline {
         })
     }
 
-    /// One step on images drawn by `seed` and `step`, whose noise is new, or as it was when they came before.
+    /// Makes one step on images drawn by `seed` and `step`. Their noise is new, or the same whenever an image recurs.
     pub fn train(&mut self, images: Images, seed: u64, step: u32, rate: f32) -> Result<(), Failure> {
         let (Batch { inputs, targets }, samples) = match images {
             Images::New => (self.digits.training(BATCH, seed, step, 0, 1)?, vec![]),
@@ -81,13 +81,13 @@ impl Pipeline {
         };
         let workspace = &mut self.workspace;
 
-        // Above: features, sent.
+        // Above the cut: compute features and send them.
         let features = self.above.network.features(&inputs)?;
         let values: Vec<f32> = features.flatten_all()?.to_vec1()?;
         let mut message = vec![0; self.up.message_len()];
         let sent = self.up.send(Values::F32(&values), &samples, workspace, &mut message)?;
 
-        // Below: the rest of the network on what arrives, and the loss's gradient by it, sent back.
+        // Below the cut: run the rest of the network on the received features, and send back the loss's gradient by them.
         let mut received = vec![0.0; values.len()];
         let ticket = self.down.receive(&message[..sent.len], workspace, &mut received)?;
         let received = Var::from_vec(received, features.dims(), &Device::Cpu)?;
@@ -99,7 +99,7 @@ impl Pipeline {
         let len = self.down.send(ticket, Values::F32(&derivative), workspace, &mut message)?;
         self.below.step(&self.below.parameters.gradients(&gradients)?, rate)?;
 
-        // Above: backwards from what arrives.
+        // Above the cut: run the backward pass from the received gradient.
         let mut derivative = vec![0.0; derivative.len()];
         self.up.receive(&message[..len], workspace, &mut derivative)?;
         let derivative = Tensor::from_vec(derivative, features.dims(), &Device::Cpu)?;
@@ -111,7 +111,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Loss and share of right answers on images that are not trained on.
+    /// Loss and accuracy on images that are not trained on.
     pub fn validate(&mut self, evaluation: Evaluation) -> Result<(f32, f32), Failure> {
         let (mut loss, mut right, mut count) = (0.0, 0.0, 0.0);
         for Batch { inputs, targets } in self.digits.validation(2)? {

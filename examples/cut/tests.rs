@@ -1,4 +1,4 @@
-//! A few steps.
+//! Tests of a few steps.
 
 use crate::convnet::{Early, Late};
 use crate::digits::Digits;
@@ -9,7 +9,7 @@ use crate::{Outcome, SEED, batch::Batch, new, rate, recurring, train};
 
 const STEPS: u32 = 3;
 
-/// The mean loss of the network in one piece, from the same parameters, on the same images.
+/// The mean loss of the uncut network, from the same parameters, on the same images.
 fn whole() -> Result<f32, Failure> {
     let digits = Digits::load();
     let mut stages = [Parameters::new(SEED), Parameters::new(SEED + 1)];
@@ -43,7 +43,7 @@ fn whole() -> Result<f32, Failure> {
 }
 
 const BOTH: [u64; 2] = [2049; 2];
-/// What settings for [`Images::New`] send of an image, as in BENCHMARKS: it does not depend on the image.
+/// Bytes per image that the settings for [`Images::New`] send, as in BENCHMARKS; they do not depend on the image.
 const SENT: [[u64; 2]; 21] = [
     BOTH,
     [244, 2049],
@@ -77,12 +77,12 @@ fn a_cut_without_compression_changes_nothing_and_compressed_ones_something() {
         assert_eq!(bytes, sent, "{}", row.name);
         assert!(so.is_finite() && plain.is_finite(), "{}: {so} {plain}", row.name);
         assert_eq!(plain == whole, sent == BOTH, "{}: {plain}, whole {whole}", row.name);
-        // Activations that are trained compressed are evaluated so.
+        // Models that are trained with compressed activations are also evaluated with them.
         assert_eq!(so != plain, sent[0] < BOTH[0], "{}: {so} {plain}", row.name);
     }
 }
 
-/// AQ-SGD sends an image whole when it comes for the first time, with 16 bytes that say which it is.
+/// AQ-SGD sends an image uncompressed when it first appears, with 16 more bytes that identify it.
 #[test]
 fn images_that_come_for_the_first_time_are_sent_whole_where_changes_are_sent() {
     let rows = recurring().unwrap();

@@ -1,4 +1,4 @@
-//! A worker that trains apart and averages its parameters with the others' now and then.
+//! A worker that trains separately, and at intervals averages its parameters with the others'.
 
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;
@@ -26,7 +26,7 @@ pub struct Local<'a, C> {
     averaging: Averaging,
     step: u32,
     every: u32,
-    /// Bytes that it has sent.
+    /// Bytes that the worker has sent.
     pub bytes: u64,
 }
 
@@ -38,7 +38,7 @@ enum Averaging {
 const WIDTHS: [Width; 7] =
     [Width::Full, Width::Bits(8), Width::Bits(6), Width::Bits(5), Width::Bits(4), Width::Bits(3), Width::Bits(2)];
 
-/// A controller of outer steps.
+/// Configuration of the controller of outer steps.
 fn config(scheme: Scheme, width: u8, seed: u64, shapes: &[Shape]) -> Result<Config, lgreco_train::Error> {
     let elements: usize = shapes.iter().map(|shape| shape.elements()).sum();
     let Scheme::Bits(bits) = scheme else {
@@ -50,7 +50,7 @@ fn config(scheme: Scheme, width: u8, seed: u64, shapes: &[Shape]) -> Result<Conf
         };
         return Ok(config);
     };
-    // Before the first plan a value in full and its position, of about 10 bits, of so many.
+    // Before the first plan, a kept element takes about 50 bits: its full value and a position.
     let mut search = Search::new(Method::TopK)
         .with_default(bits / 50.0)?
         .with_range(Range { first: 0.002, last: 0.06, step: 0.002 })?
@@ -63,7 +63,7 @@ fn config(scheme: Scheme, width: u8, seed: u64, shapes: &[Shape]) -> Result<Conf
     Ok(config)
 }
 
-/// The same density of every layer, in `width` bits per value.
+/// Makes settings with the same density for every layer, in `width` bits per value.
 fn uniform(bits: f64, width: u8, shapes: &[Shape]) -> Result<Vec<Setting>, lgreco_train::Error> {
     let of = |density: f64, shape: &Shape| {
         let keep = (density * shape.elements() as f64).ceil() as u32;
@@ -92,7 +92,7 @@ impl<'a, C: Collective> Local<'a, C> {
     ) -> Result<Self, Failure> {
         let model = task.model(seed)?;
         let parameters = model.parameters.all();
-        // Vectors are compressed, too: as matrices of one column.
+        // Vectors are compressed too, as matrices with one column.
         let dims = parameters.iter().map(|parameter| match parameter.dims[..] {
             [len] => vec![len, 1],
             ref dims => dims.to_vec(),
@@ -147,7 +147,7 @@ impl<'a, C: Collective> Local<'a, C> {
         Ok(())
     }
 
-    /// The mean loss on data that nobody trains on, in nats; the workers share the effort.
+    /// The mean loss on data that no worker trains on, in nats; the workers share the evaluation.
     pub fn validate(&mut self) -> Result<f32, Failure> {
         let batches = self.task.validation()?;
         let (rank, world) = (self.collective.rank() as usize, self.collective.world_size() as usize);

@@ -1,14 +1,14 @@
-//! Workers train apart and average how far they have come, every 30 steps, compressed: what it costs, and what it sends.
+//! Workers train separately and average their progress every 30 steps, compressed. Compares losses and bytes sent.
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin outer [-- --scheme NAME,…] [--seed N,…] [--steps N] [--every N]
 //! [--learning-rate X] [--momentum X] [--decay X] [--fragments N] [--width N]
 //! [--forget-moved]`
 //!
-//! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on data of its own, and
-//! take outer steps by pseudo-gradients (`lgreco_train::outer`). `sparseloco` is SparseLoCo's payload by its published
-//! equations, which sends 0.219 bits per parameter and round of a large model; a number is a plan within so many bits, and
-//! after `joined-` TopK keeps the largest values of all layers within so many, as if they were one. With `every-step` all
-//! workers average all parameters after each step. Losses are means over the seeds.
+//! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on separate data.
+//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's payload by
+//! its published equations, which sends 0.219 bits per parameter and round of a large model. A number is a plan within this
+//! many bits per parameter and round. After `joined-`, TopK keeps the largest values of all layers together within this
+//! many bits. With `every-step` all workers average all parameters after each step. Losses are means over the seeds.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -43,11 +43,11 @@ use optimiser::Kind;
 use schemes::Scheme;
 use task::Task;
 
-/// Trains a small transformer apart on four workers, which average now and then.
+/// Trains a small transformer separately on four workers, which average at intervals.
 #[derive(Clone, Parser)]
 struct Args {
-    /// every-step, dense, sparseloco, or bits per parameter and round of a plan or, after `uniform-`, of one density or, after
-    /// `joined-`, of all layers joined.
+    /// every-step, dense, sparseloco, or a number of bits per parameter and round: of a plan, after `uniform-` of a single
+    /// density, after `joined-` of all layers joined.
     #[arg(
         long,
         value_name = "NAME",
@@ -55,42 +55,42 @@ struct Args {
         default_value = "every-step,dense,sparseloco,uniform-0.219,0.219,uniform-0.11,0.11"
     )]
     scheme: Vec<Scheme>,
-    /// What starting values, data and random bits are drawn from; one run for each.
+    /// Seeds of starting values, data and random bits; one run for each.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,3")]
     seed: Vec<u64>,
-    /// Inner steps of training.
+    /// Number of inner steps.
     #[arg(long, value_name = "N", default_value = "1200", value_parser = clap::value_parser!(u32).range(task::STEPS))]
     steps: u32,
-    /// Inner steps between outer ones.
+    /// Number of inner steps between outer steps.
     #[arg(long, value_name = "N", default_value = "30")]
     every: u64,
-    /// Of outer steps.
+    /// Learning rate of outer steps.
     #[arg(long, value_name = "X", default_value = "1")]
     learning_rate: f32,
-    /// Nesterov's.
+    /// Nesterov momentum of outer steps.
     #[arg(long, value_name = "X", default_value = "0")]
     momentum: f32,
-    /// What is remembered is multiplied by it before every round.
+    /// Factor of residuals before every round.
     #[arg(long, value_name = "X", default_value = "0.95")]
     decay: f32,
-    /// Parts of the model that are averaged in turn.
+    /// Number of parts of the model, which are averaged in turn.
     #[arg(long, value_name = "N", default_value = "1")]
     fragments: usize,
-    /// Bits per value that TopK keeps of one density or of joined layers.
+    /// Bits per value of TopK with a single density or joined layers.
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=8))]
     width: u8,
-    /// Workers forget what they have not sent of parameters that an outer step moves; not SparseLoCo's.
+    /// Workers clear their residuals of parameters that an outer step changes; SparseLoCo does not.
     #[arg(long)]
     forget_moved: bool,
 }
 
 const WORKERS: u32 = 4;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     loss: f32,
-    /// Per parameter and round, of one worker.
+    /// Bits that one worker sent per parameter and round.
     bits: f64,
 }
 
@@ -105,11 +105,11 @@ fn run(task: &Task, args: &Args, scheme: Scheme, seed: u64) -> Result<Run, Failu
         _ => told,
     };
     let outcomes = threads::run(WORKERS, |collective| {
-        // Matrix products on one thread per worker.
+        // Each worker computes matrix products on one thread.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
             let mut worker = Local::new(task, seed, scheme, width, outer, collective)?;
-            // To the last outer step, after which all are alike.
+            // Ends with the last outer step, after which all workers are equal.
             let steps = u64::from(task.steps) / outer.every * outer.every;
             worker.train(steps as u32)?;
             let bits = worker.parameter_bits()?;

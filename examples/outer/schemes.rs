@@ -1,21 +1,21 @@
-//! What pseudo-gradients are compressed with.
+//! Ways of compressing pseudo-gradients.
 
 use std::fmt;
 
-/// A way of averaging.
+/// A way of averaging workers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// Uncompressed, at every step: gradients' mean, but for what inner optimisers remember.
+    /// Uncompressed, after every step. It equals averaging gradients, except for the optimisers' states.
     EveryStep,
-    /// Uncompressed.
+    /// Uncompressed, in every outer step.
     Dense,
     /// SparseLoCo's payload and outer step.
     SparseLoCo,
-    /// A plan of TopK's densities and widths of values within so many bits per parameter and round.
+    /// A plan of TopK's densities and value widths within this many bits per parameter and round.
     Bits(f64),
-    /// TopK of one density within so many.
+    /// TopK with one density within this many bits.
     Uniform(f64),
-    /// TopK of all layers joined within so many.
+    /// TopK of all layers joined within this many bits.
     Joined(f64),
 }
 

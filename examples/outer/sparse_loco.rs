@@ -1,24 +1,25 @@
-//! SparseLoCo's payload, to be compared with: the largest values of every chunk, in two bits with a statistical codebook.
+//! SparseLoCo's payload, for comparison: the largest values of every chunk, in two bits with a statistical codebook.
 //!
-//! Sarfi et al., "Communication-Efficient LLM Pre-Training with SparseLoCo" (2025), and its code: matrices in tiles of 64 × 64
-//! (of the largest divisors of their sides that are not above 64), vectors in chunks of 4096, of which 64 values are kept (as
-//! many in proportion of smaller ones). Of a tensor's kept values the mean is subtracted; in units of 6/4 of their standard
-//! deviation they are rounded to four codes, each of which stands for the mean of its values. Positions are 12 bits.
+//! Source: Sarfi et al., "Communication-Efficient LLM Pre-Training with SparseLoCo" (2025), and its code. Matrices are
+//! divided into tiles of 64 × 64, or of the largest divisors of their sides up to 64. Vectors are divided into chunks of
+//! 4096. Each chunk keeps 64 values; smaller chunks keep proportionally fewer. The mean of a tensor's kept values is
+//! subtracted. In units of 6/4 of their standard deviation the values are rounded to four codes. Each code decodes to the
+//! mean of its values. Positions take 12 bits.
 
 use lgreco_train::exchange::Collective;
 use lgreco_train::outer::Outer;
 
-/// A side's tiles, at most.
+/// Largest side of a tile.
 const SIDE: usize = 64;
 const CHUNK: usize = SIDE * SIDE;
 const KEPT: usize = 64;
-/// Of a value and its position in the chunk.
+/// Bits of a value and its position in the chunk.
 const BITS: usize = 2 + 12;
-/// Of a tensor's codebook, in f32.
+/// Bits of a tensor's codebook, in f32.
 const CODEBOOK: usize = 4 * 32;
 
-/// One worker's part: error feedback, and the outer step, which is published with a learning rate of 1, a decay of 0.95 and
-/// without momentum.
+/// One worker's error feedback and outer step. SparseLoCo is published with a learning rate of 1, a decay of 0.95 and no
+/// momentum.
 pub struct SparseLoCo {
     outer: Outer,
     dims: Vec<Vec<usize>>,
@@ -31,7 +32,7 @@ fn divisor(side: usize, most: usize) -> usize {
     (1..=most.min(side)).rev().find(|&divisor| side.is_multiple_of(divisor)).unwrap_or(1)
 }
 
-/// The chunks of a tensor, as the places of their elements.
+/// The chunks of a tensor, as indices of their elements.
 fn chunks(dims: &[usize]) -> Vec<Vec<usize>> {
     let elements: usize = dims.iter().product();
     let &[first, ref rest @ ..] = dims else { return vec![] };
@@ -45,7 +46,7 @@ fn chunks(dims: &[usize]) -> Vec<Vec<usize>> {
     corners.map(|corner| tile(corner).collect()).collect()
 }
 
-/// What a payload decodes to, and its bits.
+/// Compresses values, and returns the decoded payload and its number of bits.
 fn compressed(dims: &[usize], values: &[f32]) -> (Vec<f32>, usize) {
     let mut kept: Vec<usize> = vec![];
     for mut chunk in chunks(dims) {
@@ -75,13 +76,14 @@ fn compressed(dims: &[usize], values: &[f32]) -> (Vec<f32>, usize) {
 }
 
 impl SparseLoCo {
-    /// Before the first round.
+    /// Makes a worker's state before the first round.
     pub fn new(outer: Outer, dims: Vec<Vec<usize>>) -> SparseLoCo {
         let zeros: Vec<Vec<f32>> = dims.iter().map(|dims| vec![0.0; dims.iter().product()]).collect();
         SparseLoCo { outer, dims, residuals: zeros.clone(), velocities: zeros }
     }
 
-    /// An outer step from `starts`, which become what all workers go on from; the bytes that this one sends.
+    /// Makes an outer step from `starts`, which become the parameters from which all workers continue. Returns the bytes
+    /// that this worker sends.
     pub fn step<C: Collective>(
         &mut self,
         collective: &mut C,
@@ -134,7 +136,8 @@ mod tests {
         let values: Vec<f32> = (0..4096).map(|i| if i % 64 == 5 { (i / 64) as f32 - 31.5 } else { 0.001 }).collect();
         let (decoded, bits) = compressed(&[64, 64], &values);
         assert_eq!(bits, 64 * 14 + 128);
-        // -31.5 to 31.5 has a deviation of 18.5: codes meet at 13.9 and -13.9, and between these the mean is 0.
+        // Values from -31.5 to 31.5 have a standard deviation of 18.5. Codes meet at 13.9 and -13.9, and between these the
+        // mean is 0.
         let count = |value: f32| decoded.iter().filter(|&&x| x == value).count();
         assert_eq!([-23.0, 0.0, 23.0].map(count), [18, 4096 - 36, 18]);
     }

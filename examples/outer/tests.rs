@@ -4,7 +4,7 @@ use crate::task::Task;
 use crate::{Args, run};
 use clap::Parser;
 
-/// A run of few steps; fails if the workers do not end alike.
+/// Makes a run of few steps; fails unless all workers end with the same parameters.
 fn short(scheme: Scheme, more: &[&str]) -> crate::Run {
     let mut task = Task::transformer(true);
     (task.steps, task.optimizer) = (20, Kind::Adamw);
@@ -16,7 +16,7 @@ fn short(scheme: Scheme, more: &[&str]) -> crate::Run {
 fn every_scheme_learns_and_keeps_to_its_bits() {
     let (dense, sparse) = (short(Scheme::Dense, &[]), short(Scheme::SparseLoCo, &[]));
     assert_eq!(dense.bits, 32.0);
-    // A little more than that of large models: codebooks, and chunks that are not full.
+    // Slightly more than for large models, because of codebooks and incomplete chunks.
     assert!((0.219..0.3).contains(&sparse.bits), "{sparse:?}");
     for bits in [0.11, 0.4] {
         let plan = short(Scheme::Bits(bits), &[]);

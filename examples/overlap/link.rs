@@ -1,4 +1,4 @@
-//! Threads that exchange as if a network lay between them.
+//! Threads that exchange as if by a slow network.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError};
@@ -6,10 +6,10 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Waits until one worker has sent so many bytes.
+/// Waits for the time in which one worker sends this number of bytes.
 pub type Link = Arc<dyn Fn(u64) + Send + Sync>;
 
-/// One message after the other, at so many Mbit/s.
+/// A link of this rate in Mbit/s, which sends one message after another.
 pub fn of_mbits(mbits: NonZeroU32) -> Link {
     let busy = Mutex::new(());
     Arc::new(move |bytes| {
@@ -18,14 +18,14 @@ pub fn of_mbits(mbits: NonZeroU32) -> Link {
     })
 }
 
-/// A worker's place in a group of threads, and the link by which it sends.
+/// A worker's place in a group of threads, and its link.
 pub struct Linked {
     pub threads: ThreadCollective,
     pub link: Link,
 }
 
 impl Linked {
-    /// `rounds` times around a ring of all workers, in which each sends a part of the bytes at every turn.
+    /// Waits for `rounds` trips around a ring of all workers, in which each worker sends one part of the bytes at a time.
     fn ring(&self, bytes: usize, rounds: u64) {
         let workers = u64::from(self.world_size());
         (self.link)(rounds * (workers - 1) * bytes as u64 / workers);

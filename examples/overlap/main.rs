@@ -1,11 +1,11 @@
-//! Exchanges gradients while the backward pass goes on, and trains the same parameters, bit for bit, as without.
+//! Exchanges gradients during the backward pass. The trained parameters are bit for bit those of a run without overlap.
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin overlap [-- --mbits N]`
 //!
-//! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by
-//! one, from the last to the first. Each is submitted as a bucket as soon as its gradients are there, and a thread of
-//! its own performs the bucket's collectives. Among threads these take no time, so every worker waits for as long as
-//! its bytes would take on a link.
+//! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by one,
+//! from the last to the first. Each layer is submitted as a bucket as soon as its gradients are ready, and a separate
+//! thread performs the bucket's collectives. Collectives among threads take almost no time, so every worker also waits for
+//! the time of its bytes on a link.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -33,7 +33,7 @@ use worker::{Failure, Run};
 /// Overlaps the exchange of gradients with the backward pass.
 #[derive(Parser)]
 struct Args {
-    /// Each worker's link, in Mbit/s.
+    /// Rate of each worker's link, in Mbit/s.
     #[arg(long, default_value = "200")]
     mbits: NonZeroU32,
 }
@@ -41,7 +41,7 @@ struct Args {
 const WORKERS: usize = 2;
 const ROUNDS: usize = 4;
 
-/// Plans of L-GreCo after a short warm-up, and again later.
+/// Plans of L-GreCo after a short warm-up, and again after each period.
 fn config(method: Method, warmup: u64, period: u64) -> Config {
     let mut config = Config::new(Search::new(method));
     config.schedule = Schedule { warmup, period, window: warmup, lead: 0 };
@@ -53,11 +53,11 @@ fn main() -> Result<(), Failure> {
     println!("{WORKERS} workers, links of {mbits} Mbit/s, L-GreCo over QSGD\n");
     println!("{:12}{:>12}{:>14}{:>18}", "", "bytes sent", "uncompressed", "median step, ms");
     let (mut times, mut trained) = ([(); 2].map(|()| Vec::new()), Vec::new());
-    // By turns, since other programs of the machine make some seconds slower than others.
+    // Both kinds of runs alternate, because other programs slow the machine down at times.
     for overlapped in [false, true].repeat(ROUNDS) {
         let run = Run { hidden: vec![512; 5], images: 128, steps: 60, config: config(Method::Qsgd, 5, 40), overlapped };
         let outcomes = run.train(&[(); WORKERS].map(|()| link::of_mbits(mbits)))?;
-        // Before the first decision nothing is compressed.
+        // Steps before the first decision are uncompressed, and not counted.
         let planned = outcomes[0].steps.iter().skip_while(|(_, switched)| !switched);
         times[usize::from(overlapped)].extend(planned.map(|(time, _)| time.as_secs_f64() * 1e3));
         trained.extend(outcomes);

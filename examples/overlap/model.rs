@@ -5,11 +5,11 @@ use crate::parameters::{Parameter, Parameters};
 use crate::worker::Failure;
 use candle_core::Var;
 
-/// Its parameters: each layer's weight and bias.
+/// The network's parameters: weight and bias of each layer.
 pub struct Mlp(pub Parameters);
 
 impl Mlp {
-    /// From 64 pixels through layers of these widths to the scores of ten digits; the same on all workers.
+    /// Layers of these widths between 64 pixels and the scores of ten digits; the same parameters on all workers.
     pub fn new(hidden: &[usize], seed: u64) -> Result<Mlp, Failure> {
         let mut parameters = Parameters::new(seed);
         for (layer, pair) in [&[64], hidden, &[10]].concat().windows(2).enumerate() {
@@ -19,13 +19,13 @@ impl Mlp {
         Ok(Mlp(parameters))
     }
 
-    /// Calls `ready` with each layer and its parameters' gradients as soon as there are some, last layer first.
+    /// Calls `ready` with each layer and its parameters' gradients as soon as they are computed, last layer first.
     pub fn backward(
         &self,
         batch: &Batch,
         mut ready: impl FnMut(usize, Vec<Vec<f32>>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // Each layer has a graph of its own, which begins with what the layer before has put out.
+        // Each layer has a separate graph, whose input is the previous layer's output.
         let layers: Vec<&[Parameter]> = self.0.all().chunks(2).collect();
         let mut outputs = vec![batch.inputs.flatten_from(1)?];
         let mut inputs = Vec::new();
@@ -41,13 +41,14 @@ impl Mlp {
             let gradient = |var: &Var| store.get(var).ok_or("the loss does not depend on a layer");
             let values = |parameter: &Parameter| Ok(gradient(&parameter.var)?.flatten_all()?.to_vec1()?);
             ready(index, layer.iter().map(values).collect::<Result<_, Failure>>()?)?;
-            // The chain rule: ⟨output, the loss's gradient by it⟩ has the loss's gradients by what made the output.
+            // The chain rule: the gradients of ⟨output, the loss's gradient by the output⟩ are the loss's gradients by the
+            // layer's inputs and parameters.
             objective = (&outputs[index] * gradient(&inputs[index])?.detach())?.sum_all()?;
         }
         Ok(())
     }
 
-    /// The gradients of all parameters, after the whole backward pass.
+    /// The gradients of all parameters, after the complete backward pass.
     pub fn gradients(&self, batch: &Batch) -> Result<Vec<Vec<f32>>, Failure> {
         let mut gradients = Vec::new();
         self.backward(batch, |_, of_layer| {

@@ -1,4 +1,4 @@
-//! Small runs without a link.
+//! Tests of small runs without a link.
 
 use crate::config;
 use crate::digits::Digits;
@@ -9,7 +9,7 @@ use lgreco_train::search::Method;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// Four layers, with decisions at steps 3 and 8.
+/// Trains four layers, with decisions at steps 3 and 8.
 fn train(method: Method, overlapped: bool, link: impl Fn() -> Link) -> Vec<Outcome> {
     let run = Run { hidden: vec![48, 32, 40], images: 8, steps: 12, config: config(method, 3, 5), overlapped };
     run.train(&[link(), link(), link()]).unwrap()
@@ -33,8 +33,8 @@ fn overlapped_training_ends_with_the_bits_of_the_blocking_one() {
     }
 }
 
-/// The first collectives, but for that by which ranks agree, last until all layers have begun theirs: to wait for a layer's means before going on with the
-/// backward pass would be to wait in vain.
+/// The first collective of each layer lasts until all layers have begun theirs. (The collective of the ranks' agreement
+/// does not.) A run that waits for one layer's means before it continues the backward pass would hang.
 #[test]
 fn all_layers_are_under_way_at_the_same_time() {
     let held = || -> Link {
@@ -53,7 +53,7 @@ fn all_layers_are_under_way_at_the_same_time() {
     assert!(train(Method::Qsgd, true, held)[0].bytes > 0);
 }
 
-/// Gradients layer by layer are those of candle's one pass through the whole model.
+/// Gradients layer by layer are those of candle's single pass through the whole model.
 #[test]
 fn layers_are_differentiated_as_the_whole_is() {
     let (model, digits) = (Mlp::new(&[24, 16], 1).unwrap(), Digits::load());

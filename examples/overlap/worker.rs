@@ -1,4 +1,4 @@
-//! One worker, which exchanges gradients after the backward pass or while it goes on.
+//! A worker that exchanges gradients after the backward pass or during it.
 
 use crate::batch::Batch;
 use crate::digits::Digits;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// An error that may come from another thread.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What to train, and how to exchange.
+/// The model to train, and the way of exchanging.
 pub struct Run {
     pub hidden: Vec<usize>,
     pub images: usize,
@@ -22,14 +22,14 @@ pub struct Run {
     pub overlapped: bool,
 }
 
-/// What came of it.
+/// The result of a run on one worker.
 #[derive(Default)]
 pub struct Outcome {
     pub parameter_bits: Vec<u32>,
-    /// Bytes that this worker sent, and how many they would have been uncompressed.
+    /// Bytes that this worker sent, and their number without compression.
     pub bytes: u64,
     pub uncompressed: u64,
-    /// How long each step took, and whether settings changed at it.
+    /// The duration of each step, and whether settings changed at it.
     pub steps: Vec<(Duration, bool)>,
 }
 
@@ -37,10 +37,10 @@ const SEED: u64 = 1;
 const RATE: f32 = 0.02;
 
 impl Run {
-    /// Trains on one thread per link.
+    /// Trains with one worker thread per link.
     pub fn train(&self, links: &[Link]) -> Result<Vec<Outcome>, Failure> {
         let mut places: Vec<Vec<Linked>> = links.iter().map(|_| Vec::new()).collect();
-        // A group for what a worker itself exchanges, and one per layer, so that layers need not wait for each other.
+        // One group for the worker's own collectives, and one per layer, so that layers do not wait for each other.
         for _ in 0..self.hidden.len() + 2 {
             let group = ThreadCollective::group(links.len() as u32).into_iter().zip(links);
             let linked = group.map(|(threads, link)| Linked { threads, link: link.clone() });
@@ -64,7 +64,7 @@ impl Run {
         )?;
         let mut optimiser = Optimiser::new(Kind::Sgd, model.0.all().iter().map(|p| p.dims.iter().product()));
         let (digits, mut outcome) = (Digits::load(), Outcome::default());
-        // Matrix products on one thread per worker.
+        // Each worker computes matrix products on one thread.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         for step in 0..self.steps {
             let batch = digits.training(self.images, SEED, step, rank, world)?;
@@ -85,10 +85,10 @@ impl Run {
     }
 }
 
-/// What happened, and the mean gradients.
+/// The report of a step, and the mean gradients.
 type Exchanged = Result<(Report, Vec<Vec<f32>>), Failure>;
 
-/// The backward pass, then the exchange.
+/// Runs the backward pass, and then the exchange.
 fn blocking(model: &Mlp, batch: &Batch, controller: &mut Controller, own: &mut Linked) -> Exchanged {
     let mut gradients = model.gradients(batch)?;
     let mut views: Vec<_> = gradients.iter_mut().map(|values| ValuesMut::F32(values)).collect();
@@ -96,7 +96,7 @@ fn blocking(model: &Mlp, batch: &Batch, controller: &mut Controller, own: &mut L
     Ok((report, gradients))
 }
 
-/// Each layer is a bucket, which another thread exchanges while the layers before it are still in the backward pass.
+/// Makes each layer a bucket. Another thread exchanges it while the backward pass continues with the layers before it.
 fn overlapped(model: &Mlp, batch: &Batch, controller: &mut Controller, places: &mut [Linked]) -> Exchanged {
     let (own, of_layers) = places.split_first_mut().ok_or("no group")?;
     controller.begin_step(RATE.into())?;

@@ -1,13 +1,13 @@
-//! What a model learns from in one step.
+//! The data of one training step.
 
 use candle_core::{D, Result, Tensor};
 use lgreco_train::rng::Stream;
 
-/// Inputs and what the model should say about them.
+/// Inputs and the correct predictions for them.
 pub struct Batch {
     /// Text: characters, batch × context. Digits: pixels, batch × 1 × 8 × 8.
     pub inputs: Tensor,
-    /// Classes, one per prediction: the next characters, or the digits.
+    /// Correct classes, one per prediction: the next characters, or the digits.
     pub targets: Tensor,
 }
 
@@ -19,7 +19,8 @@ impl Batch {
     }
 }
 
-/// Numbers below a bound for a worker's batch; other random bits than those of compression, noise and starting values.
+/// Draws numbers below a bound for a worker's batch, from another random stream than compression, noise and starting
+/// values.
 pub fn draw(seed: u64, step: u32, rank: u32) -> impl Fn(usize, usize) -> usize {
     let stream = Stream { seed: seed ^ u64::from_le_bytes(*b"batches "), step, layer: 0, rank };
     move |index, below| ((stream.word(index as u64) as u64 * below as u64) >> 32) as usize

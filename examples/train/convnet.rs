@@ -3,16 +3,16 @@
 use crate::parameters::Parameters;
 use candle_core::{Result, Tensor};
 
-/// The whole network.
+/// The complete network.
 pub struct Convnet {
     early: Early,
     late: Late,
 }
 
-/// Two convolutions at full size, then means of 2 × 2 pixels.
+/// Two convolutions at full resolution, then means of 2 × 2 pixels.
 pub struct Early(Vec<Layer>);
 
-/// Three convolutions at half size, the mean over all pixels, and a linear layer.
+/// Three convolutions at half resolution, the mean over all pixels, and a linear layer.
 pub struct Late {
     convolutions: Vec<Layer>,
     output: Layer,
@@ -24,7 +24,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// `dims`: outputs, then what each output is made of.
+    /// `dims`: number of outputs, then the shape of the inputs of one output.
     fn new(name: &str, dims: &[usize], parameters: &mut Parameters) -> Result<Self> {
         let inputs: usize = dims[1..].iter().product();
         Ok(Layer {
@@ -46,7 +46,7 @@ impl Layer {
 }
 
 impl Early {
-    /// Adds its parameters to `parameters`.
+    /// Adds the stage's parameters to `parameters`.
     pub fn new(parameters: &mut Parameters) -> Result<Self> {
         Layer::convolutions(&[1, 16, 32], 0, parameters).map(Early)
     }
@@ -58,7 +58,7 @@ impl Early {
 }
 
 impl Late {
-    /// Adds its parameters to `parameters`.
+    /// Adds the stage's parameters to `parameters`.
     pub fn new(parameters: &mut Parameters) -> Result<Self> {
         let convolutions = Layer::convolutions(&[32, 32, 64, 64], 2, parameters)?;
         Ok(Late { convolutions, output: Layer::new("output", &[10, 64], parameters)? })
@@ -72,7 +72,7 @@ impl Late {
 }
 
 impl Convnet {
-    /// Adds its parameters to `parameters`.
+    /// Adds the network's parameters to `parameters`.
     pub fn new(parameters: &mut Parameters) -> Result<Self> {
         Ok(Convnet { early: Early::new(parameters)?, late: Late::new(parameters)? })
     }

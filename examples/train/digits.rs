@@ -11,8 +11,8 @@ fn noise(seed: u64, step: u32, rank: u32) -> Stream {
     Stream { seed: seed ^ u64::from_le_bytes(*b"noise   "), step, layer: 0, rank }
 }
 
-/// The images under noise, without which a network soon makes no more mistakes to compare; every fifth is for
-/// validation.
+/// The images, used with noise. Without noise, a network soon makes no mistakes and schemes cannot be compared. Every fifth
+/// image is for validation.
 pub struct Digits {
     images: &'static [[u8; PIXELS + 1]],
 }
@@ -23,7 +23,7 @@ impl Digits {
         Digits { images: include_bytes!("../data/digits.bin").as_chunks().0 }
     }
 
-    /// With noise uniform in ± [`NOISE`], paper and ink being −1 and 1.
+    /// Makes a batch with noise uniform in ± [`NOISE`]; paper is −1 and ink is 1.
     fn batch<'a>(images: impl ExactSizeIterator<Item = &'a [u8; PIXELS + 1]> + Clone, noise: Stream) -> Result<Batch> {
         let count = images.len();
         let pixels = images.clone().flat_map(|image| &image[..PIXELS]).zip(0..).map(|(&ink, index)| {
@@ -37,7 +37,7 @@ impl Digits {
         })
     }
 
-    /// Random images of worker `rank`'s own share.
+    /// Random images of worker `rank`'s share.
     pub fn training(&self, size: usize, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
         let images: Vec<_> =
             self.images.iter().enumerate().filter(|(i, _)| i % 5 != 0).map(|(_, image)| image).collect();
@@ -47,7 +47,7 @@ impl Digits {
         Digits::batch(chosen.into_iter(), noise(seed, step, rank))
     }
 
-    /// Images with their numbers, each once in an epoch, and whenever it comes again under the same noise of its own.
+    /// Images with their numbers, each once per epoch, and always with the same noise for the same image.
     #[allow(dead_code, reason = "used by the example `cut`")]
     pub fn recurring(&self, size: usize, seed: u64, step: u32) -> Result<(Batch, Vec<Option<u64>>)> {
         let mut ours: Vec<usize> = (0..self.images.len()).filter(|i| i % 5 != 0).collect();
@@ -65,7 +65,7 @@ impl Digits {
         Ok((batch, chosen.iter().map(|&i| Some(i as u64)).collect()))
     }
 
-    /// All images that are never trained on, each `count` times under the same noise in every run.
+    /// All images that are never trained on, `count` times each, with the same noise in every run.
     pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
         (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()
     }

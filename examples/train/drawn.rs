@@ -1,4 +1,4 @@
-//! Plans drawn at random and held through training, of which it is learnt how errors of compression tell the loss.
+//! Random plans that are kept throughout training. They show how well errors of compression predict the loss.
 
 use lgreco_train::Error;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -8,20 +8,20 @@ use lgreco_train::controller::Tensor;
 use lgreco_train::rng::Stream;
 use lgreco_train::search::Search;
 
-/// As [`Search`] offers them.
+/// PowerSGD's iterations, as [`Search`] offers them.
 const ITERATIONS: u32 = 5;
 
-/// What such plans are found under, beside the names of methods.
+/// The method's name of these plans, for use in schemes.
 pub const METHOD: &str = "drawn";
 
-/// Their names, which are their numbers.
+/// The plans' names, which are their numbers.
 pub const NAMES: [&str; 24] = [
     "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19", "20",
     "21", "22", "23", "24",
 ];
 
-/// A setting for each tensor: in one of two plans of any method, in the others of QSGD, of TopK or of PowerSGD alone. From
-/// mild to strong in four stages, from which layers differ at random.
+/// Returns a setting for each tensor. Two plans mix all methods; the others use only QSGD, only TopK or only PowerSGD.
+/// Plans have four stages from mild to strong, and layers deviate from the stage at random.
 pub fn plan(name: &str, tensors: &[Tensor], search: &Search) -> Result<Vec<Setting>, Error> {
     let number = NAMES.iter().position(|&other| other == name).unwrap_or(0);
     let unit = |layer: usize, word| {

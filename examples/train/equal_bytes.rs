@@ -1,24 +1,24 @@
-//! Parameters of schemes that change during training, so that they send what a uniform setting does.
+//! Parameters for schemes that change during training, so that they send as many bytes as a uniform setting.
 
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{Legacy, RampUp, Tensor};
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
 
-/// The uniform setting whose bytes are kept to.
+/// The uniform setting whose bytes the schemes must match.
 pub struct EqualBytes<'a> {
-    /// Of the model.
+    /// The model's tensors.
     pub tensors: &'a [Tensor],
-    /// Whose default is the uniform setting.
+    /// The search whose default is the uniform setting.
     pub search: Search,
-    /// Its method.
+    /// The method of the search.
     pub method: Method,
-    /// Its default.
+    /// The parameter of the uniform setting.
     pub default: f64,
 }
 
 impl EqualBytes<'_> {
-    /// The nearest parameter that the method can do.
+    /// The nearest parameter that the method supports.
     fn parameter(&self, level: f64) -> f64 {
         match self.method {
             Method::Qsgd => level.round().clamp(1.0, 8.0),
@@ -27,7 +27,7 @@ impl EqualBytes<'_> {
         }
     }
 
-    /// Bytes of all layers, by the searches whose defaults they have.
+    /// Bytes of all layers; `search` maps the number of a layer's elements to its setting's search.
     fn bytes(&self, search: impl Fn(usize) -> Result<Search, CoreError>) -> Result<usize, Error> {
         let of = |tensor: &Tensor| -> Result<usize, Error> {
             let setting = search(tensor.shape().elements())?.uniform(tensor.dims(), tensor.dtype())?;
@@ -36,14 +36,15 @@ impl EqualBytes<'_> {
         self.tensors.iter().map(of).sum()
     }
 
-    /// How many times fewer bytes the uniform setting has than none.
+    /// Bytes of uncompressed gradients divided by those of the uniform setting.
     pub fn ratio(&self) -> Result<f64, Error> {
         let dense = self.tensors.iter().map(|tensor| Setting::Dense.payload_len(tensor.shape(), tensor.dtype()));
         let dense = dense.sum::<Result<usize, CoreError>>()?;
         Ok(dense as f64 / self.bytes(|_| Ok(self.search.clone()))? as f64)
     }
 
-    /// About the largest multiple of the default, up to 8, with which `bytes` are those of `times` uniform steps.
+    /// Approximately the largest multiple of the default, up to 8, for which `bytes` is at most that of `times` uniform
+    /// steps.
     fn largest(&self, times: usize, bytes: impl Fn(f64) -> Result<usize, Error>) -> Result<f64, Error> {
         let most = times * self.bytes(|_| Ok(self.search.clone()))?;
         let (mut low, mut high) = (0.0, 8.0 * self.default);
@@ -54,8 +55,8 @@ impl EqualBytes<'_> {
         Ok(self.parameter(low))
     }
 
-    /// Twice the uniform parameter for layers of fewer than 10,000 elements, as in the authors' code, twice as much in the first
-    /// half of training as in the second, and for large layers what is left.
+    /// LEGACY's parameters. Layers of fewer than 10,000 elements get twice the uniform parameter, as in the authors' code.
+    /// The first half of training gets twice the parameter of the second half. Large layers get the rest of the bytes.
     pub fn legacy(&self, steps: u32) -> Result<Legacy, Error> {
         const BOUND: usize = 10_000;
         let phases = |large: f64| {
@@ -72,7 +73,7 @@ impl EqualBytes<'_> {
         Ok(Legacy { sizes: vec![BOUND as u64], levels, steps: steps.into() })
     }
 
-    /// Over all `steps`, down to half of the uniform parameter, which is returned too.
+    /// A ramp-up over all `steps` down to half of the uniform parameter; the half is returned too.
     pub fn ramp(&self, steps: u64, period: u64) -> Result<(RampUp, f64), Error> {
         let last = self.parameter(self.default / 2.0);
         let search = self.search.clone().with_default(last)?;

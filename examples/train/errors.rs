@@ -1,4 +1,4 @@
-//! What drawn plans lose of the gradients of an uncompressed run, layer by layer.
+//! Errors of random plans on the gradients of an uncompressed run, layer by layer.
 
 use crate::report::Row;
 use crate::schemes::{self, Scheme};
@@ -15,56 +15,57 @@ use lgreco_train::search::{Method, Search};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Of one run.
+/// The errors of one run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Errors {
     /// The model's name.
     pub model: String,
     /// Steps of training.
     pub steps: u32,
-    /// What starting values and data were drawn from.
+    /// Seed of starting values and data.
     pub seed: u64,
     /// The layers that plans compress.
     pub layers: Vec<Layer>,
-    /// Their settings by the plans' names.
+    /// Settings and errors by plan.
     pub plans: Vec<Plan>,
 }
 
-/// A layer.
+/// A layer with its gradients' norms and its sensitivity to noise.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Its name.
+    /// The layer's name.
     pub name: String,
-    /// How many values it has.
+    /// Number of values of the layer.
     pub elements: usize,
-    /// Squared l2 norms of its gradients at every decision.
+    /// Squared l2 norms of the layer's gradients at every decision.
     pub squared_norms: Vec<f64>,
-    /// By how much noise in its values raised the loss at every second decision, over the noise's energy.
+    /// Increase of the loss by noise in the layer's values, divided by the noise's energy, at every second decision.
     pub sensitivities: Vec<f64>,
 }
 
 impl Layer {
-    /// The mean of the sensitivities; none is negative.
+    /// The mean sensitivity, at least 0.
     pub fn sensitivity(&self) -> f64 {
         (self.sensitivities.iter().sum::<f64>() / self.sensitivities.len() as f64).max(0.0)
     }
 }
 
-/// A plan, held through training.
+/// A plan that is kept throughout training.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Its name.
+    /// The plan's name.
     pub name: String,
-    /// Bits that its payloads come to.
+    /// Total bits of the plan's payloads.
     pub size: u64,
-    /// By layer.
+    /// Settings by layer.
     pub settings: Vec<String>,
     /// Relative squared errors by layer, at every decision.
     pub errors: Vec<Vec<f64>>,
 }
 
-/// Trains uncompressed and looks at one worker's own gradients as its controller would: at eight decisions, at the mean of
-/// up to ten steps before each, and at every second decision at what noise in each layer does to the loss.
+/// Trains uncompressed and measures one worker's own gradients at eight decisions, as its controller would. Each decision
+/// uses the mean gradient of up to ten steps before it. Every second decision also measures the loss's sensitivity to noise
+/// in each layer.
 fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     let scheme = Scheme { method: "none", name: "uncompressed" };
     let mut all = threads::run(WORKERS, |collective| {
@@ -103,7 +104,7 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     all.swap_remove(0)
 }
 
-/// Those of the file and, written to it, those of runs that drawn plans were compared with.
+/// Returns the errors in the file. Measures missing runs that random plans are compared with, and adds them to the file.
 pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<Errors>, Failure> {
     let mut all: Vec<Errors> = match path.exists() {
         true => {
@@ -127,7 +128,7 @@ impl Errors {
         (&self.model, self.steps, self.seed) == (&row.model, row.steps, row.seed)
     }
 
-    /// A plan by its name.
+    /// Finds a plan by name.
     pub fn plan(&self, name: &str) -> Option<&Plan> {
         self.plans.iter().find(|plan| plan.name == name)
     }
@@ -163,7 +164,7 @@ impl Errors {
         })
     }
 
-    /// Adds the layers' sensitivities as they are now.
+    /// Adds the layers' present sensitivities.
     fn probe(&mut self, worker: &mut Worker<impl Collective>) -> Result<(), Failure> {
         let search = Search::new(Method::Hybrid);
         let taken: Vec<bool> = worker.tensors().iter().map(|tensor| search.takes(tensor.dims())).collect();
@@ -174,7 +175,7 @@ impl Errors {
         Ok(())
     }
 
-    /// Adds a decision.
+    /// Adds the gradients' norms and the plans' errors at a decision.
     fn add(&mut self, gradients: &[Vec<f32>], tensors: &[Tensor]) -> Result<(), Failure> {
         let search = Search::new(Method::Hybrid);
         let taken = std::iter::zip(tensors, gradients).enumerate();

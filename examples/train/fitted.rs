@@ -1,12 +1,13 @@
-//! What fitting a metric to some plans would gain on others.
+//! The gain on some plans from fitting a metric to other plans.
 
 use crate::prediction::spearman;
 use lgreco_train::rng::Stream;
 
 const SPLITS: u32 = 200;
 
-/// Spearman's correlations with the losses of half of the plans, means over random halves: of the sum of both parts with the
-/// unbiased methods' weighted as correlates best on the other half, and with them weighted by `weight`.
+/// Returns two of Spearman's correlations with the losses of half of the plans, as means over random halves. The metric is
+/// the sum of both parts, with a weight for unbiased methods. First the weight is the one that correlates best on the other
+/// half, then it is `weight`.
 pub fn halves(parts: &[[f64; 2]], losses: &[f64], weight: f64) -> [f64; 2] {
     let mut sums = [0.0; 2];
     for split in 0..SPLITS {

@@ -1,4 +1,4 @@
-//! How much more loss for how many fewer bytes, with the seeds' scatter, as SVG: one panel per model and optimiser.
+//! Draws the increase of the loss against bytes sent, with the seeds' scatter, as SVG: one panel per model and optimiser.
 
 use crate::picture::{self, Area, GRID, INK, colour};
 use crate::summary::{Group, Line, Mean};
@@ -25,7 +25,7 @@ pub fn svg(groups: &[Group]) -> Result<String, Failure> {
     Ok(svg)
 }
 
-/// A line's place: bytes and increase of the loss.
+/// The place of a line's point: bytes and increase of the loss.
 fn place(line: &Line) -> Option<(f64, Mean)> {
     let increase = line.increase.filter(|increase| increase.mean.is_finite())?;
     (line.bytes > 0.0).then_some((line.bytes, increase))

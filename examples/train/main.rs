@@ -3,33 +3,34 @@
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
 //! [--optimizer sgd|adamw] [--workers 1|2|4|8] [--constant-rate] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
 //!
-//! Four workers unless told otherwise, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of
-//! a convolutional network that recognises digits, and learn from different parts of the data. Every run starts from
-//! the same parameters and sees the same data in the same order at the same learning rate, which was chosen once, for
-//! the uncompressed run of each optimiser. After a run all replicas must be equal bit for bit.
+//! Four workers by default, threads of this process, train replicas of a model on different parts of the data. The models
+//! are a transformer that continues a novel, and a convolutional network that recognises digits. Every run starts from the
+//! same parameters and sees the same data in the same order. It has the learning rate that was chosen once for the
+//! uncompressed run of each optimiser. After a run all replicas must be equal bit for bit.
 //!
-//! With several seeds the table at the end has means over them. Seeds differ by more than schemes do, so a scheme's loss is
-//! compared with the uncompressed one of the same seed, and what is given with a confidence is the mean of these ratios.
+//! With several seeds, the final table has means over them. Losses differ more between seeds than between schemes. So a
+//! scheme's loss is divided by the uncompressed loss of the same seed, and confidence intervals are for the mean of these
+//! ratios.
 //!
-//! | scheme | what chooses each layer's setting |
+//! | scheme | how each layer's setting is chosen |
 //! |---|---|
-//! | `uniform` | nothing: the task's setting everywhere |
-//! | `uniform+ramp` | nothing: a ramp-up from a milder setting to half of the task's, at the same bytes |
+//! | `uniform` | the task's setting for all layers |
+//! | `uniform+ramp` | a ramp-up from a milder setting to half of the task's, at the same bytes |
 //! | `k-means`, `k-means-bytes` | CGX's six clusters, within the uniform setting's error, at its bytes |
 //! | `accordion` | Accordion's detector, between half and twice the uniform setting |
 //! | `legacy` | LEGACY's rule by size and phase of training, at the uniform setting's bytes |
-//! | `l-greco-dp`, `l-greco` | the cheapest plan within the uniform setting's error: L-GreCo's Algorithm 1, proved optimum |
-//! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
-//! | `l-greco-bytes` | the plan of least squared error at the uniform setting's bytes, proved optimum |
+//! | `l-greco-dp`, `l-greco` | the smallest plan within the uniform setting's error: by L-GreCo's Algorithm 1, and proved optimal |
+//! | `l-greco+accordion` | the smallest plan within the error of Accordion's settings |
+//! | `l-greco-bytes` | the plan of least squared error at the uniform setting's bytes, proved optimal |
 //! | `l-greco-bytes+ramp` | the same, with the ramp-up of `uniform+ramp` |
-//! | `l-greco-11.2x`, `l-greco-13x`, `l-greco-30x` | the plan of least squared error that compresses so much; ten times with a warm-up in bf16, in f32, 17 times |
-//! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
-//! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
+//! | `l-greco-11.2x`, `l-greco-13x`, `l-greco-30x` | the plan of least squared error with this compression; including the warm-up, 10 times (11.2x with a bf16 warm-up, 13x with f32) or 17 times (30x) |
+//! | `hybrid` | the smallest plan of all three methods within the error of uniform 4-bit QSGD |
+//! | `hybrid-bytes` | the plan of all three methods with the least squared error at the bytes of uniform 4-bit QSGD |
 //! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |
 //! | …`+bf16` | the same, with factors and uncompressed layers summed as bf16; `l-greco-bytes` at the bytes of uniform f32 factors |
-//! | …`+correction` | the same, with DGC's momentum correction: velocities are exchanged, under SGD alone |
-//! | `drawn/1` … `drawn/24` | nothing: a plan drawn at random and held, only where it is asked for; see `--errors` |
-//! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
+//! | …`+correction` | the same, with DGC's momentum correction: velocities are exchanged; only for SGD |
+//! | `drawn/1` … `drawn/24` | a random plan that is kept; only runs on request; see `--errors` |
+//! | `scalecom` | as many elements as uniform TopK, at positions that workers choose in turn |
 
 mod batch;
 mod convnet;
@@ -72,41 +73,42 @@ use worker::{Failure, Worker};
 /// Trains two small models with every compression scheme.
 #[derive(Parser)]
 struct Args {
-    /// Few steps: 4.5 minutes on two cores, where it was measured; other machines may take half as long again.
+    /// Fewer steps: takes 4.5 minutes on the two cores where it was measured, and up to 50 % longer elsewhere.
     #[arg(long)]
     quick: bool,
-    /// What is trained; both, unless given.
+    /// Models to train; both by default.
     #[arg(long, value_name = "NAME", value_parser = task::NAMES, value_delimiter = ',')]
     task: Vec<String>,
     /// Only these schemes: METHOD/SCHEME as in the table, or one of the two.
     #[arg(long, value_name = "NAME", value_parser = schemes::named, value_delimiter = ',')]
     scheme: Vec<Named>,
-    /// What starting values, data and random bits of compression are drawn from; one run for each.
+    /// Seeds of starting values, data and random bits of compression; one run for each.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     seed: Vec<u64>,
-    /// Steps of training, in place of the task's own number.
+    /// Number of training steps, instead of the task's own number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(task::STEPS))]
     steps: Option<u32>,
-    /// What takes the steps.
+    /// The optimiser.
     #[arg(long, value_enum, default_value = "sgd")]
     optimizer: Kind,
-    /// How many workers share a step's windows or images, of which there are as many in any case: 1, 2, 4 or 8.
+    /// Number of workers that share a step's windows or images: 1, 2, 4 or 8. The total number of windows or images stays
+    /// the same.
     #[arg(long, value_name = "N", value_parser = workers, default_value_t = WORKERS)]
     workers: u32,
-    /// The learning rate stays after its warm-up, and does not fall to zero.
+    /// Keeps the learning rate constant after its warm-up, instead of reducing it to zero.
     #[arg(long)]
     constant_rate: bool,
-    /// Write the results as JSON, after every run. Runs that are in the file already are not made again.
+    /// Write the results as JSON, after every run. Runs that are already in the file are not repeated.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Train nothing: the table and the pictures are made of the runs in this file.
+    /// Train nothing, and make the table and the pictures from the runs in this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "task", "scheme", "seed", "steps", "optimizer", "workers", "constant_rate", "json", "metrics"])]
     report: Option<PathBuf>,
-    /// Write what the first worker's controller did in every step of every run that is made, as lines of JSON.
+    /// Write the first worker's controller metrics for every step of every new run, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
-    /// Tell how well metrics of the error predict what drawn plans (scheme `drawn`) cost in loss. Their errors are measured
-    /// along uncompressed runs into this file of JSON, unless they are there already.
+    /// Tell how well error metrics predict the loss of random plans (scheme `drawn`). Missing errors are measured in
+    /// uncompressed runs and added to this JSON file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "constant_rate"])]
     errors: Option<PathBuf>,
     /// Draw loss against bytes sent as SVG.
@@ -117,7 +119,7 @@ struct Args {
     frontier: Option<PathBuf>,
 }
 
-/// Unless told otherwise.
+/// Default number of workers.
 const WORKERS: u32 = 4;
 
 fn workers(text: &str) -> Result<u32, String> {
@@ -144,7 +146,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tasks that are asked for.
+/// The selected tasks.
 fn tasks(args: &Args) -> Vec<Task> {
     let mut tasks = task::all(args.quick);
     tasks.retain(|task| args.task.is_empty() || args.task.iter().any(|name| name == task.name));
@@ -155,7 +157,7 @@ fn tasks(args: &Args) -> Vec<Task> {
     tasks
 }
 
-/// Makes the runs that are asked for and not in the file, and returns all that are asked for.
+/// Makes the selected runs that are not in the file, and returns all selected runs.
 fn train(args: &Args) -> Result<Vec<Row>, Failure> {
     let tasks = tasks(args);
     let mut schemes = schemes::all();
@@ -210,7 +212,7 @@ fn run<W: Write + Send>(
     let start = Instant::now();
     let metrics = Mutex::new(metrics);
     let outcomes = threads::run(task.workers, |collective| {
-        // Matrix products on one thread per worker.
+        // Each worker computes matrix products on one thread.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
             let lead = collective.rank() == 0;

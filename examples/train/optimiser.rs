@@ -1,8 +1,8 @@
-//! SGD with momentum and AdamW on plain vectors, so that their state can be stopped and restored.
+//! SGD with momentum and AdamW on plain vectors, so that their state can be saved and loaded.
 
 use clap::ValueEnum;
 
-/// Who turns mean gradients into steps.
+/// The rule that turns mean gradients into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// SGD with momentum 0.9.
@@ -12,7 +12,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As in options and results.
+    /// The name in options and results.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Sgd => "sgd",
@@ -21,7 +21,7 @@ impl Kind {
     }
 }
 
-/// What the optimiser remembers, tensor by tensor.
+/// The optimiser's state, tensor by tensor.
 #[derive(Clone)]
 pub struct Optimiser {
     kind: Kind,
@@ -40,21 +40,20 @@ const EPSILON: f32 = 1e-8;
 const DECAY: f32 = 0.01;
 
 impl Optimiser {
-    /// For tensors with these numbers of elements.
+    /// Makes the state for tensors with these numbers of elements.
     pub fn new(kind: Kind, lens: impl Iterator<Item = usize>) -> Optimiser {
         let first: Vec<Vec<f32>> = lens.map(|len| vec![0.0; len]).collect();
         let second = if kind == Kind::Adamw { first.clone() } else { vec![] };
         Optimiser { kind, corrected: false, steps: 0, second, first }
     }
 
-    /// SGD under momentum correction (Lin et al., "Deep Gradient Compression", ICLR 2018): each worker has a velocity of its
-    /// own, [`Optimiser::correct`] makes it what is exchanged, and [`Optimiser::step`] has no momentum.
+    /// SGD with momentum correction (Lin et al., "Deep Gradient Compression", ICLR 2018). Each worker has its own velocity,
+    /// [`Optimiser::correct`] replaces gradients by it, and [`Optimiser::step`] uses no momentum.
     pub fn corrected(self) -> Optimiser {
         Optimiser { corrected: true, ..self }
     }
 
-    /// What this worker is to exchange: its velocity after these gradients of its own; without momentum correction they
-    /// themselves.
+    /// Replaces this worker's gradients by its velocity after them. Without momentum correction, gradients stay unchanged.
     pub fn correct(&mut self, gradients: &mut [Vec<f32>]) {
         if self.corrected {
             for (gradients, velocity) in gradients.iter_mut().zip(&mut self.first) {
@@ -66,7 +65,7 @@ impl Optimiser {
         }
     }
 
-    /// One step down `gradients`. SGD: `v = 0.9 v + g`, `x −= rate · v`.
+    /// Makes one step down `gradients`. SGD: `v = 0.9 v + g`, `x −= rate · v`.
     pub fn step(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
         self.steps += 1;
         if self.kind == Kind::Adamw {
@@ -84,7 +83,7 @@ impl Optimiser {
         }
     }
 
-    /// Loshchilov and Hutter, ICLR 2019, with the rate as the schedule of the decay.
+    /// AdamW by Loshchilov and Hutter, ICLR 2019; the learning rate is also the schedule of the decay.
     fn adamw(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
         let [mean, square] = [MOMENTUM, SQUARES].map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
         for (((values, gradients), m), v) in values.iter_mut().zip(gradients).zip(&mut self.first).zip(&mut self.second)

@@ -4,13 +4,13 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 use lgreco_train::rng::Stream;
 
-/// A tensor to be trained.
+/// A trainable tensor.
 pub struct Parameter {
-    /// Its name, unique in the model.
+    /// The tensor's name, unique in the model.
     pub name: String,
-    /// Its dimensions.
+    /// The tensor's dimensions.
     pub dims: Vec<usize>,
-    /// Its values.
+    /// The tensor's values.
     pub var: Var,
 }
 
@@ -21,7 +21,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// None yet; starting values are drawn from `seed`.
+    /// An empty list; starting values will be drawn from `seed`.
     pub fn new(seed: u64) -> Parameters {
         Parameters { seed: seed ^ u64::from_le_bytes(*b"initial "), all: Vec::new() }
     }
@@ -34,12 +34,12 @@ impl Parameters {
         self.add(name.into(), dims, values)
     }
 
-    /// Adds a matrix for inputs of `cols` features, whose outputs have about the inputs' variance.
+    /// Adds a matrix for inputs of `cols` features, scaled so that outputs have about the inputs' variance.
     pub fn matrix(&mut self, name: impl Into<String>, rows: usize, cols: usize) -> Result<Tensor> {
         self.uniform(name, &[rows, cols], (3.0 / cols as f32).sqrt())
     }
 
-    /// Adds a vector of one value.
+    /// Adds a vector whose elements all have one value.
     pub fn constant(&mut self, name: impl Into<String>, len: usize, value: f32) -> Result<Tensor> {
         self.add(name.into(), &[len], vec![value; len])
     }
@@ -51,7 +51,7 @@ impl Parameters {
         Ok(tensor)
     }
 
-    /// In the order of their creation.
+    /// All parameters, in the order of their creation.
     pub fn all(&self) -> &[Parameter] {
         &self.all
     }
@@ -69,7 +69,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Their gradients, tensor by tensor.
+    /// The parameters' gradients, tensor by tensor.
     pub fn gradients(&self, store: &GradStore) -> Result<Vec<Vec<f32>>> {
         let gradient = |parameter: &Parameter| match store.get(&parameter.var) {
             Some(gradient) => gradient.flatten_all()?.to_vec1(),

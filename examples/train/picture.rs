@@ -9,11 +9,11 @@ use std::ops::Range;
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
 pub const LEGEND: u32 = 172;
-/// Width and height of a scheme in it.
+/// Width and height of a legend entry.
 const ENTRY: (usize, usize) = (215, 22);
-/// Of text.
+/// Colour of text.
 pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
-/// Of lines behind the data.
+/// Colour of lines behind the data.
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
@@ -54,7 +54,7 @@ const COLOURS: [(&str, RGBColor); 34] = [
     ("l-greco-30x+bits+bf16", RGBColor(0x1f, 0x7a, 0x3f)),
 ];
 
-/// A part of a picture.
+/// A rectangular part of a picture.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Draws all runs.
@@ -83,7 +83,8 @@ pub fn svg(rows: &[Row]) -> Result<String, Failure> {
     Ok(svg)
 }
 
-/// The uncompressed run is in every panel; hybrid keeps to QSGD's budget, and EDEN quantises too; CLT-k sends what TopK does.
+/// Whether a run is shown in a panel. The uncompressed run is in every panel, hybrid and EDEN are in QSGD's, and CLT-k is
+/// in TopK's.
 fn belongs(row: &Row, panel: &str) -> bool {
     match &*row.method {
         "none" => true,
@@ -98,7 +99,7 @@ pub fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
-/// What the colours of these schemes mean.
+/// Draws the legend of these schemes.
 pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
     let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
     let columns = (area.dim_in_pixel().0 as usize / ENTRY.0).max(1);
@@ -110,8 +111,8 @@ pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone)
     Ok(())
 }
 
-/// Axes with room around these values, `None` where there are none: the marks of an axis without ends would be counted for
-/// ever, and one point must have room too.
+/// Axis ranges with margins around these values; `None` without values, because plotters would count marks of an infinite
+/// axis forever. A single point also gets margins.
 pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
@@ -131,7 +132,8 @@ pub fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The places of a run on the axes: a loss that is not finite has none, nor have zero bytes on a logarithmic one.
+/// The points of a run on the axes, without losses that are not finite and without zero bytes, which a logarithmic axis
+/// lacks.
 fn points(row: &Row) -> Vec<(f64, f64)> {
     let places = row.curve.iter().map(|point| (point.bytes as f64, f64::from(point.loss)));
     places.filter(|&(bytes, loss)| bytes > 0.0 && loss.is_finite()).collect()

@@ -1,4 +1,4 @@
-//! How well errors of compression, made into one number per plan, tell what drawn plans cost in loss.
+//! How well metrics of a plan's compression errors predict the increase of the loss under random plans.
 
 use crate::errors::{Errors, Layer, Plan};
 use crate::fitted;
@@ -8,11 +8,10 @@ use crate::{WORKERS, drawn};
 use lgreco_train::compress::Setting;
 use std::fmt::Write;
 
-/// What a layer adds to a plan's number: from the squared norm of its gradient, its relative squared error, and by how much
-/// the unbiased methods' is divided.
+/// A layer's summand in a plan's metric: a function of the squared norm of its gradient and its relative squared error.
 type Term = fn(f64, f64) -> f64;
 
-/// A layer's part of each candidate metric, of biased methods and of unbiased ones.
+/// The summand of each candidate metric, for biased methods and for unbiased ones.
 const METRICS: [(&str, Term, Term); 9] = [
     ("l2", |n, r| (n * r).sqrt(), |n, r| (n * r).sqrt()),
     ("squared-l2", |n, r| n * r, |n, r| n * r),
@@ -25,8 +24,8 @@ const METRICS: [(&str, Term, Term); 9] = [
     ("squared-l2, noise by workers, bias by delay (1−r)²", |n, r| n * r / remaining(r).powi(2), |n, r| n * averaged(r)),
 ];
 
-/// The same, times the layer's sensitivity to noise (Malinovskii et al., "HIGGS", NAACL 2025: the loss rises linearly with the
-/// layers' squared errors, by coefficients that noise in one layer after the other tells).
+/// The same metrics, multiplied by the layer's sensitivity to noise. Source: Malinovskii et al., "HIGGS", NAACL 2025. There
+/// the loss increases linearly with the layers' squared errors, and noise in one layer at a time measures the coefficients.
 const PROBED: [(&str, Term, Term); 2] = [
     ("squared-l2 by sensitivity", |n, r| n * r, |n, r| n * r),
     ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
@@ -36,12 +35,12 @@ fn averaged(r: f64) -> f64 {
     r / f64::from(WORKERS)
 }
 
-/// What error feedback sends of its memory in a step.
+/// The part of the input that error feedback sends in a step.
 fn remaining(r: f64) -> f64 {
     (1.0 - r).max(1e-3)
 }
 
-/// Drawn plans of one model with what they cost in loss, in per cent.
+/// Random plans of one model, with their increase of the loss in per cent.
 struct Measured<'a> {
     model: &'a str,
     plans: Vec<(&'a str, Mean)>,
@@ -62,7 +61,7 @@ impl<'a> Measured<'a> {
         self.plans.iter().map(|(_, mean)| mean.mean).collect()
     }
 
-    /// What every plan comes to, summed over the runs.
+    /// Each plan's metric, summed over the runs.
     fn predicted(
         &self,
         predict: impl Fn(&Errors, &Plan) -> Result<f64, lgreco_train::Error>,
@@ -80,7 +79,8 @@ impl<'a> Measured<'a> {
         Ok(spearman(&self.predicted(predict)?, &self.losses()))
     }
 
-    /// Of squared errors on half of the plans: with the noise's weight fitted on the other half, and divided by the workers.
+    /// Correlations of squared errors on half of the plans. The weight of unbiased methods is fitted on the other half, or
+    /// is one over the number of workers.
     fn halves(&self) -> Result<[f64; 2], lgreco_train::Error> {
         let part =
             |biased: Term, unbiased: Term| self.predicted(|errors, plan| cost(errors, plan, |_| 1.0, biased, unbiased));
@@ -140,7 +140,7 @@ pub fn table(rows: &[Row], errors: &[Errors]) -> Result<String, lgreco_train::Er
     Ok(text)
 }
 
-/// The sum over layers and decisions.
+/// A plan's metric: the sum over layers and decisions.
 fn cost(
     errors: &Errors,
     plan: &Plan,
@@ -157,7 +157,7 @@ fn cost(
     Ok(sum)
 }
 
-/// Pearson's correlation of ranks; ties have the mean of theirs.
+/// Spearman's correlation: Pearson's correlation of ranks. Equal values share their mean rank.
 pub fn spearman(a: &[f64], b: &[f64]) -> f64 {
     let ranks = |x: &[f64]| -> Vec<f64> {
         x.iter()

@@ -1,4 +1,4 @@
-//! What a run came to, as a line of a table and as JSON, and what the controller did in a step.
+//! The result of a run, as a line of a table and as JSON, and the controller's metrics of a step.
 
 use crate::schemes::Scheme;
 use crate::task::Task;
@@ -6,40 +6,40 @@ use lgreco_train::controller::{Controller, Report};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// One run.
+/// The result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The model's name.
     pub model: String,
-    /// What took the steps, and under which conditions if they were not the usual ones: [`Task::conditions`].
+    /// The optimiser, with conditions that differ from the usual ones: [`Task::conditions`].
     pub optimizer: String,
     /// Steps of training.
     pub steps: u32,
-    /// What starting values, data and random bits of compression were drawn from.
+    /// Seed of starting values, data and random bits of compression.
     pub seed: u64,
-    /// The compressor.
+    /// The compression method.
     pub method: String,
-    /// Who chose its parameters.
+    /// The scheme that chose the method's parameters.
     pub scheme: String,
     /// Validation loss after the last step, in nats; NaN, in JSON null, if the run diverged.
     #[serde(deserialize_with = "nan_for_null")]
     pub final_loss: f32,
-    /// Bytes that one worker sent in the whole run, warm-up included; under CLT-k as if it had always led.
+    /// Bytes that one worker sent in the whole run, including the warm-up; under CLT-k as if it were always the leader.
     pub bytes: u64,
-    /// Bytes of its gradients uncompressed over those.
+    /// Bytes of the worker's uncompressed gradients divided by bytes sent.
     pub ratio: f64,
-    /// Wall time of the run, validation included.
+    /// Wall time of the run, including validation.
     pub seconds: f64,
-    /// Planning's share of the time of training.
+    /// Fraction of the training time that is spent on planning.
     pub planning: f64,
     /// Bytes sent and validation loss during the run.
     pub curve: Vec<Point>,
 }
 
-/// A moment of a run.
+/// A point on a run's curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Sent until then.
+    /// Bytes sent so far.
     pub bytes: u64,
     /// Validation loss.
     #[serde(deserialize_with = "nan_for_null")]
@@ -59,7 +59,7 @@ pub fn head(task: &Task) -> String {
 }
 
 impl Row {
-    /// Whether this is what such a run comes to.
+    /// Whether this is the result of such a run.
     pub fn is_of(&self, task: &Task, scheme: Scheme, seed: u64) -> bool {
         (&*self.model, &self.optimizer, self.steps) == (task.name, &task.conditions(), task.steps)
             && (&*self.method, &*self.scheme, self.seed) == (scheme.method, scheme.name, seed)
@@ -71,13 +71,13 @@ impl Row {
             == (&other.model, &other.optimizer, other.steps, other.seed)
     }
 
-    /// The loss over that of the uncompressed run beside this one, less 1, in per cent.
+    /// The loss relative to the uncompressed run with the same data and starting values, minus 1, in per cent.
     pub fn increase(&self, all: &[Row]) -> Option<f64> {
         let uncompressed = all.iter().find(|row| row.method == "none" && row.is_beside(self))?;
         Some(100.0 * (f64::from(self.final_loss) / f64::from(uncompressed.final_loss) - 1.0))
     }
 
-    /// A line of the table; the second loss is relative to that of the uncompressed run, if it is among `all`.
+    /// A line of the table. The second loss is relative to the uncompressed run, if that is among `all`.
     pub fn line(&self, all: &[Row]) -> String {
         let change = self.increase(all).map_or(String::new(), |change| format!("{change:+.2} %"));
         let Row { method, scheme, seed, final_loss, bytes, ratio, seconds, steps, planning, .. } = self;
@@ -89,7 +89,7 @@ impl Row {
     }
 }
 
-/// What the controller did in a step of a run, as a line of JSON.
+/// The controller's metrics of a step of a run, as a line of JSON.
 pub fn metrics_line(
     task: &Task,
     scheme: Scheme,

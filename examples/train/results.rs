@@ -4,14 +4,14 @@ use crate::report::Row;
 use crate::worker::Failure;
 use std::path::PathBuf;
 
-/// The runs of a JSON file, or of none.
+/// The runs of a JSON file, or runs without a file.
 pub struct Results {
     path: Option<PathBuf>,
     rows: Vec<Row>,
 }
 
 impl Results {
-    /// What is in the file, which need not be there yet.
+    /// Reads the file, which may be missing.
     pub fn open(path: Option<PathBuf>) -> Result<Results, Failure> {
         let rows = match &path {
             Some(path) if path.exists() => Results::read(path)?,
@@ -31,7 +31,7 @@ impl Results {
         &self.rows
     }
 
-    /// Adds a run. Whoever stops the program finds all runs so far in the file.
+    /// Adds a run, and writes the file, so that it has all runs so far if the program is stopped.
     pub fn add(&mut self, row: Row) -> Result<(), Failure> {
         self.rows.push(row);
         if let Some(path) = &self.path {

@@ -1,4 +1,4 @@
-//! The ways of compressing that are compared.
+//! The compression schemes to compare.
 
 use crate::drawn;
 use crate::equal_bytes::EqualBytes;
@@ -13,44 +13,45 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-/// A way of compressing.
+/// A compression scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (these three), `eden`, `mixed` (EDEN, TopK and PowerSGD) or `clt-k`.
+    /// The method: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (these three), `eden`, `mixed` (EDEN, TopK and PowerSGD) or
+    /// `clt-k`.
     pub method: &'static str,
-    /// Who chooses its parameters.
+    /// How the method's parameters are chosen.
     pub name: &'static str,
 }
 
-/// The schemes that every method is tried with.
+/// The schemes that are compared for every method.
 pub const NAMES: [&str; 9] =
     ["uniform", "k-means", "k-means-bytes", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion", BYTES];
-/// The methods.
+/// The methods that are compared.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
-/// L-GreCo asked for the least error at uniform's bytes.
+/// L-GreCo with the least error at the bytes of the uniform setting.
 pub const BYTES: &str = "l-greco-bytes";
-/// The methods that are tried with a ramp-up, too, at the same bytes; QSGD has too few bits for one.
+/// Methods that are also compared with a ramp-up at the same bytes. QSGD has too few bits for a ramp-up.
 pub const RAMPED: [&str; 2] = ["topk", "powersgd"];
 
-/// How TopK sends values where they are quantised.
+/// Formats of TopK's values in schemes that quantise them.
 const WIDTHS: [Width; 7] =
     [Width::Full, Width::Bits(8), Width::Bits(6), Width::Bits(5), Width::Bits(4), Width::Bits(3), Width::Bits(2)];
 
-/// How the names end under which TopK's values are sent so.
+/// Name suffix of schemes with quantised TopK values.
 const BITS: &str = "+bits";
-/// L-GreCo asked for the least error at so many times fewer bits than uncompressed.
+/// L-GreCo with the least error within a fraction of the uncompressed bits.
 pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
 
-/// Of EDEN: one width everywhere, and plans at those sizes.
+/// Schemes of EDEN: the same number of bits for all layers, and plans of the same sizes.
 pub const EDEN: [&str; 5] = ["uniform-1", "uniform-2", "uniform-3", "l-greco-10.5x", "l-greco-15.6x"];
-/// Plans of EDEN, TopK and PowerSGD.
+/// Schemes with plans of EDEN, TopK and PowerSGD.
 pub const MIXED: [&str; 3] = ["l-greco-10.5x+bits+bf16", "l-greco-15.6x+bits+bf16", "l-greco-30x+bits+bf16"];
 
-/// How the names end under which factors and uncompressed layers travel as bf16.
+/// Name suffix of schemes that exchange factors and uncompressed layers as bf16.
 const HALVES: &str = "+bf16";
 
-/// How the names end under which velocities are exchanged.
+/// Name suffix of schemes that exchange velocities.
 const CORRECTED: &str = "+correction";
 
 /// ScaleCom's low-pass filter.
@@ -81,16 +82,16 @@ pub fn all() -> Vec<Scheme> {
     all
 }
 
-/// Plans drawn at random, which are trained with where they are asked for.
+/// Random plans, which only run on request.
 pub fn drawn() -> impl Iterator<Item = Scheme> {
     drawn::NAMES.iter().map(|name| Scheme { method: drawn::METHOD, name })
 }
 
-/// A scheme, or all of a method or of a name.
+/// Selects a scheme, all schemes of a method, or all of a name.
 #[derive(Clone, Debug)]
 pub struct Named(String);
 
-/// What is known by `text`.
+/// Parses a selection; `Err` if it selects nothing.
 pub fn named(text: &str) -> Result<Named, String> {
     let named = Named(text.into());
     match all().iter().chain(&drawn().collect::<Vec<_>>()).any(|scheme| named.is(scheme)) {
@@ -100,7 +101,7 @@ pub fn named(text: &str) -> Result<Named, String> {
 }
 
 impl Named {
-    /// Whether `scheme` is meant.
+    /// Whether the selection contains `scheme`.
     pub fn is(&self, scheme: &Scheme) -> bool {
         [scheme.method, scheme.name, &scheme.to_string()].contains(&&*self.0)
     }
@@ -113,12 +114,12 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Whether workers exchange velocities, which an optimiser with momentum has.
+    /// Whether workers exchange velocities. This needs an optimiser with momentum.
     pub fn corrects(&self) -> bool {
         self.name.ends_with(CORRECTED)
     }
 
-    /// What a controller is told for `task`, whose model has these tensors.
+    /// The controller's configuration for `task`, whose model has these tensors.
     pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_train::Error> {
         let method = match self.method {
             "topk" | "clt-k" => Method::TopK,
@@ -153,7 +154,7 @@ impl Scheme {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
-        // The paper's, unless the name says otherwise.
+        // The paper's metric, unless the scheme's name says otherwise.
         search.metric = Metric::L2;
         let mut config = Config { budget: Budget::Error, ..Config::new(search) };
         if name.contains("-bytes") {
@@ -163,7 +164,7 @@ impl Scheme {
             let whole = EqualBytes { tensors, search: config.search.clone(), method, default }.ratio()?;
             config.search.reduce_dtype = Dtype::Bf16;
             if name == BYTES {
-                // As many bytes as uniform's in f32.
+                // The bytes of the uniform setting in f32.
                 config.search = config.search.with_range(Range { first: 1.0, last: 16.0, step: 1.0 })?;
                 config.budget = at_ratio(whole, tensors, &config.search)?;
             }
@@ -210,8 +211,8 @@ impl Scheme {
     }
 }
 
-/// The paper's three methods together. The reference comes first; rank 8 takes as many bits as QSGD's 4 in the middle of usual
-/// shapes.
+/// The paper's three methods together. The reference setting comes first. For usual shapes, PowerSGD of rank 8 takes about
+/// as many bits as 4-bit QSGD.
 fn published() -> Result<Search, lgreco_train::Error> {
     Ok(Search::new(Method::PowerSgd)
         .with_reference("powersgd 8")?
@@ -219,7 +220,7 @@ fn published() -> Result<Search, lgreco_train::Error> {
         .with_reference("qsgd 4")?)
 }
 
-/// The bits that plans may have so that gradients are compressed by `ratio` altogether.
+/// The budget in bits for which gradients are compressed by `ratio` in total.
 fn at_ratio(ratio: f64, tensors: &[Tensor], search: &Search) -> Result<Budget, lgreco_train::Error> {
     let bits = |planned: bool| -> Result<usize, lgreco_train::Error> {
         let tensors = tensors.iter().filter(|tensor| !planned || !search.takes(tensor.dims()));
@@ -230,13 +231,13 @@ fn at_ratio(ratio: f64, tensors: &[Tensor], search: &Search) -> Result<Budget, l
     Ok(Budget::Bits((bits(false)? as f64 / ratio) as u64 - bits(true)? as u64))
 }
 
-/// Eight decisions after the warm-up.
+/// The schedule: eight decisions after the warm-up.
 pub fn schedule(task: &Task) -> Schedule {
     let period = u64::from(task.steps / 8).max(4);
     Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 }
 }
 
-/// As many elements as TopK would keep, chosen by a leader.
+/// CLT-k with as many elements as TopK would keep; a leader chooses them.
 fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_train::Error> {
     Ok(match search.uniform(tensor.dims(), tensor.dtype())? {
         Setting::TopK(top) => Setting::CltK(CltK { keep: top.keep }),

@@ -1,4 +1,4 @@
-//! Means over seeds and how certain they are, as a Markdown table.
+//! Means over seeds and their confidence intervals, as a Markdown table.
 
 use crate::report::Row;
 use std::fmt::Write;
@@ -7,17 +7,17 @@ use std::fmt::Write;
 const STUDENT: [f64; 15] =
     [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131];
 
-/// A mean of some numbers.
+/// A mean with its confidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mean {
-    /// It itself.
+    /// The mean.
     pub mean: f64,
     /// Half the width of its 95 % confidence interval by Student's t; `None` for fewer than two numbers.
     pub confidence: Option<f64>,
 }
 
 impl Mean {
-    /// Of at least one number; `None` of none.
+    /// The mean of some numbers; `None` without numbers.
     pub fn of(numbers: &[f64]) -> Option<Mean> {
         let n = numbers.len() as f64;
         let mean = numbers.iter().sum::<f64>() / n;
@@ -28,21 +28,21 @@ impl Mean {
     }
 }
 
-/// The runs of one scheme, which differ by their seeds.
+/// The runs of one scheme with different seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// The compressor.
+    /// The compression method.
     pub method: String,
-    /// Who chose its parameters.
+    /// The scheme that chose the method's parameters.
     pub scheme: String,
-    /// How many runs.
+    /// Number of runs.
     pub seeds: usize,
     /// Validation loss after the last step.
     pub loss: Mean,
-    /// How much more that is than uncompressed, in per cent: differences between runs of one seed, whose mean is more
-    /// certain than that of the losses. Without the seeds whose uncompressed run is missing.
+    /// Increase of the loss over the uncompressed run of the same seed, in per cent. The mean of these differences has less
+    /// scatter than the mean loss. Seeds without an uncompressed run are left out.
     pub increase: Option<Mean>,
-    /// Bytes of gradients over bytes sent.
+    /// Bytes of uncompressed gradients divided by bytes sent.
     pub ratio: f64,
     /// Bytes that one worker sent per step.
     pub bytes: f64,
@@ -53,11 +53,11 @@ pub struct Line {
 pub struct Group {
     /// The model's name.
     pub model: String,
-    /// What took the steps.
+    /// The optimiser.
     pub optimizer: String,
-    /// How many.
+    /// Number of training steps.
     pub steps: u32,
-    /// One per scheme, in the order of their first runs.
+    /// One line per scheme, in the order of their first runs.
     pub lines: Vec<Line>,
 }
 

@@ -1,4 +1,4 @@
-//! What is trained on what, how, and for how long.
+//! Tasks: a model, its data, its optimiser, and the number of steps.
 
 use crate::batch::Batch;
 use crate::convnet::Convnet;
@@ -9,27 +9,27 @@ use crate::text::Text;
 use crate::transformer::{Size, Transformer};
 use candle_core::{Result, Tensor};
 
-/// A model, its data, and one way of training it, the same for all compression schemes.
+/// A model, its data, and a way of training; the same for all compression schemes.
 pub struct Task {
     /// The model's name.
     pub name: &'static str,
     /// Steps of training.
     pub steps: u32,
-    /// Validations in the course of training.
+    /// Number of validations during training.
     pub validations: u32,
     /// TopK's uniform density, whose error is the budget.
     pub density: f64,
-    /// PowerSGD's uniform rank, likewise.
+    /// PowerSGD's uniform rank, whose error is the budget.
     pub rank: f64,
-    /// What takes the steps.
+    /// The optimiser.
     pub optimizer: Kind,
-    /// How many workers share a step's data.
+    /// Number of workers that share a step's data.
     pub workers: u32,
-    /// Whether the learning rate stays after its warm-up.
+    /// Whether the learning rate stays constant after its warm-up.
     pub constant: bool,
     /// The learning rate after its warm-up, under SGD and under AdamW.
     peaks: [f32; 2],
-    /// What is learnt from.
+    /// The training data.
     pub data: Data,
 }
 
@@ -43,7 +43,7 @@ pub enum Data {
 
 /// A network with its parameters.
 pub struct Model {
-    /// All of them.
+    /// All parameters of the network.
     pub parameters: Parameters,
     network: Network,
 }
@@ -56,7 +56,7 @@ enum Network {
 /// The tasks' names.
 pub const NAMES: [&str; 2] = ["transformer", "convnet"];
 
-/// How many steps there may be: enough for the warm-up and a decision.
+/// Allowed numbers of steps: enough for the warm-up and a decision.
 pub const STEPS: std::ops::Range<i64> = 10..i32::MAX as i64;
 
 /// All tasks.
@@ -92,7 +92,7 @@ impl Task {
         Task { name, steps, validations, density, rank, optimizer, workers, constant, peaks, data }
     }
 
-    /// How it is trained: the optimiser, and what is not as usual.
+    /// The training conditions as text: the optimiser, and everything unusual.
     pub fn conditions(&self) -> String {
         let mut text = self.optimizer.name().to_owned();
         if self.workers != crate::WORKERS {
@@ -104,12 +104,12 @@ impl Task {
         text
     }
 
-    /// Steps over which the learning rate rises; nothing is compressed meanwhile.
+    /// Number of steps over which the learning rate rises. Nothing is compressed during them.
     pub fn warmup(&self) -> u32 {
         (self.steps / 40).max(5)
     }
 
-    /// The learning rate of a step: a linear rise, then a linear fall to zero, or none.
+    /// The learning rate of a step: a linear rise, then a linear fall to zero, or a constant rate.
     pub fn rate(&self, step: u32) -> f32 {
         let (step, steps, warmup) = (step as f32, self.steps as f32, self.warmup() as f32);
         let fall = if self.constant { 1.0 } else { (steps - step) / (steps - warmup) };
@@ -126,7 +126,7 @@ impl Task {
         Ok(Model { parameters, network })
     }
 
-    /// What worker `rank` of `world` learns from at a step; no two workers share data.
+    /// The training data of worker `rank` of `world` in a step; no two workers share data.
     pub fn training(&self, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
         match &self.data {
             Data::Text { text, size, windows } => {
@@ -136,7 +136,7 @@ impl Task {
         }
     }
 
-    /// What no worker learns from.
+    /// The validation data, which no worker trains on.
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(8, 16, size.context),

@@ -1,4 +1,4 @@
-//! Tiny runs of what the example does.
+//! Tests of the example with tiny runs.
 
 use crate::errors::Errors;
 use crate::optimiser::{Kind, Optimiser};
@@ -18,7 +18,7 @@ use lgreco_train::exchange::threads;
 use lgreco_train::gradient::Dtype;
 use lgreco_train::search::{Method, Search};
 
-/// With a warm-up of 5 steps, and a decision at its end and after every 4 steps.
+/// Shortens a task: a warm-up of 5 steps, with a decision at its end and after every 4 steps.
 fn tiny(mut task: Task, steps: u32) -> Task {
     (task.steps, task.validations) = (steps, 2);
     if let Data::Digits { images, .. } = &mut task.data {
@@ -61,7 +61,7 @@ fn a_stopped_and_restored_run_is_the_same_run() {
         };
         let whole = train(None, 16);
         let half = train(None, 8);
-        // What is stopped has a plan, residuals and whatever else a method remembers.
+        // The stopped run has a plan, residuals and any other state of its method.
         assert!(half.iter().all(|(decided, ..)| *decided == [5]), "{scheme:?}: {:?}", half[0].0);
         let resumed = train(Some(half.into_iter().map(|(.., checkpoint)| checkpoint).collect()), 16);
         for ((decided, whole, _), (decided_later, resumed, _)) in whole.iter().zip(&resumed) {
@@ -121,7 +121,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
     for words in rows.iter().map(|row| row.scheme.clone()).chain(METHODS.map(|method| format!("convnet, {method}"))) {
         assert!(texts.contains(&words.as_str()), "{words}");
     }
-    // One line per run, but the uncompressed one in every panel.
+    // One line per run, and the uncompressed run in every panel.
     let lines = document.descendants().filter(|node| node.attribute("stroke-width") == Some("2")).count();
     assert_eq!(lines, rows.len() + METHODS.len() - 1);
 }
@@ -143,8 +143,8 @@ fn row(method: &str, seed: u64, bytes: u64, losses: &[f32]) -> Row {
     }
 }
 
-/// A panel of a method that has no run has no ends for its axes, nor has a run that diverged at once; one place has as little
-/// between its ends.
+/// A panel whose method has no run has no axis ranges, and neither has a run that diverged at once. A single point has an
+/// empty range.
 #[test]
 fn a_picture_of_one_row_is_drawn() {
     for (method, bytes, losses, lines) in [
@@ -185,7 +185,7 @@ fn a_frontier_has_a_place_per_scheme_and_bars_over_seeds() {
         assert_eq!((with("r", "4"), with("stroke-width", "2")), (places, bars), "{count}");
         assert_eq!(svg.matches("nothing to draw").count(), empty, "{count}");
     }
-    let alone = frontier::svg(&groups(&runs[1..2])).unwrap(); // nothing to compare with
+    let alone = frontier::svg(&groups(&runs[1..2])).unwrap(); // no uncompressed run to compare with
     assert_eq!(alone.matches("nothing to draw").count(), 1);
 }
 
@@ -229,7 +229,7 @@ fn runs_that_are_in_the_file_are_not_made_again() {
     assert_eq!(keys, [run("none", "uncompressed", 1, "sgd"), run("topk", "uniform", 1, "sgd")]);
     assert_eq!(Results::read(&path).unwrap(), made);
 
-    // What no training gives, so that it is seen where a row comes from.
+    // A value that training never gives shows that a row was read from the file.
     let mut written = made.clone();
     written[1].final_loss = f32::NAN;
     std::fs::write(&path, serde_json::to_string(&written).unwrap()).unwrap();
@@ -243,7 +243,7 @@ fn runs_that_are_in_the_file_are_not_made_again() {
     let conditions = "sgd, workers: 8, constant rate";
     assert_eq!(eight.iter().map(key).collect::<Vec<_>>(), [run("none", "uncompressed", 1, conditions)]);
     assert_ne!(eight[0].final_loss, made[0].final_loss);
-    // There is no momentum to correct.
+    // AdamW has no momentum to correct, so nothing runs.
     assert_eq!(train(&["--scheme", "uniform+correction", "--optimizer", "adamw"]).unwrap(), []);
     assert_eq!(Results::read(&path).unwrap().len(), 5);
 
@@ -265,7 +265,7 @@ fn schemes_are_chosen_by_name() {
     assert!(error.contains("clt-k/scalecom"), "{error}");
 }
 
-/// Against the formulas in f64, of steps small enough for f32's rounding.
+/// Compares with the paper's formulas in f64, with steps small enough for f32's rounding.
 #[test]
 fn adamw_takes_the_steps_of_its_paper() {
     let mut optimiser = Optimiser::new(Kind::Adamw, [2].into_iter());
@@ -284,7 +284,7 @@ fn adamw_takes_the_steps_of_its_paper() {
     }
 }
 
-/// Where nothing is compressed the mean of the workers' velocities is the velocity of the mean, but for rounding.
+/// Without compression, the mean of the workers' velocities is the velocity of the mean, except for rounding.
 #[test]
 fn momentum_correction_of_uncompressed_gradients_is_momentum() {
     let gradients = |rank: usize, step: usize| vec![vec![(rank as f32 - 0.5) * step as f32, 1.0 - step as f32 * 0.25]];
@@ -306,7 +306,7 @@ fn momentum_correction_of_uncompressed_gradients_is_momentum() {
     }
 }
 
-/// A line per step, which add up to what a run's row says.
+/// Checks that there is a line per step, and that the lines sum to the run's row.
 fn check_metrics(metrics: &[u8], rows: &[Row]) {
     let mut lines = std::str::from_utf8(metrics).unwrap().lines();
     for row in rows {
@@ -325,8 +325,8 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
     assert_eq!(lines.next(), None);
 }
 
-/// What changes during training keeps to the bytes of what does not, and comes near them; LEGACY's second phase begins with the
-/// first decision in it, which is late in so short a run.
+/// Schemes that change during training send at most the bytes of constant ones, and almost as many. LEGACY's second phase
+/// begins with the first decision in it, which is late in such a short run.
 #[test]
 fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
     let task = tiny(Task::convnet(true), 60);
@@ -339,13 +339,13 @@ fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
             assert!((0.9..1.06).contains(&part), "{method} {name}: {part}");
         }
     }
-    // The warm-up takes half the bytes, too.
+    // The bf16 warm-up also sends half the bytes.
     let sent = |name| run::<Vec<u8>>(&task, scheme("powersgd", name), 1, &bar, None).unwrap().bytes as f64;
     let [uniform, halved, planned] = ["uniform", "uniform+bf16", "l-greco-bytes+bf16"].map(sent);
     assert!((0.5..0.505).contains(&(halved / uniform)) && (0.5..0.95).contains(&(planned / uniform)));
 }
 
-/// Up to the second decision both solvers see the same gradients.
+/// Both solvers see the same gradients until the second decision.
 #[test]
 fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
     for method in METHODS {
@@ -397,7 +397,8 @@ fn predictions_are_told_by_rank() {
     assert!((spearman(&[1.0, 2.0, 2.0, 3.0], &losses) - 0.9f64.sqrt()).abs() < 1e-12);
 }
 
-/// Losses that are a sum of both parts are told in full by its weight, and less well by one that is far off.
+/// If losses are a weighted sum of both parts, a metric with that weight predicts them exactly. A metric with a very
+/// different weight predicts them less well.
 #[test]
 fn a_weight_is_fitted_on_half_of_the_plans_for_the_other_half() {
     let parts: Vec<[f64; 2]> = (0..24).map(|plan| [f64::from(plan * 7 % 24), f64::from(plan * plan % 24)]).collect();
@@ -439,7 +440,7 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     let Errors { layers, plans, .. } = &measured[0];
     // Decisions at steps 5, 9 and 13.
     assert!(layers.len() == 4 && layers.iter().all(|layer| layer.squared_norms.len() == 3));
-    // At the first decision and at the third; noise does harm somewhere.
+    // Sensitivities are measured at the first and the third decision; noise increases the loss for some layer.
     assert!(layers.iter().all(|layer| layer.sensitivities.len() == 2));
     assert!(layers.iter().any(|layer| layer.sensitivity() > 0.0), "{layers:?}");
     for plan in plans {

@@ -37,7 +37,7 @@ impl Text {
         })
     }
 
-    /// Random windows of worker `rank`'s own stretch of the text.
+    /// Random windows of worker `rank`'s part of the text.
     pub fn training(&self, size: usize, context: usize, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
         let shard = self.training_len() / world as usize;
         let draw = draw(seed, step, rank);
@@ -45,7 +45,7 @@ impl Text {
         self.batch(&starts, context)
     }
 
-    /// `count` batches of windows spread evenly over the text that is never trained on.
+    /// `count` batches of windows that are spread evenly over the validation text.
     pub fn validation(&self, count: usize, size: usize, context: usize) -> Result<Vec<Batch>> {
         let first = self.training_len();
         let room = self.tokens.len() - first - context - 1;

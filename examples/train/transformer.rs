@@ -3,22 +3,22 @@
 use crate::parameters::Parameters;
 use candle_core::{D, Device, Result, Tensor};
 
-/// Its size.
+/// The transformer's size.
 #[derive(Clone, Copy)]
 pub struct Size {
-    /// Number of characters it knows.
+    /// Number of different characters.
     pub vocabulary: usize,
-    /// Most characters it looks back at.
+    /// Largest number of characters in a window.
     pub context: usize,
     /// Features per character.
     pub width: usize,
     /// Attention heads per block; a divisor of the width.
     pub heads: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub depth: usize,
 }
 
-/// The model.
+/// The transformer.
 pub struct Transformer {
     size: Size,
     token: Tensor,
@@ -26,7 +26,7 @@ pub struct Transformer {
     blocks: Vec<Block>,
     norm: Tensor,
     head: Tensor,
-    /// 0 where a character may look, −∞ where it may not: context × context.
+    /// 0 where a character may attend, −∞ where it may not: context × context.
     mask: Tensor,
 }
 
@@ -40,7 +40,7 @@ struct Block {
 }
 
 impl Transformer {
-    /// Adds its parameters to `parameters`.
+    /// Adds the transformer's parameters to `parameters`.
     pub fn new(size: Size, parameters: &mut Parameters) -> Result<Self> {
         let Size { vocabulary, context, width, depth, .. } = size;
         let token = parameters.uniform("token.weight", &[vocabulary, width], 0.5)?;

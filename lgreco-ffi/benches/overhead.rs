@@ -1,5 +1,5 @@
-//! What a call through the C API costs over the same call in Rust: the shortest of many rounds each, on a layer so small
-//! that the call is what takes time. Fails where it is 100 ns or more.
+//! Measures what a call through the C API costs more than the same call in Rust. The layer is so small that the call itself
+//! dominates, and the fastest of many rounds counts. Fails where the difference is 100 ns or more.
 
 use lgreco_c::*;
 use lgreco_train::compress::{Compressor, Setting, decode};
@@ -11,10 +11,10 @@ use std::time::Instant;
 
 const ROUNDS: usize = 2000;
 const CALLS: u32 = 500;
-/// Nanoseconds that a call through C may cost more.
+/// Largest allowed difference in nanoseconds per call.
 const LIMIT: f64 = 100.0;
 
-/// Nanoseconds per call of the fastest round.
+/// Returns nanoseconds per call of the fastest round.
 fn fastest(mut call: impl FnMut(u32)) -> f64 {
     let round = |_| {
         let start = Instant::now();

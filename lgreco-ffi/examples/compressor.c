@@ -1,5 +1,5 @@
-// Two workers train on different gradients: measure, plan, then compress every step with error feedback, average what the
-// payloads decode to, and continue from a saved state.
+// Two workers train on different gradients. They measure and plan, and then compress every step with error feedback. The
+// mean is that of the decoded payloads. Halfway, one worker continues from a saved state.
 #include <inttypes.h>
 #include <lgreco_train.h>
 #include <math.h>
@@ -15,7 +15,7 @@ static void check(lgreco_status status) {
     exit(1);
 }
 
-// A compressor with error feedback of one layer on one worker.
+// Makes the compressor of one layer on one worker, with error feedback.
 static lgreco_compressor *compressor_of(const lgreco_layer *layer, int index, int worker, const char *setting) {
     char layer_index[12], rank[12];
     snprintf(layer_index, sizeof layer_index, "%d", index);
@@ -26,7 +26,8 @@ static lgreco_compressor *compressor_of(const lgreco_layer *layer, int index, in
     return compressor;
 }
 
-// The gradient of one layer on one worker at one step, the second layer's a tenth of the first's.
+// Fills `values` with the gradient of one layer on one worker at one step. The second layer's gradients are a tenth of the
+// first's.
 static void gradient(int worker, int layer, int step, float *values) {
     for (int i = 0; i < ELEMENTS; i++) {
         const double x = 1e-3 * i * (1 + layer);
@@ -75,16 +76,16 @@ int main(void) {
                 size_t length = 0;
                 gradient(w, l, step, values[l]);
                 check(lgreco_compressor_encode(own, (uint32_t)step, values[l], payload, bound, &length));
-                // Here the payload travels; every worker decodes everybody's.
+                // Here the payload travels; every worker decodes the payloads of all workers.
                 check(lgreco_compressor_decode(own, payload, length, decoded, ELEMENTS));
                 for (int i = 0; i < ELEMENTS; i++) {
                     sent[i] += decoded[i] / WORKERS;
                     wanted[i] += values[l][i] / WORKERS;
                 }
             }
-            if (step == STEPS / 2) {  // A checkpoint: what worker 0 remembers moves to a new compressor.
+            if (step == STEPS / 2) {  // A checkpoint: the residual of worker 0 moves to a new compressor.
                 size_t saved_len = 0;
-                lgreco_compressor_save(compressors[0], NULL, 0, &saved_len);  // tells how many bytes it takes
+                lgreco_compressor_save(compressors[0], NULL, 0, &saved_len);  // tells the number of bytes
                 uint8_t *saved = malloc(saved_len);
                 check(lgreco_compressor_save(compressors[0], saved, saved_len, &saved_len));
                 lgreco_compressor_destroy(&compressors[0]);

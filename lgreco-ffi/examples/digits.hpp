@@ -1,6 +1,6 @@
-// What the trainers train: a multilayer perceptron, its backward pass written out, on 8 x 8 images of digits.
+// The model of the trainers: a multilayer perceptron with a hand-written backward pass, on 8 x 8 images of digits.
 //
-// A file of digits has per image 64 bytes of ink (rows from the top, 0 to 16) and one byte of label (0 to 9).
+// A file of digits has, per image, 64 bytes of pixels (rows from the top, 0 to 16) and one byte of label (0 to 9).
 #ifndef LGRECO_EXAMPLES_DIGITS_HPP
 #define LGRECO_EXAMPLES_DIGITS_HPP
 
@@ -23,7 +23,7 @@ constexpr std::size_t batch_size = 16;  // images per rank and step
 constexpr float learning_rate = 0.05f, momentum = 0.9f;
 
 struct Batch {
-    std::vector<float> images;  // pixels after pixels, -1 to 1
+    std::vector<float> images;  // one image after another, pixels from -1 to 1
     std::vector<std::uint8_t> labels;
 
     void add(const Batch &from, std::size_t image) {
@@ -72,7 +72,7 @@ public:
     std::vector<Parameter> parameters;  // per layer its weight, inputs x outputs, and its bias
 
     Network() {
-        std::mt19937 random(1);  // the same start on every rank
+        std::mt19937 random(1);  // the same initial parameters on every rank
         for (std::size_t l = 0; l < layers; l++) {
             const std::string name = "fc" + std::to_string(l + 1);
             parameters.emplace_back(name + ".weight", std::vector<std::size_t>{widths[l], widths[l + 1]});
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    // Fills the activations, of the last layer probabilities; returns the mean loss.
+    // Computes the activations and returns the mean loss. The last layer's activations are probabilities.
     double forward(const Batch &batch) {
         const std::size_t count = batch.labels.size();
         activations_[0] = batch.images;
@@ -114,7 +114,7 @@ public:
         return loss;
     }
 
-    // Share of images whose label was the most probable at the last forward pass.
+    // Fraction of images whose label was the most probable in the last forward pass.
     double accuracy(const Batch &batch) const {
         std::size_t correct = 0;
         for (std::size_t image = 0; image < batch.labels.size(); image++) {
@@ -124,10 +124,11 @@ public:
         return static_cast<double>(correct) / static_cast<double>(batch.labels.size());
     }
 
-    // The gradients of the mean loss of the last forward pass; `done` is told which parameter's is there.
+    // Computes the gradients of the last forward pass's mean loss, and calls `done` with each parameter whose gradient is
+    // ready.
     template <typename Done> void backward(const Batch &batch, Done done) {
         const std::size_t count = batch.labels.size();
-        std::vector<float> delta = activations_[layers], below;  // by the layer's outputs, by its inputs
+        std::vector<float> delta = activations_[layers], below;  // gradients for the layer's outputs and inputs
         for (std::size_t image = 0; image < count; image++) delta[image * classes + batch.labels[image]] -= 1;
         for (float &value : delta) value /= static_cast<float>(count);
         for (std::size_t l = layers; l-- > 0;) {
@@ -142,7 +143,7 @@ public:
                 const float *x = &activations_[l][image * inputs], *d = &delta[image * outputs];
                 for (std::size_t o = 0; o < outputs; o++) bias_gradient[o] += d[o];
                 for (std::size_t i = 0; i < inputs; i++) {
-                    if (l > 0 && x[i] <= 0) continue;  // ReLU was off: no gradient in, none below
+                    if (l > 0 && x[i] <= 0) continue;  // ReLU was zero, so no gradient passes
                     float sum = 0;
                     for (std::size_t o = 0; o < outputs; o++) {
                         weight_gradient[i * outputs + o] += x[i] * d[o];
@@ -169,7 +170,7 @@ private:
     std::vector<float> activations_[layers + 1];
 };
 
-// Every fifth image is held out; the others are dealt to the ranks, so that no two share an image.
+// Holds out every fifth image, and distributes the others to the ranks without overlap.
 inline std::pair<Batch, std::vector<std::size_t>> divide(const Batch &digits, std::uint32_t rank, std::uint32_t ranks) {
     Batch held_out;
     std::vector<std::size_t> shard;

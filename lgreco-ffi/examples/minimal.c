@@ -1,17 +1,17 @@
-// Plans for an error table of the caller's own: fewest bits within an error budget.
+// Plans for an error table that the caller supplies: the fewest bits within an error budget.
 #include <inttypes.h>
 #include <lgreco.h>
 #include <stdio.h>
 
 int main(void) {
-    // Three layers with three options each: bits sent, and how much that hurts.
+    // Three layers with three options each: bits sent, and error.
     const lgreco_choice choices[] = {
         {800, 0.1}, {400, 0.3}, {200, 1.2},  // embedding
         {600, 0.2}, {300, 0.4}, {150, 1.1},  // attention
         {900, 0.1}, {450, 0.2}, {225, 0.4},  // head
     };
     const size_t ends[] = {3, 6, 9};
-    const uint32_t defaults[] = {1, 1, 1};  // the uniform setting, whose error is the budget
+    const uint32_t defaults[] = {1, 1, 1};  // the uniform setting, whose error the budget is based on
     const char *const names[] = {"embedding", "attention", "head"};
 
     lgreco_table_view table = LGRECO_TABLE_VIEW_INIT;
@@ -21,7 +21,7 @@ int main(void) {
     table.defaults = defaults;
     table.names = names;
 
-    // A quarter more error than the uniform setting.
+    // The budget is 1.25 times the error of the uniform setting.
     const char *const options[] = {"budget", "error", "alpha", "1.25", NULL};
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;

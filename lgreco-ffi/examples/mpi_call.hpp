@@ -1,4 +1,4 @@
-// What lgreco asks for as a non-blocking collective call of MPI.
+// Performs requests of lgreco as non-blocking collectives of MPI.
 #ifndef LGRECO_EXAMPLES_MPI_CALL_HPP
 #define LGRECO_EXAMPLES_MPI_CALL_HPP
 
@@ -28,7 +28,7 @@ inline int mpi_count(std::uint64_t count) {
     return static_cast<int>(count);
 }
 
-// The sum of bf16, which MPI does not have: f32's upper halves, rounded to nearest, ties to even.
+// Sums bf16, which MPI does not support: the upper halves of f32, rounded to nearest, ties to even.
 inline MPI_Op bf16_sum() {
     static const MPI_Op sum = [] {
         MPI_Op made;
@@ -56,7 +56,7 @@ inline MPI_Op bf16_sum() {
     return sum;
 }
 
-// Parts of a buffer, one per rank.
+// The parts of a buffer, one per rank.
 struct MpiParts {
     std::vector<int> counts, offsets;
 
@@ -78,7 +78,7 @@ struct MpiParts {
     }
 };
 
-// A place for one collective call at a time on one communicator, whose errors come back as codes.
+// Performs one collective at a time on one communicator; MPI's error codes become exceptions.
 class MpiCall {
 public:
     explicit MpiCall(MPI_Comm communicator) : communicator_(communicator) {
@@ -86,7 +86,7 @@ public:
         mpi_check(MPI_Comm_size(communicator_, &size_));
     }
 
-    // Starts what a bucket or a controller asks for, once the call before has ended.
+    // Starts the collective that a bucket or a controller asks for. The previous one must have ended.
     void start(const lgreco_request &asked) {
         const auto ranks = static_cast<std::size_t>(size_), rank = static_cast<std::size_t>(rank_);
         switch (asked.kind) {
@@ -96,7 +96,7 @@ public:
             sent_ += asked.count * sizeof(float);
             return;
         case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
-        case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:  // all of the values, wherever they go
+        case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:  // sums all values, not just those of this rank
             mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(),
                                      communicator_, &request_));
             sent_ += asked.count * sizeof(std::uint16_t);
@@ -126,7 +126,7 @@ public:
             sent_ += send_.bytes();
             return;
         case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
-            // To where this rank's part belongs: with MPI_IN_PLACE the sums would come to the front of the buffer.
+            // Writes to this rank's part of the buffer. With MPI_IN_PLACE the sums would go to the front of the buffer.
             received_.set(asked.lens, ranks);
             own_.assign(static_cast<const float *>(asked.buffer), static_cast<const float *>(asked.buffer) + asked.count);
             mpi_check(MPI_Ireduce_scatter(own_.data(), static_cast<float *>(asked.buffer) + received_.offsets[rank],
@@ -137,7 +137,7 @@ public:
         }
     }
 
-    // Does not wait.
+    // Tests whether the collective has ended, without waiting.
     bool has_ended() {
         int ended = 0;
         mpi_check(MPI_Test(&request_, &ended, MPI_STATUS_IGNORE));
@@ -146,13 +146,13 @@ public:
 
     void wait() { mpi_check(MPI_Wait(&request_, MPI_STATUS_IGNORE)); }
 
-    // Bytes that this rank has contributed to its calls.
+    // Bytes that this rank has contributed to collectives.
     std::uint64_t sent() const { return sent_; }
 
 private:
     MPI_Comm communicator_;
     MPI_Request request_ = MPI_REQUEST_NULL;
-    MpiParts send_, received_;  // which MPI reads until the call has ended
+    MpiParts send_, received_;  // MPI reads them until the collective has ended
     std::vector<float> own_;    // likewise
     int rank_ = 0, size_ = 1;
     std::uint64_t sent_ = 0;

@@ -1,4 +1,4 @@
-// lgreco's network over MPI: what a trainer that already runs on MPI has to write.
+// lgreco's network over MPI: all that a trainer on MPI has to write.
 #ifndef LGRECO_EXAMPLES_MPI_COLLECTIVE_HPP
 #define LGRECO_EXAMPLES_MPI_COLLECTIVE_HPP
 
@@ -8,7 +8,7 @@
 
 class MpiCollective : public lgreco::Collective {
 public:
-    // Failed calls on the communicator come back as codes from now on, instead of ending the process.
+    // From now on, failed calls on the communicator return error codes instead of ending the process.
     explicit MpiCollective(MPI_Comm communicator) : communicator_(communicator), call_(communicator) {
         mpi_check(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN));
         mpi_check(MPI_Comm_rank(communicator_, &rank_));
@@ -23,7 +23,7 @@ public:
         call_.wait();
     }
 
-    // Bytes that this rank has contributed to collective calls: gradients, agreement before every step, and plans.
+    // Bytes that this rank has contributed to collectives: gradients, the agreement before every step, and plans.
     std::uint64_t sent() const { return call_.sent(); }
 
     // Whether all ranks hold the same bits in `values`.

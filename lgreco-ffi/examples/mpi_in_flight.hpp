@@ -1,4 +1,4 @@
-// lgreco's buckets in flight over MPI: non-blocking collectives, a communicator per bucket.
+// Buckets in flight over MPI: non-blocking collectives, with one communicator per bucket.
 #ifndef LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
 #define LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
 
@@ -6,11 +6,11 @@
 
 #include <optional>
 
-// The buckets of a model, one per group of layers. As each has its own communicator, ranks may go on with them in
-// different orders: MPI asks for the same order on each communicator alone.
+// The buckets of a model, one per group of layers. MPI requires the same order of collectives only within a communicator.
+// Since each bucket has a separate communicator, ranks may advance buckets in different orders.
 class MpiBuckets {
 public:
-    // All ranks give the same groups.
+    // All ranks must give the same groups.
     MpiBuckets(MPI_Comm communicator, const std::vector<std::vector<std::size_t>> &groups) {
         for (const std::vector<std::size_t> &layers : groups) {
             MPI_Comm own;
@@ -28,7 +28,7 @@ public:
         for (MPI_Comm &own : communicators_) MPI_Comm_free(&own);
     }
 
-    // Starts the exchange of a group whose gradients are there; they stay in their place until `finish`.
+    // Starts the exchange of a group whose gradients are ready; they must stay in place until `finish`.
     void submit(lgreco::Controller &controller, std::size_t group, const std::vector<void *> &gradients) {
         Flight &flight = flights_[group];
         flight.bucket.emplace(controller.open(flight.layers));
@@ -36,13 +36,13 @@ public:
         advance(flight);
     }
 
-    // Lets MPI work, and starts the next collective wherever one has ended; does not wait.
+    // Lets MPI make progress, and starts the next collective of each bucket whose last one has ended; does not wait.
     void poll() {
         for (Flight &flight : flights_)
             if (flight.flying && flight.call.has_ended()) advance(flight);
     }
 
-    // Waits until the gradients of all groups are means, and gives their layers back.
+    // Waits until the gradients of all groups are means, and returns the layers to the controller.
     void finish(lgreco::Controller &controller) {
         for (Flight &flight : flights_)
             while (flight.flying) poll();
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    // Bytes that this rank has contributed to collective calls.
+    // Bytes that this rank has contributed to collectives.
     std::uint64_t sent() const {
         std::uint64_t sent = 0;
         for (const Flight &flight : flights_) sent += flight.call.sent();

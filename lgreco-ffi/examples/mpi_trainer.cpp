@@ -1,16 +1,16 @@
-// Data-parallel training over MPI of the network of digits.hpp.
+// Trains the network of digits.hpp, data-parallel over MPI.
 //
 //   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap|--time] [DIGITS]
 //
-// Trains the same network under every scheme of schemes.hpp and prints loss and accuracy on images nobody trained on,
-// and the bytes a rank sent per step. Exit code 1 when ranks end with different parameters, when the loss does not fall,
-// or when L-GreCo sends more than the uniform setting its error budget comes from.
+// Trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on images that no rank trained on,
+// and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the loss does
+// not fall. It is also 1 if L-GreCo sends more than the uniform setting that its error budget is based on.
 //
-// With --overlap every tensor is exchanged as soon as the backward pass has its gradient, by non-blocking collectives,
-// while the pass goes on. Every scheme is then trained a second time by blocking calls: exit code 1 when that ends with
-// other parameters or has sent other payloads, too.
+// With --overlap every tensor is exchanged by non-blocking collectives as soon as the backward pass has its gradient. Every
+// scheme is then trained a second time by blocking calls. The exit code is also 1 if the second run has other parameters or
+// payload bytes.
 //
-// With --time it also says how long a step took.
+// With --time it also prints the time per step.
 #include "digits.hpp"
 #include "mpi_in_flight.hpp"
 #include "schemes.hpp"
@@ -19,11 +19,11 @@ namespace {
 
 constexpr int steps = 200, warmup = 10, period = 50;
 
-// What a run leaves behind.
+// The result of a run.
 struct Run {
     Outcome outcome;
     std::vector<float> parameters;
-    std::uint64_t payloads;  // bytes of them that this rank sent
+    std::uint64_t payloads;  // payload bytes that this rank sent
 
     bool is_same(const Run &other) const {
         return payloads == other.payloads && parameters.size() == other.parameters.size() &&
@@ -68,7 +68,7 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
             network.backward(batch, [](std::size_t) {});
             run.payloads += controller.step(collective, gradients, learning_rate).bytes_out;
         }
-        // Now they are the mean of all ranks' gradients.
+        // The gradients are now the means over all ranks.
         network.descend();
     }
     if (times) outcome.seconds = (MPI_Wtime() - began) / steps;
@@ -81,7 +81,7 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
     return run;
 }
 
-// Every scheme by buckets in flight, then by blocking calls.
+// Trains every scheme by buckets in flight, then by blocking calls.
 bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
@@ -126,7 +126,7 @@ int main(int argc, char **argv) {
         });
     } catch (const std::exception &error) {
         std::fprintf(stderr, "%s\n", error.what());
-        MPI_Abort(MPI_COMM_WORLD, 2);  // or the others would wait for this rank for ever
+        MPI_Abort(MPI_COMM_WORLD, 2);  // otherwise the others would wait for this rank forever
     }
     MPI_Finalize();
     return good ? 0 : 1;

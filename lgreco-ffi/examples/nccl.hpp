@@ -1,5 +1,5 @@
-// The few functions of NCCL and of the CUDA driver that nccl_trainer.cpp calls, loaded at run time: neither is needed to
-// compile.
+// The functions of NCCL and of the CUDA driver that nccl_trainer.cpp calls. They are loaded at run time, so that neither
+// library is needed to compile.
 #ifndef LGRECO_EXAMPLES_NCCL_HPP
 #define LGRECO_EXAMPLES_NCCL_HPP
 
@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-// A library that stays loaded.
+// A shared library that is never unloaded.
 class Library {
 public:
     explicit Library(const char *name) : name_(name), library_(dlopen(name, RTLD_NOW | RTLD_GLOBAL)) {
@@ -32,7 +32,7 @@ private:
 using Stream = void *;
 using Event = void *;
 
-// A device in its primary context, which stays current on this thread: the devices are dealt to the ranks of a machine.
+// A device in its primary context, which stays current on this thread. The ranks of a machine share its devices in turn.
 class Driver {
 public:
     explicit Driver(int rank_on_machine) : library_("libcuda.so.1") {
@@ -58,7 +58,7 @@ public:
         return reinterpret_cast<void *>(address);
     }
 
-    // Memory of the host that copies may go on reading and writing while the host does something else.
+    // Allocates page-locked host memory, so that copies run while the host does other work.
     void *allocate_locked(std::size_t bytes) const {
         void *memory = nullptr;
         call<void **, std::size_t, unsigned>("cuMemHostAlloc", &memory, bytes, 0);
@@ -77,16 +77,16 @@ public:
 
     void wait(Stream stream) const { call<Stream>("cuStreamSynchronize", stream); }
 
-    // What marks a moment of a stream.
+    // Makes an event, which marks a position in a stream.
     Event event() const {
         Event made = nullptr;
-        call<Event *, unsigned>("cuEventCreate", &made, 2);  // without the time
+        call<Event *, unsigned>("cuEventCreate", &made, 2);  // without timing
         return made;
     }
 
     void record(Event event, Stream stream) const { call<Event, Stream>("cuEventRecord", event, stream); }
 
-    // For what was in the stream before that moment, not for what came after it.
+    // Waits for the work before the event in its stream, not for later work.
     void wait_for(Event event) const { call<Event>("cuEventSynchronize", event); }
 
 private:
@@ -98,7 +98,7 @@ private:
     Library library_;
 };
 
-// All ranks' communicator.
+// The communicator of all ranks.
 class Nccl {
 public:
     struct Id {  // ncclUniqueId
@@ -107,7 +107,7 @@ public:
 
     Nccl() : library_("libnccl.so.2") {}
 
-    // What rank 0 makes and gives to the others.
+    // Makes the id that rank 0 sends to the others.
     Id id() const {
         Id made{};
         check("ncclGetUniqueId", library_.find<int (*)(Id *)>("ncclGetUniqueId")(&made));
@@ -120,7 +120,7 @@ public:
         rank_ = static_cast<std::size_t>(rank);
     }
 
-    // Every rank's `bytes`, this rank's in their place.
+    // Gathers `bytes` of every rank; this rank's bytes are already in place.
     void all_gather(void *buffer, std::size_t bytes, Stream stream) const {
         using Function = int (*)(const void *, void *, std::size_t, int, void *, Stream);
         check("ncclAllGather", library_.find<Function>("ncclAllGather")(static_cast<char *>(buffer) + rank_ * bytes, buffer,
@@ -133,7 +133,7 @@ public:
                                                                         communicator_, stream));
     }
 
-    // After an error the others may be in a collective, for which this would wait.
+    // After an error other ranks may be inside a collective, and ncclCommDestroy would wait for them.
     ~Nccl() {
         if (communicator_ != nullptr && std::uncaught_exceptions() == 0) library_.find<int (*)(void *)>("ncclCommDestroy")(communicator_);
     }

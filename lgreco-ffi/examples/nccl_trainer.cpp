@@ -1,14 +1,15 @@
-// Data-parallel training over NCCL of the network of digits.hpp, one GPU per rank, started by MPI.
+// Trains the network of digits.hpp, data-parallel over NCCL, one GPU per rank, started by MPI.
 //
 //   mpicxx -std=c++17 -O3 nccl_trainer.cpp -llgreco -ldl -o nccl_trainer && mpirun -np 2 ./nccl_trainer [DIGITS]
 //
-// Needs lgreco built with the feature `cuda`; the driver and libnccl.so.2 are loaded when it starts. Two buckets of layers
-// are in flight at a time, each on a stream of its own: gradients are compressed, exchanged and averaged in the GPUs'
-// memory, and no step waits for the host before its end. What has become of a step is read when the next one is enqueued.
-// (The network itself is computed on the host, because the example has no kernels of its own.)
+// Needs lgreco with the feature `cuda`; the driver and libnccl.so.2 are loaded at start. Two buckets of layers are in
+// flight at a time, each on a separate stream. Gradients are compressed, exchanged and averaged in the GPUs' memory, and a
+// step waits for the GPU only at its end. The outcome of a step is read when the next one is enqueued. The network itself
+// is computed on the host, because the example has no kernels for it.
 //
-// Trains under several settings and prints loss and accuracy on images nobody trained on, and the bytes a rank sent per
-// step. Exit code 1 when ranks end with different parameters, when the loss does not fall, or when a step has failed.
+// Trains under several settings. It prints loss and accuracy on images that no rank trained on, and the bytes that a rank
+// sent per step. The exit code is 1 if ranks end with different parameters, if the loss does not fall, or if a step has
+// failed.
 #include "digits.hpp"
 #include "mpi_collective.hpp"
 #include "nccl.hpp"
@@ -25,8 +26,8 @@ constexpr int steps = 120;
 
 struct Scheme {
     const char *name;
-    const char *setting;  // of weights, NULL for TopK with a tenth of the elements; biases go uncompressed
-    const char *sums;     // what NCCL adds
+    const char *setting;  // of weights, NULL for TopK with a tenth of the elements; biases are sent uncompressed
+    const char *sums;     // the type in which NCCL sums
 };
 
 constexpr Scheme schemes[] = {
@@ -69,7 +70,7 @@ public:
         for (Told &told : told_) told = {driver.allocate_locked(outcome_.bytes), driver.event()};
     }
 
-    // Enqueues what comes before the first collective.
+    // Enqueues the gradients' copies and the work before the first collective.
     void submit() {
         float *to = staged_;
         for (const Parameter *parameter : parameters_)
@@ -78,7 +79,8 @@ public:
         bucket_->submit(cuda_, gradients_);
     }
 
-    // Enqueues the next collective; whether there was one. Behind the last one, what has become of the step is told.
+    // Enqueues the next collective, and returns false if there was none. After the last one, enqueues the copy of the
+    // outcome.
     bool advance(const Nccl &nccl, std::uint64_t &sent) {
         const lgreco_request asked = bucket_->next(cuda_);
         switch (asked.kind) {
@@ -109,20 +111,20 @@ public:
         }
     }
 
-    // Steps that have failed, of all that were enqueued.
+    // Number of enqueued steps that have failed.
     std::uint32_t failed() {
         if (steps_ > 0) read(told_[(steps_ - 1) % 2]);
         return failed_;
     }
 
 private:
-    // A copy of what the bucket knows of a step, in page-locked memory, and what marks that it is there.
+    // A copy of a step's outcome in page-locked memory, with the event behind the copy.
     struct Told {
         void *copy = nullptr;
         Event there = nullptr;
     };
 
-    // Enqueues the copy of this step, and reads that of the step before, whatever the device is at.
+    // Enqueues the copy of this step's outcome, and reads that of the previous step without waiting for this one.
     void tell() {
         const Told &now = told_[steps_ % 2];
         driver_.download(now.copy, outcome_.address, outcome_.bytes, stream_);
@@ -157,7 +159,7 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
     const std::uint32_t rank = mpi.rank(), ranks = mpi.world_size();
     const auto [held_out, shard] = divide(digits, rank, ranks);
     Network network;
-    // The last layers first, as the backward pass has their gradients first.
+    // The last layers come first, because the backward pass has their gradients first.
     std::vector<std::unique_ptr<Bucket>> buckets;
     const std::size_t all = network.parameters.size(), half = all / 2 / 2 * 2;
     for (const auto &[from, to] : {std::pair{half, all}, std::pair{std::size_t{0}, half}}) {
@@ -179,7 +181,7 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
             if (left == half) buckets[0]->submit();
             if (left == 0) buckets[1]->submit();
         });
-        // One collective of each bucket by turns, in the same order on all ranks.
+        // Advance the buckets in turn by one collective each, in the same order on all ranks.
         std::vector<Bucket *> flying;
         for (const auto &bucket : buckets) flying.push_back(bucket.get());
         while (!flying.empty())
@@ -216,7 +218,7 @@ int main(int argc, char **argv) {
         const int rank = static_cast<int>(mpi.rank()), ranks = static_cast<int>(mpi.world_size());
         const auto here = std::filesystem::path(__FILE__).parent_path();
         const Batch digits = read_digits(argc > 1 ? std::filesystem::path(argv[1]) : here / "../../examples/data/digits.bin");
-        MPI_Comm node;  // the ranks of this machine, each with a GPU
+        MPI_Comm node;  // the ranks on this machine, each with a GPU
         int on_node = 0;
         mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
         mpi_check(MPI_Comm_rank(node, &on_node));

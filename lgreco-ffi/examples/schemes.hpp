@@ -1,4 +1,4 @@
-// The compression schemes that both trainers compare, their table, and what must hold for it.
+// The compression schemes that both trainers compare, with the table and the checks of the results.
 #ifndef LGRECO_EXAMPLES_SCHEMES_HPP
 #define LGRECO_EXAMPLES_SCHEMES_HPP
 
@@ -11,11 +11,11 @@ struct Scheme {
     const char *name;
     std::string_view policy;
     const char *method;
-    double parameter;  // bits, density or rank of the uniform setting; also L-GreCo's error budget
-    const char *reduce_dtype = "float32";  // of factors and uncompressed layers on the network
+    double parameter;  // bits, density or rank of the uniform setting, which L-GreCo's error budget is based on
+    const char *reduce_dtype = "float32";  // of sums of factors and of uncompressed layers
 };
 
-// Uncompressed first, then every uniform scheme with those of L-GreCo behind it.
+// The uncompressed scheme, then every uniform scheme followed by L-GreCo's.
 constexpr Scheme schemes[] = {
     {"uncompressed", "uncompressed", "qsgd", 4},
     {"QSGD 4 bits, uniform", "uniform", "qsgd", 4},
@@ -27,23 +27,23 @@ constexpr Scheme schemes[] = {
     {"PowerSGD, L-GreCo, bf16", "lgreco", "powersgd", 4, "bfloat16"},
 };
 
-// Options of one training run, with the first decision after `warmup` steps and another after every `period`: as in the paper, the
-// error of the uniform setting in as few bytes as possible.
+// Options of a training run. The first decision comes after `warmup` steps, and another after every `period`. As in the
+// paper, plans have the fewest bytes within the error of the uniform setting.
 inline lgreco::Options options_of(const Scheme &scheme, int warmup, int period) {
     return {{"policy", std::string(scheme.policy)}, {"method", scheme.method},   {"default", scheme.parameter},
             {"metric", "l2"},                       {"budget", "error"},         {"reduce_dtype", scheme.reduce_dtype},
             {"start_iter", warmup},                 {"period", period}};
 }
 
-// How a run ended, the same on every rank but for `bytes`.
+// The results of a run; all but `bytes` are the same on every rank.
 struct Outcome {
-    double loss_before, loss, accuracy;  // on data nobody trained on
+    double loss_before, loss, accuracy;  // on data that no rank trained on
     double bytes;                        // that this rank sent per step
     bool same;                           // all ranks ended with the same parameters, bit for bit
-    double seconds;                      // per step, of this rank; 0 where nobody looked at a clock
+    double seconds;                      // per step, of this rank; 0 if not measured
 };
 
-// Runs `train` under every scheme; rank 0 prints. Returns whether all went as it must.
+// Runs `train` under every scheme; rank 0 prints. Returns whether all checks passed.
 template <typename Train> bool compare(const MpiCollective &collective, Train train) {
     const bool speaks = collective.rank() == 0;
     if (speaks) std::printf("%-26s %8s %9s %11s %7s\n", "", "loss", "accuracy", "bytes/step", "fewer");

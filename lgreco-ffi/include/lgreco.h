@@ -1,10 +1,10 @@
 /*
  * lgreco: layer-wise adaptive gradient compression.
  *
- * This header is all that most programs need: measure a model's gradients, plan a compressor for each layer, and compress;
- * or leave all of that to a controller, which takes a whole training step in one call. Others build on it: lgreco_train.h
- * (files, saved states, buckets in flight, GPUs), lgreco_cuda.h (gradients in the memory of an NVIDIA GPU), and
- * lgreco_pipeline.h (activations between pipeline stages). A whole program:
+ * Most programs need only this header. It measures a model's gradients, plans a compressor for each layer, and compresses.
+ * Alternatively, a controller does all of this and exchanges the gradients, one call per training step. Three headers add
+ * more: lgreco_train.h (files, saved states, buckets in flight, GPUs), lgreco_cuda.h (gradients in the memory of an NVIDIA
+ * GPU), and lgreco_pipeline.h (activations between pipeline stages). A complete program:
  *
  *     #include <lgreco.h>
  *     #include <stdio.h>
@@ -62,10 +62,10 @@
  *         return 0;
  *     }
  *
- * What holds for every call stands in lgreco-ffi/README.md. In short: a call returns a status, and its outputs count only after
- * LGRECO_OK. Handles are freed by their destroy call. Different handles may be used by different threads at the same time.
- * Options are an array of names and values, all of them text, with NULL at its end; NULL stands for the defaults. Structs begin
- * with their INIT macro. Lengths count elements.
+ * lgreco-ffi/README.md states the rules for all calls. In short: a call returns a status, and its outputs are valid only
+ * after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the same time.
+ * Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults. Initialise
+ * structs with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -75,21 +75,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The version of these headers; lgreco_version() is that of the library.
+// The version of these headers; lgreco_version() returns the version of the library.
 #define LGRECO_VERSION_MAJOR 0
 #define LGRECO_VERSION_MINOR 1
 #define LGRECO_VERSION_PATCH 0
 #define LGRECO_VERSION "0.1.0"
 
-// Number of the headers, which changes with every declaration in them. The INIT macros put it into their structs. The first
-// call that is given a struct by a program that was compiled with other headers than the library's fails with
+// Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
+// program that was compiled with headers of another revision fails at its first call that takes a struct, with
 // LGRECO_STRUCT_SIZE.
 #define LGRECO_HEADER_REVISION 4
 
-// What struct_size is: the bytes of the struct and, above 16 bits, the number of the headers.
+// The value of struct_size: the bytes of the struct, and above bit 16 the revision of the headers.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
 
-// A type of 32 bits with names for its values.
+// A 32-bit type with named values.
 #ifdef __cplusplus
 #define LGRECO_ENUM(name) enum name : uint32_t
 extern "C" {
@@ -97,92 +97,94 @@ extern "C" {
 #define LGRECO_ENUM(name) typedef uint32_t name; enum
 #endif
 
-// Version of the library in use, such as "0.1.0"; LGRECO_VERSION is that of the headers. Static text.
+// Returns the version of the library in use, such as "0.1.0". LGRECO_VERSION is the version of the headers. The text is
+// static.
 const char *lgreco_version(void);
 
-// What has failed in this thread's last failed call; empty before the first.
+// Returns the text of this thread's last failed call; an empty text before the first failure.
 //
-// Such as "layer `fc1`: element 77 is NaN": it names layer, option, argument or file, what was found and what is expected. Text
-// is UTF-8, for people; only status codes are stable. It belongs to the thread, and is valid until the thread's next call
-// that fails. Calls that succeed leave it alone.
+// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, what was found and
+// what is expected. It is UTF-8 and meant for people; only status codes are stable. The text is valid until this thread's
+// next call that fails. Calls that succeed leave it unchanged.
 const char *lgreco_message(void);
 
-// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
+// The result of a call: LGRECO_OK, or why it failed. Codes are permanent.
 LGRECO_ENUM(lgreco_status) {
-    LGRECO_OK = 0,  // Done.
-    LGRECO_LENGTH = 1,  // An array or buffer has not the length the call needs.
+    LGRECO_OK = 0,  // The call succeeded.
+    LGRECO_LENGTH = 1,  // An array or buffer does not have the length that the call needs.
     LGRECO_PARAMETER = 2,  // A parameter is outside its range.
-    LGRECO_TOO_MANY_ELEMENTS = 3,  // A tensor with 2^32 rows, columns or elements, or more.
+    LGRECO_TOO_MANY_ELEMENTS = 3,  // A tensor has 2^32 or more rows, columns or elements.
     LGRECO_NON_FINITE = 4,  // A gradient holds NaN or infinity.
-    LGRECO_OVERFLOW = 5,  // A result does not fit the number format it is sent in.
-    LGRECO_UNKNOWN_NAME = 6,  // A word that names nothing.
-    LGRECO_OUT_OF_MEMORY = 7,  // There is no memory for a workspace.
-    LGRECO_ELEMENT_OVERFLOW = 8,  // An element is too large for the format it is to be sent in.
-    LGRECO_DEVICE = 9,  // A device failed or cannot do this.
-    LGRECO_SETTING_WORD = 10,  // A word that no setting has there.
-    LGRECO_SETTING_SYNTAX = 11,  // A text that is not a setting, although all words before the place at fault are known.
-    LGRECO_EMPTY_TABLE = 20,  // A table without layers.
-    LGRECO_EMPTY_LAYER = 21,  // A layer without options.
+    LGRECO_OVERFLOW = 5,  // A result does not fit the number format in which it is sent.
+    LGRECO_UNKNOWN_NAME = 6,  // A name is unknown.
+    LGRECO_OUT_OF_MEMORY = 7,  // Memory for a workspace cannot be allocated.
+    LGRECO_ELEMENT_OVERFLOW = 8,  // An element is too large for the format in which it is sent.
+    LGRECO_DEVICE = 9,  // A device failed, or does not support the operation.
+    LGRECO_SETTING_WORD = 10,  // A setting has a word that is unknown at this place.
+    LGRECO_SETTING_SYNTAX = 11,  // The text is not a setting, although all words before the error are known.
+    LGRECO_EMPTY_TABLE = 20,  // A table has no layers.
+    LGRECO_EMPTY_LAYER = 21,  // A layer has no options.
     LGRECO_OPTION_ERROR = 22,  // An option's error is NaN, infinite or negative.
-    LGRECO_SIZE_OVERFLOW = 23,  // The sizes of the largest options do not fit 64 bits in all.
-    LGRECO_NO_SUCH_OPTION = 24,  // A choice names an option its layer does not have.
-    LGRECO_BUDGET = 25,  // A budget that is NaN, infinite or negative.
+    LGRECO_SIZE_OVERFLOW = 23,  // The sum of the layers' largest option sizes does not fit 64 bits.
+    LGRECO_NO_SUCH_OPTION = 24,  // A choice names an option that its layer does not have.
+    LGRECO_BUDGET = 25,  // A budget is NaN, infinite or negative.
     LGRECO_INFEASIBLE = 26,  // No plan meets the budget.
-    LGRECO_OVER_BUDGET = 27,  // A plan's choices cost more error than its budget.
-    LGRECO_PLAN_MISMATCH = 28,  // A plan's statement about itself does not hold.
-    LGRECO_DUPLICATE_NAME = 29,  // Two layers have one name.
+    LGRECO_OVER_BUDGET = 27,  // The error of a plan's choices exceeds its budget.
+    LGRECO_PLAN_MISMATCH = 28,  // A plan does not have the size, error or bound that it states.
+    LGRECO_DUPLICATE_NAME = 29,  // Two layers have the same name.
     LGRECO_SIZE_INFEASIBLE = 30,  // No plan is within the size limit.
     LGRECO_OVER_SIZE = 31,  // A plan's choices are larger than its size limit.
-    LGRECO_NO_SHARED_OPTION = 32,  // Layers of one group have no option left that all of them can have.
-    // Layers of one group differ in their number of options, where these are matched by their index.
-    LGRECO_UNEQUAL_OPTIONS = 33,
-    LGRECO_RULED_OUT = 34,  // A plan's choice that the table's groups or fixed options rule out.
-    LGRECO_PAYLOAD_HEADER = 40,  // Bytes that are not a payload of this version.
-    LGRECO_PAYLOAD_BODY = 41,  // A payload whose body contradicts its header.
-    LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload beyond what this version defines.
-    LGRECO_UNKNOWN_METHOD = 43,  // A method that is neither the library's own nor known to the program.
-    LGRECO_NOT_CONTRACTIVE = 60,  // A compressor under which feedback may amplify errors.
-    LGRECO_FEEDBACK_RULE = 61,  // A feedback rule used where it does not work.
-    LGRECO_SAVED_STATE = 62,  // Bytes that are not a saved state of this version.
-    LGRECO_CHECKSUM = 63,  // A saved state or a sealed payload that is not as it was written: damaged or cut short.
+    LGRECO_NO_SHARED_OPTION = 32,  // The layers of a group have no option in common.
+    LGRECO_UNEQUAL_OPTIONS = 33,  // The layers of a group are matched by option index, but have different numbers of options.
+    LGRECO_RULED_OUT = 34,  // A plan chooses an option that the table's groups or fixed options exclude.
+    LGRECO_PAYLOAD_HEADER = 40,  // The bytes are not a payload of this version.
+    LGRECO_PAYLOAD_BODY = 41,  // The body of a payload contradicts its header.
+    LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload is beyond what this version defines.
+    LGRECO_UNKNOWN_METHOD = 43,  // The method is neither one of the library's nor known to the program.
+    LGRECO_NOT_CONTRACTIVE = 60,  // Error feedback may amplify errors under this compressor.
+    LGRECO_FEEDBACK_RULE = 61,  // A feedback rule is used where it does not work.
+    LGRECO_SAVED_STATE = 62,  // The bytes are not a saved state of this version.
+    LGRECO_CHECKSUM = 63,  // A saved state or a sealed payload is damaged or cut short.
     LGRECO_COLLECTIVE = 80,  // A collective callback failed.
     LGRECO_PEER = 81,  // Another worker could not take part.
-    LGRECO_PEER_PLAN = 82,  // Workers want to exchange different things.
-    LGRECO_PEER_MESSAGE = 83,  // What another worker sent cannot be decoded.
-    LGRECO_LAYER_MISMATCH = 100,  // What is handed to a controller is not the layer it was made for.
+    LGRECO_PEER_PLAN = 82,  // Workers differ in the layers or options of an exchange.
+    LGRECO_PEER_MESSAGE = 83,  // A message from another worker cannot be decoded.
+    LGRECO_LAYER_MISMATCH = 100,  // A layer, gradient or bucket does not match the layers of the controller.
     LGRECO_NON_FINITE_GRADIENT = 101,  // A layer's gradient holds NaN or infinity.
     LGRECO_IN_FLIGHT = 102,  // A layer is in a bucket that is being exchanged.
-    LGRECO_STEP_ORDER = 103,  // A call that does not fit where the step is: before it has begun, say, or twice.
-    LGRECO_NOT_FIXED = 104,  // Settings given to a controller that was made without.
-    LGRECO_OUT_OF_STEP = 120,  // A message of a cut is not the one that comes next.
-    LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut remember different things of a sample.
-    LGRECO_DUPLICATE_SAMPLE = 122,  // A batch holds a sample twice.
-    LGRECO_TOO_MANY_IN_FLIGHT = 123,  // More micro-batches on their way than a cut keeps tickets for.
-    LGRECO_NOT_IN_FLIGHT = 124,  // A ticket that no micro-batch in flight has.
-    LGRECO_MID_STEP = 125,  // A call that has to wait for the end of the step.
-    LGRECO_OTHER_SETTING = 126,  // A saved cut that was set otherwise.
-    LGRECO_NULL_POINTER = 200,  // A pointer is NULL that must not be.
+    LGRECO_STEP_ORDER = 103,  // The call is not allowed at this point of the step, for instance before it has begun, or twice.
+    LGRECO_NOT_FIXED = 104,  // The call gives settings to a controller that was made without settings.
+    LGRECO_OUT_OF_STEP = 120,  // The message is not the one that comes next at this end of the cut.
+    LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut have different memories of a sample.
+    LGRECO_DUPLICATE_SAMPLE = 122,  // A batch contains a sample twice.
+    LGRECO_TOO_MANY_IN_FLIGHT = 123,  // There are more micro-batches in flight than the cut has tickets.
+    LGRECO_NOT_IN_FLIGHT = 124,  // No micro-batch in flight has this ticket.
+    LGRECO_MID_STEP = 125,  // The call is allowed only between steps.
+    LGRECO_OTHER_SETTING = 126,  // The saved cut has another setting.
+    LGRECO_NULL_POINTER = 200,  // A required pointer is NULL.
     LGRECO_ALIGNMENT = 201,  // A pointer is not aligned for its type.
     LGRECO_OVERLAP = 202,  // An output overlaps an input or another output.
-    // A struct's struct_size is not that of this library: the INIT macro was not used, or the program was compiled with another
-    // header than the library's.
+    // The struct_size of a struct is not that of this library. Either the INIT macro was not used, or the program was compiled
+    // with headers of another revision.
     LGRECO_STRUCT_SIZE = 203,
-    LGRECO_UNKNOWN_CONSTANT = 204,  // A number that should be one of a list of constants is none of them.
-    LGRECO_TEXT = 205,  // Text is not UTF-8, holds a NUL, or has none at its end.
-    LGRECO_JSON = 206,  // Not JSON, or not the JSON expected there.
-    LGRECO_JSON_VERSION = 207,  // A table or plan file of a version this library does not read.
-    LGRECO_HANDLE = 208,  // Not a handle, one of another kind, or a copy of one that has been destroyed.
+    LGRECO_UNKNOWN_CONSTANT = 204,  // A number is not one of the constants of its type.
+    LGRECO_TEXT = 205,  // A text is not UTF-8, contains a NUL, or lacks the NUL at its end.
+    LGRECO_JSON = 206,  // The text is not JSON, or lacks expected fields.
+    LGRECO_JSON_VERSION = 207,  // This library does not read table or plan files of this version.
+    LGRECO_HANDLE = 208,  // The pointer is not a handle, is a handle of another kind, or is a copy of a destroyed handle.
     LGRECO_BUSY = 209,  // The handle is in use by another call.
-    LGRECO_UNAVAILABLE = 210,  // The device, or what is asked of it, does not exist.
-    LGRECO_NO_SETTINGS = 211,  // The table has no compressor setting for the option, as those that the library did not measure.
+    LGRECO_UNAVAILABLE = 210,  // The device does not exist or cannot be used, or does not support the request.
+    // The table has no compressor setting for the option, because the library did not measure the table.
+    LGRECO_NO_SETTINGS = 211,
     LGRECO_OTHER_END = 212,  // The call is for the other end of a cut.
-    LGRECO_NOT_BUILT_IN = 213,  // Devices of this kind were left out of this build of the library.
-    LGRECO_UNKNOWN_OPTION = 214,  // The name of an option that the call does not have, or one that is given twice.
-    LGRECO_TRAINER = 215,  // The trainer of this rank has failed, as it has said by lgreco_bucket_submit_failure.
-    LGRECO_PANIC = 255,  // A bug in the library. The handle it happened in can only be destroyed.
+    LGRECO_NOT_BUILT_IN = 213,  // This build of the library does not support devices of this kind.
+    LGRECO_UNKNOWN_OPTION = 214,  // The call has no option of this name, or the option is given twice.
+    LGRECO_TRAINER = 215,  // The trainer of this rank has reported a failure by lgreco_bucket_submit_failure.
+    LGRECO_PANIC = 255,  // A bug in the library. The handle of the call can only be destroyed.
 };
 
-// The name of the constant, such as "LGRECO_INFEASIBLE"; of other numbers "unknown status". Static text.
+// Returns the name of the constant, such as "LGRECO_INFEASIBLE", or "unknown status" for other numbers. The text is
+// static.
 const char *lgreco_status_name(lgreco_status status);
 
 /* ---- 1. Layers, and what compression does to their gradients ---- */
@@ -190,40 +192,41 @@ const char *lgreco_status_name(lgreco_status status);
 // An element type.
 LGRECO_ENUM(lgreco_dtype) {
     LGRECO_DTYPE_F32 = 0,  // IEEE single precision.
-    LGRECO_DTYPE_F16 = 1,  // IEEE half precision, by its bits.
-    LGRECO_DTYPE_BF16 = 2,  // bfloat16, by its bits.
+    LGRECO_DTYPE_F16 = 1,  // IEEE half precision, stored as its bits.
+    LGRECO_DTYPE_BF16 = 2,  // bfloat16, stored as its bits.
 };
 
 // A named tensor of the model. Begin with LGRECO_LAYER_INIT.
 typedef struct lgreco_layer {
     // Set by the INIT macro.
     size_t struct_size;
-    // Its name, UTF-8; state and plans are keyed by it.
+    // The layer's name, UTF-8. Saved states and plans identify the layer by it.
     const char *name;
-    // Its dimensions; PowerSGD sees a matrix of the first by the product of the others.
+    // The layer's dimensions. PowerSGD treats the tensor as a matrix: the first dimension by the product of the others.
     const size_t *dims;
-    // Their number; 0 for a scalar.
+    // Number of dimensions; 0 for a scalar.
     size_t dims_len;
-    // Its gradient, row-major, as many elements as the product of `dims`. Only read; not needed to make a compressor.
+    // The gradient, row-major, with as many elements as the product of `dims`. It is only read, and not needed to make a
+    // compressor.
     const void *values;
-    // Type of its elements.
+    // Type of the gradient's elements.
     lgreco_dtype dtype;
 } lgreco_layer;
 #define LGRECO_LAYER_INIT {LGRECO_SIZE_OF(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
 
-// A device that measures and compresses (lgreco_context_create); NULL wherever one is asked for is the CPU. Any number of threads
-// may use it, and what was made with it does not need it afterwards.
+// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context is the CPU. Any number
+// of threads may use a context. Handles that were made with it remain valid when it is destroyed.
 typedef struct lgreco_context lgreco_context;
 
 // An error table with names, owned by the library. It never changes.
 typedef struct lgreco_table lgreco_table;
 
-// Measures every layer of a model on its gradient under every candidate setting. The result is the error table to plan on.
-// Layers with one dimension or fewer, or few elements, are left out: `model_layers` of the view tells which are in.
-// `context` may be NULL: the CPU. Allocates.
+// Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
+// lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
+// lists the others. `context` may be NULL: the CPU. Allocates.
 //
-// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME; LGRECO_UNKNOWN_OPTION,
-// LGRECO_UNKNOWN_NAME and LGRECO_PARAMETER for options.
+// Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
+// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
 lgreco_status lgreco_table_measure(const struct lgreco_context *context,
                                    const struct lgreco_layer *layers,
                                    size_t layers_len,
@@ -252,28 +255,30 @@ lgreco_status lgreco_table_measure(const struct lgreco_context *context,
 
 // One option of one layer. This struct never changes.
 typedef struct lgreco_choice {
-    // Bits one worker sends for the layer under this option.
+    // Bits that one worker sends for the layer under this option.
     uint64_t size;
-    // How much the option hurts: finite, not negative, in any one metric.
+    // Error of the option: finite, not negative, in any metric that all options share.
     double error;
 } lgreco_choice;
 
-// Of `fixed` in a table view: plans choose the layer's option.
+// In `fixed` of a table view: plans may choose any option of the layer.
 #define LGRECO_NO_OPTION UINT32_MAX
 
-// An error table in arrays: the caller's own, or what is in a table handle. Begin with LGRECO_TABLE_VIEW_INIT, all NULL.
+// An error table as arrays, owned by the caller or by a table handle. Begin with LGRECO_TABLE_VIEW_INIT, which sets all
+// pointers to NULL.
 typedef struct lgreco_table_view {
     // Set by the INIT macro.
     size_t struct_size;
     // Number of layers, at least 1.
     size_t layers;
-    // Per layer, where its options end in `choices`: layer l has ends[l - 1] .. ends[l], layer 0 begins at 0.
+    // Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]; those of layer 0
+    // begin at 0.
     const size_t *ends;
     // All options, layer after layer.
     const struct lgreco_choice *choices;
-    // Per layer, the option of the uniform setting, whose size or error a limit may be; may be NULL.
+    // Per layer, the option of the uniform setting, whose size or error can serve as the limit; may be NULL.
     const uint32_t *defaults;
-    // The table's own error budget; NULL for none.
+    // The table's error budget; NULL for none.
     const double *budget;
     // Per layer, its name, UTF-8; NULL for names like "0", "1".
     const char *const *names;
@@ -281,47 +286,47 @@ typedef struct lgreco_table_view {
     const char *const *labels;
     // Per layer, the number of elements of its gradient; NULL for 0.
     const uint64_t *elements;
-    // Per layer, the bits of its gradient as it is; NULL for 32 per element.
+    // Per layer, the bits of its uncompressed gradient; NULL for 32 per element.
     const uint64_t *uncompressed_sizes;
-    // What errors are measured in, such as "l2"; NULL for "".
+    // The metric of the errors, such as "l2"; NULL for "".
     const char *metric;
-    // Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
+    // Per layer of the table, its index in the model; set by the library for tables that it measured, else NULL.
     const size_t *model_layers;
-    // Per layer, the name of its group, UTF-8, or NULL: plans give all layers of a group options of one label (tied weights,
-    // fused projections). NULL for no groups.
+    // Per layer, the name of its group, UTF-8, or NULL. Plans choose options with the same label for all layers of a group
+    // (tied weights, fused projections). NULL for no groups.
     const char *const *groups;
-    // Per layer, the option that every plan has, or LGRECO_NO_OPTION. NULL for none.
+    // Per layer, the option that every plan must choose, or LGRECO_NO_OPTION. NULL for none.
     const uint32_t *fixed;
 } lgreco_table_view;
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-// Copies a table into a handle and checks it whole: names and labels too.
+// Copies a table into a handle, and checks all of it, including names and labels.
 lgreco_status lgreco_table_create(const struct lgreco_table_view *view, struct lgreco_table **table);
 
-// Fills `view` with pointers into the table, valid until it is destroyed. `names`, `labels`, `elements`,
+// Fills `view` with pointers into the table, valid until the table is destroyed. `names`, `labels`, `elements`,
 // `uncompressed_sizes` and `metric` are then never NULL.
-lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_table_view *view);
+lgreco_status lgreco_table_get(const struct lgreco_table *table,
+                               struct lgreco_table_view *view);
 
-// Bytes of a setting's text with the NUL after it. All that the library writes fit.
+// Bytes of a setting's text including the NUL. It suffices for every text that the library writes.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
-// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
-// plan files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+// A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
+// files. README.md lists the words. Calls with a single setting take its text alone. This struct never changes.
 //
-// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
-// LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.
-// LGRECO_PARAMETER is for a number out of range, LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first
-// LGRECO_SETTING_TEXT_BYTES bytes.
+// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
+// another word or a number is expected, also for an empty text. The message names the word. A number out of range is
+// LGRECO_PARAMETER. Text that is not UTF-8, or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes, is LGRECO_TEXT.
 typedef struct lgreco_setting {
-    // With a NUL after it. The library fills what is left with NULs.
+    // The text and a NUL. The library fills the remaining bytes with NULs.
     char text[LGRECO_SETTING_TEXT_BYTES];
 } lgreco_setting;
 
-// Fills `setting` with the compressor behind an option of a table that was measured by the library, now or before it was
+// Fills `setting` with the compressor of an option. The library must have measured the table, in this run or before it was
 // written to a file.
 //
-// LGRECO_NO_SETTINGS for tables of other origin; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there is no such layer.
+// Fails with LGRECO_NO_SETTINGS for other tables, LGRECO_NO_SUCH_OPTION, LGRECO_LENGTH for an unknown layer.
 lgreco_status lgreco_table_setting(const struct lgreco_table *table,
                                    size_t layer,
                                    uint32_t option,
@@ -332,16 +337,16 @@ lgreco_status lgreco_table_destroy(struct lgreco_table **table);
 
 /* ---- 2. Plans: one option per layer ---- */
 
-// One option per layer, verified. It never changes.
+// A verified plan: one option per layer. It never changes.
 typedef struct lgreco_plan lgreco_plan;
 
-// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
-// more than the uniform setting has, where that is within it. It keeps the groups and fixed options of the table. The same
-// input gives the same plan. Allocates its workspace.
+// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
+// plan is never worse than the uniform setting, if that is within the limit. It keeps the table's groups and fixed
+// options. The same input gives the same plan. Allocates its workspace.
 //
-// LGRECO_INFEASIBLE when no plan meets the error budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when
-// none meets the size limit: the message tells the smallest size; LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER for options; codes
-// from 20 on about the table.
+// Fails with LGRECO_INFEASIBLE when no plan meets the error budget, with the smallest error in the message, and
+// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Also fails with
+// LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER for options, and codes from 20 on for the table.
 lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
                                 const char *const *options,
                                 struct lgreco_plan **plan);
@@ -357,14 +362,14 @@ lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
 //                         objective seconds, seconds). Default: error for a table that has a budget, else size.
 //   alpha                 the budget of `size` or `error` is multiplied by this. Default: 1.
 
-// What a plan was made to keep within.
+// The kind of limit that a plan keeps.
 LGRECO_ENUM(lgreco_limit) {
-    LGRECO_LIMIT_NONE = 0,  // Nothing: there is no plan.
-    LGRECO_LIMIT_ERROR = 1,  // An error: no plan within it is smaller than `lower_bound`.
-    LGRECO_LIMIT_SIZE = 2,  // A size: no plan within it has less error than `error_lower_bound`.
+    LGRECO_LIMIT_NONE = 0,  // No limit, because there is no plan.
+    LGRECO_LIMIT_ERROR = 1,  // A limit on the error: `lower_bound` bounds the size of all plans within it.
+    LGRECO_LIMIT_SIZE = 2,  // A limit on the size: `error_lower_bound` bounds the error of all plans within it.
 };
 
-// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
+// A plan as arrays, owned by a plan handle or by the caller. Begin with LGRECO_PLAN_VIEW_INIT.
 typedef struct lgreco_plan_view {
     // Set by the INIT macro.
     size_t struct_size;
@@ -372,31 +377,31 @@ typedef struct lgreco_plan_view {
     size_t layers;
     // Per layer, the index of the chosen option among the layer's options.
     const uint32_t *options;
-    // Bits of the chosen options in all.
+    // Total bits of the chosen options.
     uint64_t size;
-    // LGRECO_LIMIT_ERROR: no plan within the budget is smaller than this many bits; the plan is proved optimal when `size`
-    // equals it. Otherwise 0.
+    // LGRECO_LIMIT_ERROR: a lower bound, in bits, of the size of all plans within the budget. If `size` equals it, the
+    // plan is proved optimal. Otherwise 0.
     uint64_t lower_bound;
-    // Error of the chosen options in all.
+    // Total error of the chosen options.
     double error;
-    // LGRECO_LIMIT_ERROR: the error budget the plan was made for. Otherwise 0.
+    // LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
     double budget;
-    // Who made it, such as "exact"; filled by the library, not read.
+    // The solver that made the plan, such as "exact"; set by the library, not read.
     const char *solver;
-    // 1 when the plan is proved optimal, else 0; filled by the library, not read.
+    // 1 when the plan is proved optimal, else 0; set by the library, not read.
     uint32_t proven;
-    // What the plan was made for.
+    // The kind of limit that the plan keeps.
     lgreco_limit limit;
-    // LGRECO_LIMIT_SIZE: the most bits that the plan may have. Otherwise 0.
+    // LGRECO_LIMIT_SIZE: the maximum number of bits. Otherwise 0.
     uint64_t size_limit;
-    // LGRECO_LIMIT_SIZE: no plan within the size limit has less error than this; the plan is proved optimal when `error` is
-    // within 2^-40 of it, which is how finely the solver tells errors apart. Otherwise 0.
+    // LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. If `error` is within 2^-40 of it,
+    // the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
     double error_lower_bound;
 } lgreco_plan_view;
 #define LGRECO_PLAN_VIEW_INIT                                                                                          \
     {LGRECO_SIZE_OF(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 
-// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
+// Fills `view` with the plan. Its pointers into the plan are valid until the plan is destroyed.
 lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan_view *view);
 
 // Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
@@ -405,19 +410,20 @@ lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 /*
  * ---- 3. Compression by hand ----
  *
- * Every rank needs the settings of every layer: text, which is the same on every machine. Payloads are decoded one by one, and
- * what they decode to is summed, those of PowerSGD too. Payloads of AdaComp, hard thresholds and SIDCo are as long as the call
- * that writes them says; all others have one length under one setting, on every rank.
+ * Every rank needs the settings of every layer. A setting is text, the same on every machine. Decode payloads one by one
+ * and sum the results, also for PowerSGD. The length of payloads of AdaComp, hard thresholds and SIDCo depends on the
+ * values; lgreco_compressor_encode tells it. Payloads of other methods have the same length on every rank under one
+ * setting.
  */
 
-// The compressor of one layer on one worker, with what it remembers and the memory it works in.
+// The compressor of one layer on one worker, with its residual and its workspace.
 typedef struct lgreco_compressor lgreco_compressor;
 
-// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `context` may be
-// NULL: the CPU. Allocates all that later calls work in.
+// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". `context` may
+// be NULL: the CPU. Allocates all memory for later calls.
 //
-// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error feedback
-// (lgreco_feedback_check); the codes of lgreco_setting; LGRECO_UNKNOWN_OPTION.
+// Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
+// feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
 lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const char *setting,
@@ -434,17 +440,17 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //   gain                  how much of an error is remembered, above 0, at most 1. Default: 1.
 //   reset_every           what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.
 
-// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
-// decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
+// Tells the most bytes that lgreco_compressor_encode writes under the present setting. It writes exactly this number,
+// unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
                                       size_t *bytes);
 
-// Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
-// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
-// `payload`. Does not allocate.
+// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With feedback, the
+// residual is added first, and the compression error becomes the new residual. `length` receives the number of bytes
+// written to `payload`. Does not allocate.
 //
-// LGRECO_NON_FINITE; LGRECO_LENGTH when the payload does not fit `capacity`, as it always does that of
-// lgreco_compressor_bound; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when the payload does not fit `capacity` (lgreco_compressor_bound always
+// suffices), LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The residual is then unchanged.
 lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        uint32_t step,
                                        const void *values,
@@ -452,10 +458,11 @@ lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        size_t capacity,
                                        size_t *length);
 
-// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
-// elements. Changes nothing; does not allocate.
+// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of elements.
+// Changes no state and does not allocate.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
+// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
+// writes.
 lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
                                        const uint8_t *payload,
                                        size_t length,
@@ -468,117 +475,119 @@ lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
 /*
  * ---- 4. A controller: a whole training step in one call ----
  *
- * It measures, plans, switches, compresses, exchanges, and remembers what was not sent. The trainer gives it the network as a
- * callback and its gradients as pointers, and gets their means. Exchanges that go on during the backward pass are in
- * lgreco_train.h.
+ * It measures, plans, switches settings, compresses, exchanges, and keeps the residuals. The trainer supplies the network
+ * as a callback and its gradients as pointers; the means replace the gradients. lgreco_train.h has exchanges during the
+ * backward pass.
  */
 
-// Whose memory it is.
+// The memory that pointers of a request point to.
 LGRECO_ENUM(lgreco_device) {
-    LGRECO_DEVICE_CPU = 0,  // The host's.
-    LGRECO_DEVICE_CUDA = 1,  // That of the NVIDIA GPU of a lgreco_cuda_bucket.
+    LGRECO_DEVICE_CPU = 0,  // Host memory.
+    LGRECO_DEVICE_CUDA = 1,  // Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
 };
 
-// A collective that the caller is to perform.
+// The kind of collective that the caller performs.
 LGRECO_ENUM(lgreco_request_kind) {
-    LGRECO_REQUEST_NONE = 0,  // None: there is nothing left to do.
-    // Replace the `count` f32 of `buffer` by their sums over the workers: the same bits on each, NaN stays NaN.
+    LGRECO_REQUEST_NONE = 0,  // No collective: nothing is left to do.
+    // Replace the `count` f32 of `buffer` by their sums over the workers. All workers get the same bits, and NaN stays NaN.
     LGRECO_REQUEST_ALL_REDUCE_SUM = 1,
-    // Fill `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are in their
-    // place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
+    // Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
+    // already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
     LGRECO_REQUEST_ALL_GATHER = 2,
-    // As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
-    // thresholds, SIDCo, AdaComp and the route scatter_reduce ask for it.
+    // Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
+    // hard thresholds, SIDCo, AdaComp and the route scatter_reduce use it.
     LGRECO_REQUEST_ALL_GATHER_EACH = 3,
     LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by those of worker `root`.
-    // Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
-    // ascending. Only the route scatter_reduce and shards ask for it.
+    // For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
+    // received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
     LGRECO_REQUEST_ALL_TO_ALL = 5,
-    // Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
-    // of the others does not matter. Only shards ask for it.
+    // `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
+    // the workers; the others may change arbitrarily. Only shards use it.
     LGRECO_REQUEST_REDUCE_SCATTER_SUM = 6,
-    // As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
-    // the option `reduce_dtype` asks for it.
+    // Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
+    // every addition. Only the option `reduce_dtype` uses it.
     LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 = 7,
-    LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 = 8,  // As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
+    // Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16. Only shards with the option `reduce_dtype` use it.
+    LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 = 8,
 };
 
-// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
+// A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 //
-// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
-// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
-// same ones with the same lengths, and must start those of different buckets in the same order.
+// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or of
+// lgreco_controller_control; pointers are valid until then. All workers get the same requests with the same lengths. They
+// must start the collectives of different buckets in the same order.
 typedef struct lgreco_request {
     // Set by the INIT macro.
     size_t struct_size;
-    // Which collective.
+    // Kind of collective.
     lgreco_request_kind kind;
-    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
-    // lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
+    // The memory that `buffer`, `send` and `received` point to. It is LGRECO_DEVICE_CUDA for lgreco_cuda_bucket_next, else
+    // LGRECO_DEVICE_CPU.
     lgreco_device memory;
-    // The worker whose bytes all others get.
+    // The worker that broadcasts.
     uint32_t root;
-    // What is replaced or filled; aligned for f32 where it holds them.
+    // Memory to replace or fill; aligned for f32 if it holds f32.
     void *buffer;
     // Number of f32 or bf16.
     size_t count;
-    // Bytes; of one worker where they are gathered.
+    // Number of bytes; those of one worker for LGRECO_REQUEST_ALL_GATHER.
     size_t length;
-    // Bytes of each worker; of sums that are scattered number of values.
+    // Bytes per worker for LGRECO_REQUEST_ALL_GATHER_EACH; number of values per worker for scattered sums.
     const uint64_t *lens;
-    // What to send, by receiver.
+    // Bytes to send, in order of the receivers.
     const uint8_t *send;
-    // Bytes for each worker.
+    // Number of bytes to send to each worker.
     const uint64_t *send_lens;
-    // What comes, by sender.
+    // Memory for the received bytes, in order of the senders.
     uint8_t *received;
-    // Bytes from each worker.
+    // Number of bytes to receive from each worker.
     const uint64_t *received_lens;
 } lgreco_request;
 #define LGRECO_REQUEST_INIT                                                                                            \
     {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
-// What `perform` returns for a kind of collective that the embedder does not have.
+// The result of `perform` for a kind of collective that the program does not support.
 #define LGRECO_COLLECTIVE_UNSUPPORTED INT32_MIN
 
-// Performs one collective, which blocks.
+// Performs one collective and returns when it is done.
 typedef int32_t (*lgreco_perform)(void *user, const struct lgreco_request *request);
 
-// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
-// sockets. Begin with LGRECO_COLLECTIVE_INIT.
+// The network: blocking collectives of one worker in a group, which the program implements on NCCL, MPI, Gloo or sockets.
+// Begin with LGRECO_COLLECTIVE_INIT.
 typedef struct lgreco_collective {
     // Set by the INIT macro.
     size_t struct_size;
-    // This worker's number, below `world_size`.
+    // This worker's rank, less than `world_size`.
     uint32_t rank;
     // Number of workers, at least 1; 1 by default.
     uint32_t world_size;
-    // Given to `perform`.
+    // Passed to `perform`.
     void *user;
-    // Performs what a lgreco_request describes and returns 0, or an error code of the embedder's: the call that made it then
-    // fails with LGRECO_COLLECTIVE. All workers are asked for the same collectives in the same order with the same lengths. A
-    // worker that cannot go on must make the others' collectives fail rather than wait for ever.
+    // Performs the collective of a lgreco_request and returns 0, or an error code of the program's. The library call then
+    // fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order with the same lengths. A worker
+    // that cannot continue must make the others' collectives fail, so that they do not wait forever.
     //
-    // It is called in the calling thread, during the call; the request and its memory are valid until it returns. It must not
-    // throw, nor use the handle of the call (LGRECO_BUSY).
+    // It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
+    // It must not throw, nor use the handle of the library call (LGRECO_BUSY).
     //
-    // Every network needs LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are asked for by options that
-    // say so; without them it returns LGRECO_COLLECTIVE_UNSUPPORTED. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as
-    // an all-reduce of all `count` values, at about twice the traffic.
+    // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
+    // only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
+    // LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about twice the
+    // traffic.
     lgreco_perform perform;
 } lgreco_collective;
 #define LGRECO_COLLECTIVE_INIT {LGRECO_SIZE_OF(lgreco_collective), 0, 1, NULL, NULL}
 
-// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
-// remembers.
+// One worker's part of compressed training. It decides when and how strongly to compress each layer, compresses,
+// exchanges, and keeps the residuals.
 typedef struct lgreco_controller lgreco_controller;
 
-// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
-// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides; else they
-// are one per layer, and stay until lgreco_controller_set_settings. No collective call is made.
+// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
+// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides.
+// Otherwise there is one setting per layer, kept until lgreco_controller_set_settings. The call performs no collective.
 //
-// LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options; the codes of lgreco_setting;
-// LGRECO_DUPLICATE_NAME.
+// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
+// lgreco_setting, LGRECO_DUPLICATE_NAME.
 lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        const struct lgreco_collective *collective,
                                        const struct lgreco_layer *layers,
@@ -631,52 +640,56 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
 //                         lgreco_controller_roll_back and lgreco_controller_abandon_step. Default: false; they are always kept
 //                         where `non_finite` is not error.
 
-// What became of a step's gradients.
+// The result of a step for its gradients.
 LGRECO_ENUM(lgreco_outcome) {
-    LGRECO_OUTCOME_EXCHANGED = 0,  // They are the means of all workers' gradients, compressed as was decided.
-    // Some rank's were not finite; they are zeros. Do not update the parameters. After buckets in flight: the gradients of other
-    // buckets are means that do not count, and residuals are what they were before the step.
+    LGRECO_OUTCOME_EXCHANGED = 0,  // The gradients are the means over the workers, compressed as decided.
+    // Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step of
+    // buckets in flight: the gradients of other buckets are means to be ignored, and residuals are as before the step.
     LGRECO_OUTCOME_SKIPPED = 1,
-    // Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
-    // which are NaN now.
+    // Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
+    // step of buckets in flight: the gradients of the affected buckets are NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
-    // After buckets in flight: the exchange of some bucket has failed, on every rank, and its gradients are of no use.
+    // After a step of buckets in flight: the exchange of some bucket failed on every rank, and its gradients are unusable.
     LGRECO_OUTCOME_FAILED = 3,
 };
 
-// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+// The report of a step. Everything except the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
 typedef struct lgreco_report {
     // Set by the INIT macro.
     size_t struct_size;
-    // Its number, from 0.
+    // The step's number, from 0.
     uint64_t step;
-    // What became of the gradients.
+    // The result for the gradients.
     lgreco_outcome outcome;
-    // 1 when it was the first under new settings, else 0.
+    // 1 when this was the first step under new settings, else 0.
     uint32_t switched;
     // Bytes of one worker's gradients.
     uint64_t bytes_in;
-    // Bytes that one worker sent for them.
+    // Bytes that one worker sent for its gradients.
     uint64_t bytes_out;
-    // Seconds for checking gradients and waiting for the others; at a decision for measuring, planning and switching too.
+    // Seconds for checking gradients and waiting for other ranks; at a decision also for measuring, planning and
+    // switching.
     double planning_seconds;
     // Seconds for compressing and exchanging.
     double exchange_seconds;
 } lgreco_report;
 #define LGRECO_REPORT_INIT {LGRECO_SIZE_OF(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 
-// Takes a step, on every rank after every backward pass: gradients[l], of layer l's type and number of elements, becomes
-// its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
-// Allocates at decisions only.
+// Performs a training step; to be called on every rank after every backward pass. gradients[l], with layer l's type and
+// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
+// uses it. `report` may be NULL. Allocates at decisions only.
 //
-// Whatever fails on one rank fails on all, wrong pointers and lengths too: with its own code there, elsewhere with LGRECO_PEER,
-// whose message tells rank and code. Only where the network cannot be used (`controller` or `collective` is wrong, or another call
-// uses the controller: LGRECO_BUSY) nobody else is told. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options
-// or layers, of which the message names the first, LGRECO_PARAMETER, also when the collective's rank or number of workers is not
-// that of the controller, LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way, and
-// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
-// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
-// ranks may differ: load a saved state.
+// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own code.
+// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
+// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
+//
+// Errors that leave everything unchanged, so that the step may be repeated: LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
+// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
+// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
+// lgreco_controller_begin_step is under way; codes of planning.
+//
+// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
+// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
 lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      const struct lgreco_collective *collective,
                                      void *const *gradients,

@@ -1,9 +1,9 @@
-// lgreco for C++17: handles that free themselves, failures that are exceptions, options as {{"period", 500}, {"method", "topk"}}.
-// This file has layers, error tables, plans and compressors; lgreco_train.hpp has controllers, lgreco_cuda.hpp gradients on an NVIDIA
-// GPU, lgreco_pipeline.hpp cuts between pipeline stages.
+// lgreco for C++17. Handles free themselves, failures are exceptions, and options are written {{"period", 500}, {"method",
+// "topk"}}. This file has layers, error tables, plans and compressors. lgreco_train.hpp has controllers, lgreco_cuda.hpp
+// gradients on an NVIDIA GPU, and lgreco_pipeline.hpp cuts between pipeline stages.
 //
-// Everything here is inline; programs link the same library as C programs. Structs are those of lgreco.h. What holds for
-// handles, threads and memory stands in lgreco-ffi/README.md.
+// Everything here is inline, and programs link the same library as C programs. Structs are those of lgreco.h.
+// lgreco-ffi/README.md states the rules for handles, threads and memory.
 #ifndef LGRECO_HPP
 #define LGRECO_HPP
 
@@ -24,19 +24,19 @@
 
 namespace lgreco {
 
-// A call that failed.
+// The exception that a failed call throws.
 class Error : public std::runtime_error {
 public:
     Error(lgreco_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
 
-    // The permanent code, such as LGRECO_INFEASIBLE.
+    // The permanent status code, such as LGRECO_INFEASIBLE.
     lgreco_status status() const noexcept { return status_; }
 
 private:
     lgreco_status status_;
 };
 
-// Throws an Error unless `status` is LGRECO_OK, with what the thread's last failed call has said unless another text is given.
+// Throws an Error unless `status` is LGRECO_OK. Its text is the message of the thread's last failed call, or `message`.
 inline void check(lgreco_status status, const char *message = lgreco_message()) {
     if (status == LGRECO_OK) return;
     throw Error(status, std::string(lgreco_status_name(status)) + ": " + message);
@@ -45,7 +45,7 @@ inline void check(lgreco_status status, const char *message = lgreco_message()) 
 // Options by name, such as {{"period", 500}, {"method", "topk"}}. lgreco.h lists names and values.
 class Options {
 public:
-    // Text, a number, several, or a truth.
+    // The value of an option: text, a number, several numbers, or a bool.
     class Value {
     public:
         Value(const char *text) : text_(text) {}
@@ -58,7 +58,7 @@ public:
             text << +number;
             text_ = text.str();
         }
-        // Numbers, with commas between.
+        // Several numbers, separated by commas.
         template <typename Number> Value(const std::vector<Number> &numbers) {
             for (const Number &number : numbers) text_ += (text_.empty() ? "" : ",") + Value(number).text_;
         }
@@ -74,7 +74,7 @@ public:
         for (const auto &[name, value] : given) texts_.emplace_back(name, value.text());
     }
 
-    // Takes the place of a value that was given before.
+    // Sets an option, and replaces an earlier value.
     Options &set(const std::string &name, const Value &value) {
         for (auto &[known, text] : texts_)
             if (known == name) {
@@ -85,7 +85,7 @@ public:
         return *this;
     }
 
-    // As calls of lgreco.h take them; valid as long as the options, unchanged.
+    // The options as calls of lgreco.h take them; valid until the options change or are destroyed.
     std::vector<const char *> list() const {
         std::vector<const char *> list;
         for (const auto &[name, text] : texts_) {
@@ -102,7 +102,7 @@ private:
 
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 
-// A setting such as "qsgd 4" as a struct, for arrays of them. Throws LGRECO_TEXT for a text that does not fit.
+// Makes a struct of a setting such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT for a text that does not fit.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
     if (text.size() >= sizeof setting.text) check(LGRECO_TEXT, ("setting `" + text + "` is longer than 63 bytes").c_str());
@@ -110,7 +110,7 @@ inline lgreco_setting setting(const std::string &text) {
     return setting;
 }
 
-// A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
+// Describes a tensor of the model. The caller owns name, dims and values, which must outlive the struct.
 inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims, const void *values = nullptr,
                           lgreco_dtype dtype = LGRECO_DTYPE_F32) {
     lgreco_layer layer = LGRECO_LAYER_INIT;
@@ -122,7 +122,7 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
     return layer;
 }
 
-// Dims that are gone before the struct is used.
+// Deleted, because temporary dims would be destroyed before the struct is used.
 lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
                    lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
 
@@ -134,7 +134,7 @@ template <typename T, lgreco_status (*destroy)(T **)> struct Destroy {
 
 template <typename T, lgreco_status (*destroy)(T **)> using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 
-// Text of a length that only the call knows.
+// Returns text from a call that tells its length.
 template <typename Write> std::string text(Write write) {
     std::size_t length = 0;
     const lgreco_status status = write(static_cast<char *>(nullptr), std::size_t{0}, &length);
@@ -145,7 +145,7 @@ template <typename Write> std::string text(Write write) {
     return text;
 }
 
-// The same of bytes, or of other numbers.
+// Returns bytes, or other numbers, from a call that tells their number.
 template <typename T = std::uint8_t, typename Write> std::vector<T> written(Write write) {
     std::size_t length = 0;
     const lgreco_status status = write(static_cast<T *>(nullptr), std::size_t{0}, &length);
@@ -157,7 +157,7 @@ template <typename T = std::uint8_t, typename Write> std::vector<T> written(Writ
 
 } // namespace detail
 
-// A device: "cpu", "cuda", "cuda:1" or "wgpu". Where a context may be given, none is the CPU.
+// A device: "cpu", "cuda", "cuda:1" or "wgpu". A missing context means the CPU.
 class Context {
 public:
     explicit Context(const std::string &device) {
@@ -172,13 +172,13 @@ private:
     detail::Handle<lgreco_context, lgreco_context_destroy> handle_;
 };
 
-// An error table.
+// An error table; errors and sizes of every layer's options.
 class Table {
 public:
-    // Takes over a table that a call of lgreco.h has made.
+    // Takes ownership of a table that a call of lgreco.h has made.
     explicit Table(lgreco_table *made) : handle_(made) {}
 
-    // Copies `view`.
+    // Makes a table by copying `view`.
     explicit Table(const lgreco_table_view &view) {
         make([&](lgreco_table **made) { return lgreco_table_create(&view, made); });
     }
@@ -204,14 +204,15 @@ public:
         });
     }
 
-    // Valid as long as the table.
+    // The table as arrays; valid until the table is destroyed.
     lgreco_table_view view() const {
         lgreco_table_view view = table_view();
         check(lgreco_table_get(get(), &view));
         return view;
     }
 
-    // The compressor behind an option of a table that was measured, now or before it was written to a file.
+    // The compressor of an option. The library must have measured the table, in this run or before it was written to a
+    // file.
     lgreco_setting setting(std::size_t layer, std::uint32_t option) const {
         lgreco_setting setting = {};
         check(lgreco_table_setting(get(), layer, option, &setting));
@@ -232,7 +233,7 @@ private:
     detail::Handle<lgreco_table, lgreco_table_destroy> handle_;
 };
 
-// One option per layer.
+// A verified plan: one option per layer.
 class Plan {
 public:
     static Plan solve(const lgreco_table_view &table, const Options &options = {}) {
@@ -253,7 +254,7 @@ public:
         });
     }
 
-    // Valid as long as the plan.
+    // The plan as arrays; valid until the plan is destroyed.
     lgreco_plan_view view() const {
         lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
         check(lgreco_plan_get(get(), &view));
@@ -280,14 +281,15 @@ public:
 
     void set(const std::string &setting) { check(lgreco_compressor_set_setting(get(), setting.c_str())); }
 
-    // Most bytes that encode writes.
+    // The most bytes that encode writes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_compressor_bound(get(), &bytes));
         return bytes;
     }
 
-    // Compresses into `payload`, which it makes as long as the payload; does not allocate once it had room for `bound`.
+    // Compresses into `payload` and resizes it to the payload's length. Does not allocate if `payload` has room for `bound`
+    // bytes.
     void encode(std::uint32_t step, const void *values, std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
         payload.resize(bound());

@@ -1,6 +1,6 @@
-// lgreco_cuda.h for C++17: gradients, residuals and payloads in the memory of an NVIDIA GPU, on a trainer's stream. Pointers are
-// the device's unless something else is said; what is enqueued and what is done, and how long memory has to stay, stands in
-// lgreco_cuda.h.
+// lgreco_cuda.h for C++17: gradients, residuals and payloads in the memory of an NVIDIA GPU, on a trainer's stream.
+// Pointers are device pointers unless the call says otherwise. lgreco_cuda.h says which calls only enqueue work, and how
+// long memory must stay valid.
 #ifndef LGRECO_CUDA_HPP
 #define LGRECO_CUDA_HPP
 
@@ -11,12 +11,12 @@ namespace lgreco {
 
 class CudaBucket;
 
-// Bytes of device memory that Cuda::enqueue_rows takes.
+// Bytes of device memory for Cuda::enqueue_rows.
 struct CudaRowsBytes {
     std::uint64_t workspace = 0, results = 0;
 };
 
-// Some bytes of device memory, to be copied.
+// A range of device memory to copy.
 struct CudaPlace {
     const void *address = nullptr;
     std::size_t bytes = 0;
@@ -25,14 +25,14 @@ struct CudaPlace {
 // A CUDA device with a stream.
 class Cuda {
 public:
-    // In the device's primary context, PyTorch's, on a stream of its own.
+    // Uses the device's primary context, as PyTorch does, and a new stream.
     explicit Cuda(std::uint32_t ordinal = 0) {
         lgreco_cuda *made = nullptr;
         lgreco::check(lgreco_cuda_create(ordinal, &made));
         handle_.reset(made);
     }
 
-    // In the current CUDA context, on a stream of it, which must outlive the handle; NULL is the default stream.
+    // Uses the current CUDA context and a stream of it, which must outlive the handle; NULL is the default stream.
     static Cuda on_stream(void *stream) {
         lgreco_cuda *made = nullptr;
         lgreco::check(lgreco_cuda_create_on_stream(stream, &made));
@@ -52,14 +52,15 @@ public:
         return bytes;
     }
 
-    // `measure` without its wait: `workspace` is aligned to 256, a copy of `results` is for read_rows.
+    // The part of `measure` before its wait. `workspace` is aligned to 256 bytes; give a copy of `results` to read_rows.
     void enqueue_rows(const std::vector<lgreco_layer> &layers, void *workspace, std::uint64_t workspace_bytes, void *results,
                       std::uint64_t results_bytes, const Options &options = {}) {
         check(lgreco_cuda_enqueue_rows(get(), layers.data(), layers.size(), options.list().data(), workspace, workspace_bytes, results,
                                        results_bytes));
     }
 
-    // The table of such a copy in host memory, for the same layers and options. Waits only where a gradient is not finite or very large.
+    // Makes the table from a host copy of the results, for the same layers and options. Waits only if a gradient is not
+    // finite or very large.
     Table read_rows(const std::vector<lgreco_layer> &layers, const void *copy, std::size_t copy_bytes,
                     const Options &options = {}) {
         lgreco_table *made = nullptr;
@@ -92,7 +93,7 @@ public:
         return bytes;
     }
 
-    // Into host memory; makes `payload` as long as the payload.
+    // Encodes into host memory, and resizes `payload` to the payload's length.
     void encode(const lgreco_layer &layer, const std::string &setting, const lgreco_rng_stream &rng,
                 std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
@@ -101,12 +102,12 @@ public:
         payload.resize(length);
     }
 
-    // From host memory.
+    // Decodes a payload in host memory.
     void decode(const std::vector<std::uint8_t> &payload, float *values, std::size_t values_len) {
         check(lgreco_cuda_decode(get(), payload.data(), payload.size(), values, values_len));
     }
 
-    // Returns the payload's length. The gradient stays in its place, unwritten, until check().
+    // Encodes into device memory and returns the payload's length. Work that is enqueued later may overwrite the gradient.
     std::size_t encode_to_device(const lgreco_layer &layer, const std::string &setting,
                                  const lgreco_rng_stream &rng, std::uint8_t *payload, std::size_t capacity) {
         std::size_t length = 0;
@@ -119,13 +120,13 @@ public:
         check(lgreco_cuda_decode_on_device(get(), &layer, setting.c_str(), payload, length, values, values_len));
     }
 
-    // Throws what encode_to_device and decode_on_device could not know, of the first call at fault; what came out of
-    // those after it is not to be used either.
+    // Throws the first failure of encode_to_device and decode_on_device since the last check. Results of the failed call
+    // and of later ones must not be used.
     void check() { check(lgreco_cuda_check(get())); }
 
     void synchronize() { check(lgreco_cuda_synchronize(get())); }
 
-    // Bytes of device memory for a bucket; `settings` are one per layer.
+    // Bytes of device memory for a bucket; `settings` has one setting per layer.
     std::uint64_t bucket_bytes(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings,
                                const Options &options) const {
         std::uint64_t bytes = 0;
@@ -134,7 +135,7 @@ public:
         return bytes;
     }
 
-    // In `memory`, which outlives what is enqueued with the bucket.
+    // Makes a bucket in `memory`, which must stay valid until all work enqueued with the bucket is done.
     CudaBucket bucket(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings,
                       const Options &options, void *memory, std::uint64_t bytes);
 
@@ -152,48 +153,48 @@ private:
     detail::Handle<lgreco_cuda, lgreco_cuda_destroy> handle_;
 };
 
-// Layers that are exchanged together in the device's memory. Every call takes the device that made it.
+// Layers that are exchanged together in the device's memory. Every call takes the device that made the bucket.
 class CudaBucket {
 public:
-    // `gradients` of all layers, one after the other; the means take their place.
+    // Submits the gradients of all layers, one after the other; the means replace them.
     void submit(Cuda &cuda, void *gradients) { check(lgreco_cuda_bucket_submit(cuda.get(), get(), gradients)); }
 
-    // The collective to enqueue next on the device's stream; LGRECO_REQUEST_NONE when there is none.
+    // Returns the collective to enqueue next on the device's stream; LGRECO_REQUEST_NONE when there is none.
     lgreco_request next(Cuda &cuda) {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_cuda_bucket_next(cuda.get(), get(), &asked));
         return asked;
     }
 
-    // Waits for the stream.
+    // The outcome of the steps so far. Waits for the stream.
     lgreco_cuda_outcome outcome(Cuda &cuda) const {
         lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
         check(lgreco_cuda_bucket_outcome(cuda.get(), get(), &outcome));
         return outcome;
     }
 
-    // What a copy that is enqueued behind a step brings to read_outcome.
+    // The memory of a step's outcome. Enqueue a copy of it behind the step, for read_outcome.
     CudaPlace outcome_place(Cuda &cuda) const {
         CudaPlace place;
         check(lgreco_cuda_bucket_outcome_place(cuda.get(), get(), &place.address, &place.bytes));
         return place;
     }
 
-    // Of such a copy in host memory. Waits for nothing.
+    // Reads the outcome from a host copy. Never waits.
     lgreco_cuda_outcome read_outcome(Cuda &cuda, const void *copy, std::size_t copy_bytes) const {
         lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
         check(lgreco_cuda_bucket_read_outcome(cuda.get(), get(), copy, copy_bytes, &outcome));
         return outcome;
     }
 
-    // Where on the device 1 is written after a step that has failed on some rank, else 0.
+    // The device address of a number that is 1 after a step that failed on some rank, else 0.
     float *found_inf(Cuda &cuda) const {
         float *address = nullptr;
         check(lgreco_cuda_bucket_found_inf(cuda.get(), get(), &address));
         return address;
     }
 
-    // To and from host memory, as many as all layers have elements, between two steps.
+    // These calls copy the residuals of all layers to and from host memory, between two steps.
     void get_residuals(Cuda &cuda, std::vector<float> &values) const {
         check(lgreco_cuda_bucket_get_residuals(cuda.get(), get(), values.data(), values.size()));
     }
@@ -201,7 +202,7 @@ public:
         check(lgreco_cuda_bucket_set_residuals(cuda.get(), get(), values.data(), values.size()));
     }
 
-    // Goes on from the residuals and steps of a bucket with other settings.
+    // Takes over the residuals and the step count of a bucket with other settings.
     void take_over(Cuda &cuda, const CudaBucket &from) {
         check(lgreco_cuda_bucket_take_over(cuda.get(), get(), from.get()));
     }

@@ -1,6 +1,6 @@
 /*
- * lgreco for the cuts between pipeline stages: activations forward, gradients back. The stage above a cut and the one below it
- * have an end each, in two processes.
+ * lgreco for the cuts between pipeline stages: activations go forward, gradients go back. The stage above a cut and the
+ * stage below it are two processes, and each has one end of the cut.
  *
  *     above                                           below
  *     lgreco_cut_send_activations  ── message ──>     lgreco_cut_receive
@@ -9,20 +9,20 @@
  *
  * A codec is text:
  *     dense [f32|f16|bf16]                            the values
- *     min-max BITS [tile ELEMENTS|tile batch]         codes from the smallest to the largest value, 1 to 8 bits; so many values of
- *                                                     a sample (128), or the whole batch, share a grid
- *     symmetric BITS [channels NUMBER] [scale f32|bf16]  codes on a grid symmetric about zero, 2 to 8 bits; a scale per sample, or
- *                                                     per channel
+ *     min-max BITS [tile ELEMENTS|tile batch]         1 to 8 bits, on a grid from the smallest to the largest value; each
+ *                                                     tile of ELEMENTS values of a sample (128), or the batch, has a grid
+ *     symmetric BITS [channels NUMBER] [scale f32|bf16]  2 to 8 bits, on a grid symmetric about zero; each sample or each
+ *                                                     channel has a scale
  *     topk KEEP [f32|f16|bf16]                        the largest magnitudes of each sample
- *     shared-index KEEP [f32|f16|bf16]                gradients where the forward topk of the same micro-batch kept activations
- *     eden BITS                                       codes after a random rotation of blocks of 4096 values, 1 to 8 bits
+ *     shared-index KEEP [f32|f16|bf16]                gradients at the positions that the forward topk of the micro-batch kept
+ *     eden BITS                                       1 to 8 bits, after a random rotation of blocks of 4096 values
  *
  * A memory is text:
  *     none
  *     residual [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]   error feedback by position in the batch
  *     mixed [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]      EF-mixed by position, for topk
  *     ef21                                                      EF21 by position
- *     samples CAPACITY [bf16|f32|bits NUMBER]         AQ-SGD: what was last made of so many samples, by their ids; forward only
+ *     samples CAPACITY [bf16|f32|bits NUMBER]         AQ-SGD: the last reconstruction of CAPACITY samples, by id; forward only
  *
  * Made from headers/lgreco_pipeline.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -37,20 +37,20 @@ extern "C" {
 
 /* ---- 1. What both ends agree on ---- */
 
-// Bytes of a cut setting.
+// Number of bytes of a cut setting.
 #define LGRECO_CUT_SETTING_BYTES 76
 
-// Everything about a cut that both ends must agree on, in bytes that are the same on every machine, with a checksum.
-// Compression at a cut becomes part of the model: save this with it. This struct never changes.
+// Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
+// Compression at a cut becomes part of the model: save this struct with it. This struct never changes.
 typedef struct lgreco_cut_setting {
     // Written by lgreco_cut_setting_make.
     uint8_t bytes[LGRECO_CUT_SETTING_BYTES];
 } lgreco_cut_setting;
 
-// Makes a setting of options, of which `batch` and `features` must be given.
+// Makes a setting from options; `batch` and `features` are required.
 //
-// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for a word of a codec or memory that is not known there, LGRECO_PARAMETER,
-// LGRECO_FEEDBACK_RULE for what makes no sense together.
+// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, LGRECO_PARAMETER,
+// LGRECO_FEEDBACK_RULE for options that contradict each other.
 lgreco_status lgreco_cut_setting_make(const char *const *options,
                                       struct lgreco_cut_setting *setting);
 //
@@ -65,17 +65,17 @@ lgreco_status lgreco_cut_setting_make(const char *const *options,
 //   cut                   which cut of the model. Default: 0.
 //   in_flight             micro-batches that may be on their way forward and back at a time. Default: 8.
 
-// Whether a model trained with one setting of a cut may be run with another.
+// Whether a model that was trained with one setting of a cut may be run with another.
 LGRECO_ENUM(lgreco_compatibility) {
     LGRECO_COMPATIBILITY_SAME = 0,  // The settings are the same.
-    LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY = 1,  // Evaluation gives the same numbers, training goes on differently.
-    LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY = 2,  // Evaluation is of another model than was trained.
+    LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY = 1,  // Evaluation gives the same numbers, but training continues differently.
+    LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY = 2,  // Evaluation runs another model than the trained one.
 };
 
-// Tells what running with `setting` means for a model trained with `trained`, and in `what`, unless it is NULL, the first
-// field that differs: static text, such as "forward codec"; "" when none does.
+// Compares `setting` with `trained`, the setting that a model was trained with. `what` may be NULL; otherwise it receives
+// the name of the first field that differs, such as "forward codec", or "" if none does. The text is static.
 //
-// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *setting,
                                          const struct lgreco_cut_setting *trained,
                                          lgreco_compatibility *compatibility,

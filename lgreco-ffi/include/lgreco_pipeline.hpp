@@ -7,14 +7,15 @@
 
 namespace lgreco {
 
-// What both ends of a cut agree on, to be saved with the model: {{"batch", 8}, {"features", 4096}, {"forward", "topk 400"}}.
+// Makes a setting, which both ends of a cut share and which is saved with the model: {{"batch", 8}, {"features", 4096},
+// {"forward", "topk 400"}}.
 inline lgreco_cut_setting cut_setting(const Options &options) {
     lgreco_cut_setting setting = {};
     check(lgreco_cut_setting_make(options.list().data(), &setting));
     return setting;
 }
 
-// What running with `setting` means for a model trained with `trained`; `what` receives the first field that differs.
+// Tells what running with `setting` means for a model trained with `trained`; `what` receives the first field that differs.
 inline lgreco_compatibility compare(const lgreco_cut_setting &setting, const lgreco_cut_setting &trained,
                                     std::string *what = nullptr) {
     lgreco_compatibility found = LGRECO_COMPATIBILITY_SAME;
@@ -39,7 +40,7 @@ public:
         return Cut(made);
     }
 
-    // Upstream. Returns the micro-batch's ticket; `ids` is empty or has one id per sample.
+    // At the upstream end: returns the micro-batch's ticket. `ids` is empty or has one id per sample.
     std::uint64_t send_activations(const float *values, std::size_t samples, const std::vector<std::uint64_t> &ids,
                                    std::vector<std::uint8_t> &message) {
         if (!ids.empty() && ids.size() != samples) lgreco::check(LGRECO_LENGTH, "ids, one per sample");
@@ -52,14 +53,14 @@ public:
         return ticket;
     }
 
-    // The other end's message. `values` has its samples times the features; returns the ticket.
+    // Decodes the other end's message into `values`, which has samples times features elements. Returns the ticket.
     std::uint64_t receive(const std::vector<std::uint8_t> &message, std::vector<float> &values) {
         std::uint64_t ticket = 0;
         check(lgreco_cut_receive(get(), message.data(), message.size(), values.data(), values.size(), &ticket));
         return ticket;
     }
 
-    // Downstream.
+    // At the downstream end: sends the gradients of a micro-batch back.
     void send_gradients(std::uint64_t ticket, const float *values, std::size_t samples,
                         std::vector<std::uint8_t> &message) {
         std::size_t length = 0;
@@ -71,14 +72,14 @@ public:
 
     void commit_step() { check(lgreco_cut_commit_step(get())); }
 
-    // AQ-SGD: reads what is remembered of a sample into `values`, one per feature; false when nothing is.
+    // AQ-SGD: reads the remembered values of a sample, one per feature; false if the sample is not remembered.
     bool remembered(std::uint64_t sample, std::vector<float> &values) const {
         std::uint32_t found = 0;
         check(lgreco_cut_remembered(get(), sample, values.data(), values.size(), &found));
         return found != 0;
     }
 
-    // AQ-SGD: the samples remembered, least recently updated first.
+    // AQ-SGD: ids of the remembered samples, least recently updated first.
     std::vector<std::uint64_t> remembered_samples() const {
         return detail::written<std::uint64_t>([this](std::uint64_t *samples, std::size_t capacity, std::size_t *count) {
             return lgreco_cut_remembered_samples(get(), samples, capacity, count);
@@ -91,7 +92,7 @@ public:
         });
     }
 
-    // Most bytes of a message that this end writes.
+    // The most bytes of a message that this end writes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_cut_bound(get(), &bytes));

@@ -1,5 +1,5 @@
-// Controllers of lgreco.h and lgreco_train.h for C++17: a whole training step in one call, or in buckets whose exchange goes on
-// during the backward pass.
+// Controllers of lgreco.h and lgreco_train.h for C++17. A training step is one call, or consists of buckets that are
+// exchanged during the backward pass.
 #ifndef LGRECO_TRAIN_HPP
 #define LGRECO_TRAIN_HPP
 
@@ -9,15 +9,15 @@
 
 namespace lgreco {
 
-// The network, to be derived from.
+// The network: a base class for the program's own collectives.
 class Collective {
 public:
     virtual ~Collective() = default;
 
     virtual std::uint32_t rank() const = 0;
     virtual std::uint32_t world_size() const = 0;
-    // Performs what a controller or a bucket asks for, and waits until it is done. An exception comes out of the Controller's call
-    // that made it.
+    // Performs the collective that a controller or a bucket asks for, and waits until it is done. The Controller's call
+    // throws any exception of this function again.
     virtual void perform(const lgreco_request &request) = 0;
 
 protected:
@@ -28,7 +28,7 @@ protected:
 
 namespace detail {
 
-// A collective during one call, and what it threw.
+// A collective during one call, with the exception that it threw.
 struct Calls {
     Collective &collective;
     std::exception_ptr thrown = nullptr;
@@ -54,8 +54,8 @@ struct Calls {
 
 } // namespace detail
 
-// Layers on loan from a controller for one exchange. Destroying it gives them back, unless another thread is using the
-// controller at that moment (Controller::close throws then): the layers are in flight for ever.
+// Layers that a controller lends for one exchange. The destructor returns them. If another thread is using the controller
+// at that moment, it cannot, and the layers stay in flight. Controller::close throws in this case.
 class Bucket {
 public:
     Bucket(Bucket &&other) noexcept
@@ -69,24 +69,25 @@ public:
 
     ~Bucket() { lgreco_bucket_close(controller_.lock().get(), &handle_); }
 
-    // The layer has no gradient on this rank in this step.
+    // Declares that the layer has no gradient on this rank in this step.
     void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
-    // The collective number `index`, from 0, that next() will ask for, without its memory.
+    // Describes collective number `index`, from 0, that next() will ask for, without its memory.
     lgreco_request round(std::size_t index) const {
         lgreco_request announced = LGRECO_REQUEST_INIT;
         check(lgreco_bucket_round(get(), index, &announced));
         return announced;
     }
 
-    // Takes the gradients, one pointer per layer, and keeps the pointers until they are means.
+    // Submits the gradients, one pointer per layer. The bucket uses the pointers until the gradients are means.
     void submit(const std::vector<void *> &gradients) {
         check(lgreco_bucket_submit(get(), gradients.data(), gradients.size()));
     }
 
-    // This rank has no gradients, because its own backward pass has failed: next() then throws on every rank.
+    // Reports that this rank has no gradients because its backward pass failed; next() then throws on every rank.
     void submit_failure() { check(lgreco_bucket_submit_failure(get())); }
 
-    // The next collective to perform, once the one before is done; LGRECO_REQUEST_NONE when the gradients are means.
+    // Returns the next collective to perform, after the previous one is done; LGRECO_REQUEST_NONE when the gradients are
+    // means.
     lgreco_request next() {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_bucket_next(get(), &asked));
@@ -101,17 +102,17 @@ private:
     Bucket(const std::shared_ptr<lgreco_controller> &controller, lgreco_bucket *lent)
         : controller_(controller), handle_(lent) {}
 
-    std::weak_ptr<lgreco_controller> controller_;  // which may go first
+    std::weak_ptr<lgreco_controller> controller_;  // the controller may be destroyed first
     lgreco_bucket *handle_;
 };
 
-// The work of a controller's next decision, which any thread may run once; dropped, it is there to be taken again.
+// The work of a controller's next decision, which any thread may run once. If it is dropped, it can be taken again.
 class PlanTask {
 public:
-    // Measures and plans. What fails is told to all ranks when the task is handed in all the same.
+    // Measures and plans. If it fails and the task is handed in nevertheless, all ranks are told.
     void run() { check(lgreco_plan_task_run(get())); }
 
-    // Whether there is work, or none is wanted.
+    // Whether this is a task; false if there was none to take.
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
     lgreco_plan_task *get() const noexcept { return handle_.get(); }
@@ -124,13 +125,13 @@ private:
     detail::Handle<lgreco_plan_task, lgreco_plan_task_destroy> handle_;
 };
 
-// One worker's end of the training loop.
+// One worker's part of compressed training.
 class Controller {
 public:
     Controller(Controller &&) noexcept = default;
     Controller &operator=(Controller &&) noexcept = default;
 
-    // With `settings`, one per layer, nothing is decided.
+    // With `settings`, one per layer, the controller makes no decisions.
     Controller(Collective &collective, const std::vector<lgreco_layer> &layers, const Options &options = {},
                const std::vector<lgreco_setting> &settings = {}, const lgreco_context *context = nullptr) {
         const lgreco_setting *const fixed = one_each(layers, settings);
@@ -140,7 +141,7 @@ public:
         });
     }
 
-    // Of a rank that keeps a shard of each layer; `shards` has world_size ends per layer.
+    // Makes the controller of a rank that keeps a shard of each layer; `shards` has world_size ends per layer.
     static Controller sharded(Collective &collective, const std::vector<lgreco_layer> &layers,
                               const std::vector<std::uint64_t> &shards, const Options &options = {},
                               const std::vector<lgreco_setting> &settings = {},
@@ -156,7 +157,7 @@ public:
         return controller;
     }
 
-    // Replaces gradients, one pointer per layer, by their means.
+    // Performs a step: replaces gradients, one pointer per layer, by their means.
     lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate) {
         detail::Calls calls{collective};
         const lgreco_collective callback = calls.callback();
@@ -168,43 +169,44 @@ public:
         return report;
     }
 
-    // Begins a step of which the caller performs the collectives.
+    // Begins a step whose collectives the caller performs.
     void begin_step(double learning_rate) {
         check(lgreco_controller_begin_step(get(), learning_rate));
     }
 
-    // The next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when there is none left.
+    // Returns the next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when none is left.
     lgreco_request control() {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_controller_control(get(), &asked));
         return asked;
     }
 
-    // Lends layers, by their index, for one exchange.
+    // Lends layers, by index, for one exchange.
     Bucket open(const std::vector<std::size_t> &layers) {
         lgreco_bucket *lent = nullptr;
         check(lgreco_bucket_open(get(), layers.data(), layers.size(), &lent));
         return Bucket(handle_, lent);
     }
 
-    // Takes a bucket back, wherever it is.
+    // Takes a bucket back, at any stage of its exchange.
     void close(Bucket &bucket) { check(lgreco_bucket_close(get(), &bucket.handle_)); }
 
-    // Ends the step, of which all buckets have been closed.
+    // Ends the step, after all its buckets were closed.
     lgreco_report finish_step() {
         lgreco_report report = LGRECO_REPORT_INIT;
         check(lgreco_controller_finish_step(get(), &report));
         return report;
     }
 
-    // The work of the next decision, for any thread, between the step before its `lead` and its own; else an empty one.
+    // Takes the work of the next decision, for any thread. It exists once all steps before step `decision - lead` have
+    // ended, and until the decision. At other times the task is empty.
     PlanTask take_plan_task() {
         lgreco_plan_task *taken = nullptr;
         check(lgreco_controller_take_plan_task(get(), &taken));
         return PlanTask(taken);
     }
 
-    // Takes what became of a task that has been run.
+    // Takes the result of a task that was run.
     void hand_in(PlanTask &task) {
         lgreco_plan_task *run = task.handle_.release();
         const lgreco_status status = lgreco_controller_hand_in(get(), &run);
@@ -212,25 +214,28 @@ public:
         check(status);
     }
 
-    // Asks for a decision before the schedule's next; the step at which it is due, UINT64_MAX for none. All ranks ask.
+    // Asks for a decision before the schedule's next one, on all ranks. Returns the step at which it is due, or UINT64_MAX
+    // for none.
     std::uint64_t replan() {
         std::uint64_t due = 0;
         check(lgreco_controller_replan(get(), &due));
         return due;
     }
 
-    // Other settings for a controller that was made with some, from the next step on, or from the end of the warm-up. All ranks give them.
+    // Gives new settings to a controller that was made with settings, on all ranks. They apply from the next step on, or
+    // from the end of the warm-up.
     void set_settings(const std::vector<lgreco_setting> &settings) {
         check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
     }
 
-    // The last step's means have not been applied: residuals are again what they were before it.
+    // Undoes the last step's changes of the residuals, because its means were not applied.
     void roll_back() { check(lgreco_controller_roll_back(get())); }
 
-    // The network has failed in the middle of a step, whose buckets are closed: residuals are again what they were before it.
+    // Abandons a step in which a collective failed; its buckets are closed. With the option `undo`, residuals return to
+    // their values before it.
     void abandon_step() { check(lgreco_controller_abandon_step(get())); }
 
-    // Gradients are from now on so many times what they were.
+    // Multiplies all residuals by `factor`, because the loss scale changed by this factor.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
     lgreco_setting setting(std::size_t layer) const {
@@ -263,7 +268,7 @@ public:
         });
     }
 
-    // Part 0, without a name, is what belongs to no layer; part 1 + l is layer l.
+    // Saves one part of the state: part 0, without a name, belongs to no layer; part 1 + l is layer l.
     std::pair<std::string, std::vector<std::uint8_t>>
     save_part(std::size_t part, lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
         const char *name = nullptr;
@@ -274,7 +279,7 @@ public:
         return {name == nullptr ? "" : name, std::move(saved)};
     }
 
-    // The names in the result are valid until the next load.
+    // Loads saved states. The names in the result are valid until the next load.
     lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
         const Parts parts(residuals);
         lgreco_loaded loaded = LGRECO_LOADED_INIT;
@@ -283,7 +288,7 @@ public:
         return loaded;
     }
 
-    // Likewise, from parts in any order.
+    // Loads saved states from their parts, in any order.
     lgreco_loaded load_parts(const std::vector<std::vector<std::uint8_t>> &plan,
                              const std::vector<std::vector<std::uint8_t>> &residuals) {
         const Parts of_plan(plan), parts(residuals);
@@ -293,7 +298,7 @@ public:
         return loaded;
     }
 
-    // Continues where this rank's state was saved.
+    // Continues from this rank's own saved state.
     lgreco_loaded resume(const std::vector<std::uint8_t> &saved) { return load(saved, {saved}); }
 
     lgreco_controller *get() const noexcept { return handle_.get(); }

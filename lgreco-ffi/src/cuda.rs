@@ -1,5 +1,5 @@
-//! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
-//! and so there is no handle.
+//! Calls on memory of a CUDA device. Libraries without the feature `cuda` have no implementation of these traits, and so no
+//! handle.
 
 use crate::failure::Result;
 use crate::status::lgreco_status;
@@ -9,7 +9,7 @@ use lgreco_train::rng::Stream;
 use std::any::Any;
 use std::ffi::c_void;
 
-/// A gradient at a device address, which is aligned for its type.
+/// A gradient at a device address that is aligned for its type.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct DeviceTensor {
@@ -18,10 +18,10 @@ pub(crate) struct DeviceTensor {
     pub(crate) shape: Shape,
 }
 
-/// An address that suits every type, of gradients that are not looked at.
+/// An aligned address for gradients that are never read.
 pub(crate) const NOWHERE: u64 = 256;
 
-/// A row to measure.
+/// A row of the error table to measure.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct Row<'a> {
     /// The layer's name.
@@ -31,7 +31,7 @@ pub(crate) struct Row<'a> {
     pub(crate) stream: Stream,
 }
 
-/// A gradient to encode, by which setting and with which random words.
+/// A gradient to encode, with its setting and its random stream.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct Encoding {
     pub(crate) gradient: DeviceTensor,
@@ -39,61 +39,62 @@ pub(crate) struct Encoding {
     pub(crate) stream: Stream,
 }
 
-/// A number for each call to reserve memory for, to be added up: measure, encode, decode, encode to and decode on the device.
+/// A bit for each kind of call that memory can be reserved for: measure, encode, decode, encode_to_device,
+/// decode_on_device.
 pub(crate) const CALLS: [u32; 5] = [1, 2, 4, 8, 16];
 
-/// A bucket of layers to be exchanged on the device.
+/// A description of a bucket whose layers are exchanged on the device.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct BucketLayers {
     /// The index in the model, shape and setting of each layer.
     pub(crate) layers: Vec<(u32, Shape, Setting)>,
-    /// Of all gradients.
+    /// Element type of all gradients.
     pub(crate) dtype: Dtype,
-    /// Of what is summed.
+    /// Element type of the sums over ranks.
     pub(crate) reduce_dtype: Dtype,
     pub(crate) world_size: u32,
-    /// Of the first step; the layer in it counts for nothing.
+    /// Random stream of the first step; its layer is ignored.
     pub(crate) stream: Stream,
     pub(crate) gain: f32,
     /// Whether means become NaN where a step fails.
     pub(crate) nan_on_fault: bool,
 }
 
-/// What a bucket asks for, of memory of the device.
+/// A collective on device memory that a bucket asks for.
 pub(crate) struct Collective {
     pub(crate) address: u64,
-    /// The type of the values to be summed over ranks; none where the bytes of all ranks are gathered.
+    /// Element type of the values to sum over ranks; `None` for an all-gather of bytes.
     pub(crate) sum: Option<Dtype>,
-    /// Number of values, or bytes of one rank.
+    /// Number of values to sum, or bytes of one rank to gather.
     pub(crate) len: usize,
 }
 
-/// What has become of a bucket's steps.
+/// The outcome of a bucket's steps.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// The next one.
+    /// Number of the next step.
     pub(crate) step: u32,
-    /// So many failed.
+    /// Number of steps that failed.
     pub(crate) failed: u32,
-    /// Whether the last one did.
+    /// Whether the last step failed.
     pub(crate) has_failed: bool,
-    /// The first at fault in the last step.
+    /// The first rank at fault in the last step.
     pub(crate) rank: Option<u32>,
-    /// Of the last step on this rank.
+    /// The fault of this rank in the last step.
     pub(crate) fault: lgreco_status,
-    /// Of the first value at fault: its layer in the bucket, and its index there.
+    /// The first value at fault: its layer in the bucket, and its index in the layer.
     pub(crate) value: (usize, usize),
 }
 
-/// A bucket on a device, which every call is given. Safety of the unsafe calls: the device is the bucket's own, and addresses
-/// are as README.md asks of device pointers.
+/// A bucket on a device; every call takes that device. Safety of the unsafe calls: the bucket was made on this device, and
+/// addresses are as README.md demands of device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;
     unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome>;
-    /// Where on the device its outcome is, and of how many bytes.
+    /// The device address of the outcome, and its number of bytes.
     fn outcome_place(&self) -> (u64, usize);
-    /// What a copy of that says.
+    /// Reads the outcome from a copy of these bytes.
     fn outcome_of(&self, copy: &[u8]) -> Result<Outcome>;
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<()>;
     unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<()>;
@@ -101,20 +102,20 @@ pub(crate) trait OnDeviceBucket: Any {
     fn found_inf(&self) -> u64;
 }
 
-/// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
+/// A device with a stream. Safety of the unsafe calls: addresses are as README.md demands of device pointers.
 pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<()>;
     fn check(&mut self) -> Result<()>;
-    /// Nothing is done with addresses, which may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
+    /// Addresses are not used and may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
     fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64>;
-    /// As `workspace_bytes`.
+    /// Reserves the memory that `workspace_bytes` tells, for the same arguments.
     fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()>;
-    /// Bytes of workspace and of results. Nothing is done with addresses, which may be [`NOWHERE`].
+    /// Bytes of the workspace and of the results. Addresses are not used and may be [`NOWHERE`].
     fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)>;
     unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()>;
-    /// `copy` is a copy of the results that were enqueued for these rows, or anything else.
+    /// `copy` should be a copy of the results that were enqueued for these rows; any bytes are allowed.
     unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<()>;
     unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize>;
     unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()>;
@@ -124,7 +125,7 @@ pub(crate) trait OnDevice: Any {
     unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>>;
 }
 
-/// The device of this number in its primary context, on a stream of its own.
+/// Opens the device with this ordinal in its primary context, on a new stream.
 pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
     return Ok(Box::new(lgreco_cuda::CudaBackend::new(ordinal as usize)?));
@@ -132,10 +133,10 @@ pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>> {
     crate::device::not_built_in(ordinal)
 }
 
-/// A stream in its context.
+/// Opens the device of this stream, in the stream's context.
 ///
 /// # Safety
-/// Both outlive the device.
+/// The stream and its context outlive the device.
 pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
     // SAFETY: passed on.
@@ -164,10 +165,10 @@ mod backend {
         Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
     }
 
-    /// Runs a call on rows; failures name the layer.
+    /// Runs a call on the rows. Failures name the layer.
     ///
     /// # Safety
-    /// As for [`DeviceGradient::new`], of every row; addresses of which nothing is read or written may be anything.
+    /// As for [`DeviceGradient::new`], for every row. Addresses that are neither read nor written may have any value.
     unsafe fn on<'a, T>(
         rows: &[Row<'a>],
         call: impl FnOnce(&[DeviceJob<'a>]) -> Result<T, DeviceJobError>,
@@ -209,12 +210,12 @@ mod backend {
         }
 
         fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64> {
-            // SAFETY: nothing is done with the addresses.
+            // SAFETY: the addresses are neither read nor written.
             unsafe { on(rows, |jobs| CudaBackend::workspace_bytes(self, jobs, &named(calls))) }
         }
 
         fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()> {
-            // SAFETY: nothing is done with the addresses.
+            // SAFETY: the addresses are neither read nor written.
             unsafe { on(rows, |jobs| CudaBackend::reserve(self, jobs, &named(calls))) }
         }
 
@@ -224,7 +225,7 @@ mod backend {
         }
 
         fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)> {
-            // SAFETY: nothing is done with the addresses.
+            // SAFETY: the addresses are neither read nor written.
             let bytes = unsafe { on(rows, |jobs| CudaBackend::rows_bytes(self, jobs)) }?;
             Ok((bytes.workspace, bytes.results))
         }

@@ -1,4 +1,4 @@
-//! Where a context works: the CPU, or a GPU that it shares with what was made with it.
+//! The device of a context: the CPU, or a GPU that the context's handles share.
 
 use crate::failure::{Failure, Result};
 use lgreco_train::CoreError;
@@ -20,7 +20,7 @@ pub(crate) enum Device {
 
 const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
-/// The devices of each kind, by their numbers.
+/// Each function opens the device of one kind with this index.
 impl Device {
     pub(crate) fn cpu(index: u32) -> Result<Device> {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
@@ -44,14 +44,14 @@ impl Device {
     }
 }
 
-/// What a library says that was built without a kind of device.
+/// The failure of a library that was built without this kind of device.
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 pub(crate) fn not_built_in<T>(_device: impl Sized) -> Result<T> {
     Err(Failure::NotBuiltIn)
 }
 
 impl Device {
-    /// Whether rows and payloads of such gradients under this setting are made on a GPU.
+    /// Whether the GPU measures and encodes gradients of this shape under this setting.
     pub(crate) fn takes(&self, setting: &Setting, shape: Shape) -> bool {
         match self {
             Device::Cpu => {
@@ -68,14 +68,14 @@ impl Device {
         }
     }
 
-    /// Whether a job's whole row is made on a GPU.
+    /// Whether the GPU measures the whole row of this job.
     fn takes_row(&self, job: &Job<'_>) -> bool {
         let takes =
             |index| job.candidates.setting(index).is_some_and(|setting| self.takes(&setting, job.gradient.shape()));
         !matches!(self, Device::Cpu) && (0..job.candidates.len()).all(takes)
     }
 
-    /// What a failure is in the GPU's own words, if it was the GPU that failed and these are known.
+    /// Replaces a failure of the GPU by the backend's more precise one, if it recorded any.
     pub(crate) fn in_its_words(&self, failure: Failure) -> Failure {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(shared) = self
@@ -87,7 +87,7 @@ impl Device {
         failure
     }
 
-    /// Measures one row. What has no kernels is measured on the CPU.
+    /// Measures one row. Rows without GPU kernels are measured on the CPU.
     pub(crate) fn row(&self, job: &Job<'_>, row: &mut [f64]) -> Result<(), CoreError> {
         if !self.takes_row(job) {
             let mut workspace = vec![0; Portable.workspace_len(&[*job])];
@@ -100,7 +100,7 @@ impl Device {
         })
     }
 
-    /// Runs a call on the device, when those of other threads have ended.
+    /// Runs a call on the device, after the calls of other threads.
     fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, CoreError>) -> Result<T, CoreError> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         const PANICKED: CoreError = CoreError::Device { what: "an earlier call on it panicked" };
@@ -113,7 +113,7 @@ impl Device {
         }
     }
 
-    /// Measures jobs one after another, each where its row is made.
+    /// Measures jobs one after another, each on the GPU or on the CPU.
     fn measure_each(&self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
         if rows.len() != total {
@@ -134,7 +134,7 @@ impl Device {
     }
 }
 
-/// On a GPU, tables that have a row it does not take are measured row by row, those on the CPU.
+/// On a GPU, a table with a row that has no kernels is measured row by row; the CPU measures such rows.
 impl Backend for Device {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
         let words = self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Why calls fail: the text for people, and the status code.
+//! Failures of calls, with their texts and status codes.
 
 use crate::status::*;
 use lgreco_train::table::NamedError;
@@ -22,7 +22,7 @@ pub(crate) enum Failure {
     Alignment(&'static str),
     #[error("{0} overlaps {1}")]
     Overlap(&'static str, &'static str),
-    /// Of two layers' gradients, with the layers' indices.
+    /// The gradients of two layers share memory; `layers` holds the two indices.
     #[error("{what} share memory with {what} of layer {}, counted from 0", .layers[1])]
     LayersOverlap { what: &'static str, layers: [usize; 2] },
     #[error(
@@ -47,7 +47,7 @@ pub(crate) enum Failure {
     NoValue { name: &'static str },
     #[error("the option `{name}` is `{found}`, expected {expected}")]
     OptionValue { name: &'static str, found: String, expected: &'static str },
-    /// What the rest of the library says of an option's value.
+    /// The library rejected an option's value.
     #[error("the option `{name}` is `{found}`: {failure}")]
     OfOption { name: &'static str, found: String, failure: Box<Failure> },
     #[error("not a {0} handle")]
@@ -62,13 +62,13 @@ pub(crate) enum Failure {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] lgreco_cuda::Error),
-    /// There is no such GPU, or none that can be used.
+    /// There is no GPU that wgpu can use.
     #[cfg(feature = "wgpu")]
     #[error(transparent)]
     Wgpu(lgreco_wgpu::Error),
     #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
-    /// An element of the array of settings that the caller gave.
+    /// A setting in the caller's array is wrong.
     #[error("{what}[{index}]: {failure}")]
     OfSetting { what: &'static str, index: usize, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
@@ -101,11 +101,11 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     }
 }
 
-/// What the calls behind the API give: a `T`, or a [`Failure`] unless another type is named.
+/// The result of this crate's functions: a `T`, or a [`Failure`] unless another error type is named.
 pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;
 
 impl Failure {
-    /// As text, without the index of a layer whose name has been said.
+    /// The failure's text without the layer's index, for a text that already names the layer.
     fn without_layer(&self) -> String {
         match self {
             Failure::Core(error) => error.without_layer().to_string(),
@@ -113,12 +113,13 @@ impl Failure {
         }
     }
 
-    /// The same, about a layer, if it can be one's fault.
+    /// The same failure with this layer's name. A failure of the device stays as it is, because earlier work may have
+    /// caused it.
     pub(crate) fn of_layer(self, name: &str) -> Failure {
         if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
     }
 
-    /// With the name of the layer at fault, if it is known.
+    /// An error with the name of the layer at fault, if it is known.
     pub(crate) fn named(error: impl Into<lgreco_train::Error>, layer: Option<String>) -> Failure {
         match (error.into(), layer) {
             (lgreco_train::Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
@@ -127,8 +128,8 @@ impl Failure {
         }
     }
 
-    /// With the name of the layer that the failure tells by its index, where `names` has it. Settings are one
-    /// per layer.
+    /// Replaces a layer's index in the failure by its name from `names`, if it is there. The index of a setting is that of
+    /// its layer, because there is one setting per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
@@ -147,7 +148,7 @@ impl Failure {
         }
     }
 
-    /// Whether a device failed, perhaps in what it had been told earlier.
+    /// Whether the device failed, perhaps in work that was enqueued earlier.
     pub(crate) fn is_of_device(&self) -> bool {
         match self {
             Failure::Core(lgreco_train::Error::Core(error)) | Failure::Named(NamedError { error, .. }) => {
@@ -204,7 +205,7 @@ impl From<CoreError> for Failure {
     }
 }
 
-/// What the constant `found` stands for: one of `values`, which are in the order of the constants, from 0.
+/// The value of the constant `found`; `values` are in the order of the constants, from 0.
 pub(crate) fn one_of<T: Copy, const N: usize>(what: &'static str, found: u32, values: [T; N]) -> Result<T, Failure> {
     values.get(found as usize).copied().ok_or(Failure::UnknownConstant { what, found })
 }

@@ -1,38 +1,39 @@
-//! The C API of lgreco. Its manual are the headers in `include`; what holds for all of it stands in `README.md`. This page is
-//! for those who work on it. Declarations and their comments in `include/*.h` come from here, their order and the text
-//! between them from `headers/*.h.in`. The C++ headers are written by hand.
+//! The C API of lgreco. The headers in `include` are its manual; `README.md` states what holds for every call. This page is
+//! for those who change the code. The declarations and comments of `include/*.h` come from this source. Their order, and
+//! the text between them, come from `headers/*.h.in`. The C++ headers are written by hand.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `api` | the exported functions and the structs they take, one file per C noun |
-//! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` every call is refused |
-//! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
-//! | `handle` | opaque handles: tag, lock, panics that become a status |
+//! | `cuda` | the calls on memory of a CUDA device; without the feature `cuda` each of them fails |
+//! | `device` | the device of a context: the CPU, or a GPU that the context's handles share |
+//! | `handle` | opaque handles: their tag, their lock, and the status that a panic becomes |
 //! | `options` | options by name: a table for each call that takes them |
-//! | `pointers` | the caller's pointers as references, after the checks that can be made; structs that carry their size |
-//! | `message` | the text that each thread keeps of its last failed call |
-//! | `status`, `failure` | codes, and the text of failures |
+//! | `pointers` | checks the caller's pointers and turns them into references; reads structs that state their size |
+//! | `message` | each thread's text about its last failed call |
+//! | `status`, `failure` | status codes; failures with their texts |
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
 //! | `sequences/structs` | structs of any size and content, for the fuzz target `c_structs` |
 //!
-//! Tables and plans cross into C as views: structs of pointers, filled by the caller or by the library. A caller's own table
-//! needs no handle, and one call reads a whole table or plan.
+//! Tables and plans cross into C as views: structs of pointers that the caller or the library fills. So a table of the
+//! caller's needs no handle, and one call reads a whole table or plan.
 //!
-//! A message belongs to the thread of the call that failed, in a fixed buffer, so that a failed call allocates no text and needs
-//! no handle. A handle locks itself for the length of a call, so that a second thread, or a callback into the same handle, gets
-//! a status instead of two mutable references to one state. Tables, plans and contexts never change, and need no lock.
+//! A message belongs to the thread of the failed call and lies in a fixed buffer. So a failed call allocates no text and
+//! needs no handle. A handle is locked during a call. A second thread, or a callback that uses the same handle, gets a
+//! status instead of a second mutable reference. Tables, plans and contexts never change and need no lock.
 //!
-//! A bucket is closed, not destroyed. It holds what its controller remembers of its layers, so the one call that frees it gives
-//! that back. It knows its controller by an `Arc`, which tells another controller's bucket, one from before a saved state was
-//! loaded, and one whose controller is gone, without a pointer between the two handles. Between calls it keeps the gradients'
-//! pointers, never references: the caller's memory is borrowed for the length of a call alone.
+//! A bucket is closed, not destroyed. It holds its layers' residuals and factors, and the call that frees it returns them
+//! to the controller. An `Arc` identifies the controller, so that no pointer links the two handles. It tells three cases
+//! apart: another controller's bucket, a bucket from before a saved state was loaded, and a bucket of a destroyed
+//! controller. Between calls a bucket keeps the pointers to the gradients and no references: it borrows the caller's memory
+//! only during a call.
 //!
-//! A library without CUDA exports the calls on device memory all the same, so there is one header and one list of symbols. As it
-//! cannot make a handle for them, these calls find that what they are given is none, and refuse it first of all.
+//! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols. It
+//! never creates a handle for these calls, so each of them refuses its handle argument first.
 //!
-//! `unsafe` blocks stand in `handle`, `pointers`, `api` and `cuda` alone, and in `sequences`, which calls `api` for
-//! tests. What the exported functions demand of their callers is what `README.md` promises C callers: pointers are null
-//! or valid for what the header says, handles null or live.
+//! `unsafe` blocks appear only in `handle`, `pointers`, `api` and `cuda`, and in `sequences`, which calls `api` for tests.
+//! The exported functions demand what `README.md` demands of C callers. Pointers are null or valid as the header says;
+//! handles are null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "documentation is the header's, where brackets index arrays")]
 #![allow(clippy::missing_safety_doc, reason = "one contract holds for every function: README.md")]

@@ -1,4 +1,4 @@
-//! The text that each thread keeps about its last failed call.
+//! Each thread's text about its last failed call.
 
 use crate::failure::Failure;
 use crate::status::{LGRECO_PANIC, lgreco_status};
@@ -13,11 +13,11 @@ thread_local! {
     static MESSAGE: RefCell<Message> = const { RefCell::new(Message::empty()) };
 }
 
-/// What has failed in this thread's last failed call; empty before the first.
+/// Returns the text of this thread's last failed call; an empty text before the first failure.
 ///
-/// Such as "layer `fc1`: element 77 is NaN": it names layer, option, argument or file, what was found and what is expected. Text
-/// is UTF-8, for people; only status codes are stable. It belongs to the thread, and is valid until the thread's next call
-/// that fails. Calls that succeed leave it alone.
+/// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, what was found and
+/// what is expected. It is UTF-8 and meant for people; only status codes are stable. The text is valid until this thread's
+/// next call that fails. Calls that succeed leave it unchanged.
 #[unsafe(no_mangle)]
 pub extern "C" fn lgreco_message() -> *const c_char {
     MESSAGE.with_borrow(Message::as_ptr)
@@ -28,13 +28,13 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
     MESSAGE.with_borrow_mut(|message| message.set(text));
 }
 
-/// Makes what has failed the thread's message.
+/// Makes the failure's text the thread's message, and returns its status code.
 pub(crate) fn failed(failure: &Failure) -> lgreco_status {
     say(format_args!("{failure}"));
     failure.status()
 }
 
-/// Makes a panic's text the thread's message.
+/// Makes a panic's text the thread's message, and returns LGRECO_PANIC.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> lgreco_status {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -42,7 +42,7 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> lgreco_status {
     LGRECO_PANIC
 }
 
-/// At most 1023 bytes of UTF-8 and a NUL, without an allocation.
+/// A text of at most 1023 bytes of UTF-8 with a NUL after it. It needs no allocation.
 struct Message {
     bytes: [u8; CAPACITY],
     len: usize,
@@ -55,7 +55,7 @@ impl Message {
 
     fn set(&mut self, text: fmt::Arguments<'_>) {
         self.len = 0;
-        // Writing never fails: what does not fit is left out.
+        // Writing never fails: text beyond the capacity is dropped.
         let _ = fmt::write(self, text);
         self.bytes[self.len] = 0;
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn every_thread_has_its_own() {
         let own = || {
-            // SAFETY: text with a NUL, which no call has changed since.
+            // SAFETY: the message ends with a NUL, and no failing call has changed it since.
             unsafe { CStr::from_ptr(lgreco_message()) }.to_str().unwrap().to_owned()
         };
         say(format_args!("of this thread"));

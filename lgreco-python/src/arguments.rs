@@ -1,4 +1,4 @@
-//! Names and numbers from Python as the options of a controller.
+//! Converts names and numbers from Python to the options of a controller.
 
 use crate::error::{LgrecoError, named as named_error, of_layer};
 use lgreco_train::CoreError;
@@ -18,7 +18,7 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// One of `names`, or an error that lists them.
+/// Returns the value of `name` in `names`, or an error that lists all names.
 pub(crate) fn named<T: Clone>(what: &str, name: &str, names: &[(&str, T)]) -> PyResult<T> {
     names.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
         let known: Vec<&str> = names.iter().map(|(known, _)| *known).collect();
@@ -30,7 +30,7 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
 }
 
-/// A layer's.
+/// Parses a layer's element type; the error names the layer.
 pub(crate) fn layer_dtype(py: Python<'_>, layer: &str, name: &str) -> PyResult<Dtype> {
     dtype(name).map_err(|_| {
         let text = format!("{layer}: values are {name}; float32, float16 and bfloat16 are known");
@@ -38,13 +38,13 @@ pub(crate) fn layer_dtype(py: Python<'_>, layer: &str, name: &str) -> PyResult<D
     })
 }
 
-/// What is wrong with a layer.
+/// The exception for an error of a layer.
 pub(crate) fn refused_layer(py: Python<'_>, name: &str, error: impl Into<lgreco_train::Error>) -> PyErr {
     let error = error.into();
     named_error(py, of_layer(Some(name), &error.to_string()), error.code(), Some(name))
 }
 
-/// What an option's value may be, where a wrong one is not of its type at all.
+/// The expected values of an option, for errors about values of another type.
 fn expected(name: &str) -> &'static str {
     match name {
         "default" | "alpha" => "a number",
@@ -63,15 +63,15 @@ fn expected(name: &str) -> &'static str {
     }
 }
 
-/// What `start_iter` may be.
+/// The expected values of `start_iter`.
 const START: &str = "a whole number of at least 2";
 
-/// An option's value; what is wrong with it is told in the user's words.
+/// Converts an option's value; errors are in the user's terms.
 pub(crate) fn option<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
     extracted(name, value, expected(name))
 }
 
-/// The same of an option that means something else than in training.
+/// Like [`option`], for an option with another meaning than in training.
 pub(crate) fn extracted<'py, T: FromPyObjectOwned<'py>>(
     name: &str,
     value: &Bound<'py, PyAny>,
@@ -88,7 +88,8 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     LgrecoError::new_err(error.to_string())
 }
 
-/// How TopK may send values unless told otherwise: at equal bytes, few bits cost a tenth of the loss (BENCHMARKS.md, "Training").
+/// Default value widths for TopK. At equal bytes, values in few bits raise the training loss about a tenth as much as full
+/// values (BENCHMARKS.md, "Training").
 const WIDTHS: [Width; 7] = {
     use Width::{Bits, Full};
     [Full, Bits(8), Bits(6), Bits(5), Bits(4), Bits(3), Bits(2)]
@@ -110,7 +111,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Accordion's two levels, with its thresholds or without.
+/// Accordion's two levels, with or without its thresholds.
 #[derive(FromPyObject)]
 enum Levels {
     All(f64, f64, f64, f64),
@@ -126,7 +127,7 @@ impl From<Levels> for Accordion {
     }
 }
 
-/// The options that `lgreco.torch` passes by name; what is left out is as in Rust.
+/// The options that `lgreco.torch` passes by name. Missing options have Rust's defaults.
 pub(crate) struct Options<'a, 'py>(pub(crate) &'a Bound<'py, PyDict>);
 
 impl<'py> Options<'_, 'py> {
@@ -181,7 +182,7 @@ impl<'py> Options<'_, 'py> {
         Ok(search)
     }
 
-    /// Fixed settings, one per layer.
+    /// The fixed settings, one per layer, if given.
     fn settings(&self, tensors: &[Tensor], names: &[String]) -> PyResult<Option<Vec<Setting>>> {
         let Some(settings) = self.get::<Vec<String>>("settings")? else { return Ok(None) };
         let settings = settings.iter().zip(tensors).zip(names).map(|((text, tensor), name)| {
@@ -193,7 +194,7 @@ impl<'py> Options<'_, 'py> {
         settings.collect::<PyResult<_>>().map(Some)
     }
 
-    /// Refuses what would choose settings, where they are given.
+    /// Refuses options that choose settings, because the settings are given.
     fn expect_left_out(&self, options: &[&str]) -> PyResult<()> {
         for option in options {
             if let Some(given) = self.get::<String>(option)? {
@@ -237,7 +238,7 @@ impl<'py> Options<'_, 'py> {
         })
     }
 
-    /// A size unless told otherwise: equal bytes lose less than equal errors (BENCHMARKS.md, "Training").
+    /// The budget; a size by default, because equal bytes train better than equal errors (BENCHMARKS.md, "Training").
     fn budget(&self) -> PyResult<Budget> {
         match self.get("budget")? {
             None if self.is_paper()? => Ok(Budget::Error),
@@ -274,11 +275,11 @@ impl<'py> Options<'_, 'py> {
         Ok(schedule)
     }
 
-    /// For layers and their names.
+    /// Makes the configuration of a controller for these layers.
     pub(crate) fn config(&self, loss_scaling: bool, tensors: &[Tensor], names: &[String]) -> PyResult<Config> {
         let mut search = self.search()?;
         if self.get::<Vec<Value>>("widths")?.is_none() {
-            // Refused where TopK is not searched.
+            // Fails if TopK is not among the searched methods; the search then stays as it is.
             search = search.clone().with_widths(&WIDTHS).unwrap_or(search);
         }
         let config = Config::new(search);
@@ -311,7 +312,7 @@ const KNOWN: &str = "method default candidates widths metric workers min_element
     clusters accordion legacy residual_dtype error_feedback budget objective alpha ramp_up start_iter period window lead \
     route metrics_every undo";
 
-/// Those that `lgreco.torch` keeps to itself.
+/// Options that only `lgreco.torch` reads.
 const OF_TRAINERS: &str = "grad_scaler, on_plan, optimizer";
 
 /// Seconds since the first call.

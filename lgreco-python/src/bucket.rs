@@ -9,10 +9,10 @@ use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A bucket on its way: `open`, `submit`, then `next` until it says None.
+/// A bucket in flight: `open`, `submit`, then `next` until it returns None.
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
-    /// None before it is opened and once it is closed.
+    /// None before the bucket is opened and after it is closed.
     pub(crate) bucket: Option<controller::Bucket>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
@@ -21,7 +21,8 @@ pub(crate) struct Bucket {
 
 #[pymethods]
 impl Bucket {
-    /// Of no layers, until the controller opens it: whoever is interrupted meanwhile has it, and what has been lent with it.
+    /// Makes an empty bucket, which the controller opens. If an interrupt comes in between, Python holds the bucket with
+    /// its layers.
     #[new]
     fn new() -> Bucket {
         let (tensors, names) = (Arc::from([]), Arc::from([]));
@@ -33,14 +34,14 @@ impl Bucket {
         self.bucket.is_none()
     }
 
-    /// How many collectives there are.
+    /// Number of collectives.
     fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
         let bucket = self.bucket.as_ref().ok_or_else(closed)?;
         Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.count())
     }
 
-    /// Takes the gradients at these addresses, which stay in their place, used by nobody else, until the bucket is done.
-    /// With `hold_zeros`, layers whose gradient is all zeros keep their residual instead of sending it.
+    /// Submits the gradients at these addresses. They must stay in place, unused by others, until the bucket is done. With
+    /// `hold_zeros`, layers whose gradient is all zeros keep their residual instead of sending it.
     fn submit(&mut self, py: Python<'_>, addresses: Vec<usize>, hold_zeros: bool) -> PyResult<()> {
         let Bucket { bucket, tensors, names, gradients } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
@@ -66,7 +67,7 @@ impl Bucket {
         submitted.map_err(|error| raised(py, error, names))
     }
 
-    /// Instead of gradients: all ranks are told that this one's trainer has failed.
+    /// Submits a failure instead of gradients: all ranks are told that this rank's trainer has failed.
     fn submit_failure(&mut self, py: Python<'_>, out_of_memory: bool) -> PyResult<()> {
         let bucket = self.bucket.as_mut().ok_or_else(closed)?;
         self.gradients = Gradients::default();
@@ -77,7 +78,7 @@ impl Bucket {
         bucket.submit_failure(failure).map_err(|error| raised(py, error, &self.names))
     }
 
-    /// Goes on, once the collective asked for before is done, to the next; None when the gradients are means.
+    /// Continues after the previous collective is done, and returns the next one; None when the gradients are means.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;

@@ -19,14 +19,14 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A place in a group whose collectives `lgreco.torch` performs.
+/// This rank's place in a group whose collectives `lgreco.torch` performs.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
 }
 
-/// `Err` for a budget in bits that is below what every plan for the model needs.
+/// `Err` for a budget in bits that is smaller than every plan for the model.
 fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>) -> PyResult<()> {
     let (Budget::Bits(bits), Policy::LGreco { .. } | Policy::KMeans { .. }) = (config.budget, &config.policy) else {
         return Ok(());
@@ -48,28 +48,28 @@ fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [u
     Ok(())
 }
 
-/// Which settings layers have, what is remembered of them, and when to decide anew.
+/// A rank's controller: the layers' settings, their residuals, and the schedule of decisions.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Controller {
-    /// Whoever waits for it has let go of the interpreter's lock, and so has whoever has it: nobody waits in a circle.
+    /// Threads that wait for or hold this lock have released the interpreter's lock, so no deadlock is possible.
     controller: Mutex<controller::Controller>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) place: Place,
-    /// Bits of what the gradients that are remembered were multiplied by, f64.
+    /// Loss scale of the gradients in the residuals, as the bits of an f64.
     scale: AtomicU64,
-    /// Of random numbers.
+    /// Seed of the random numbers.
     pub(crate) seed: u64,
-    /// What is remembered under each setting.
+    /// The feedback rule of each setting.
     pub(crate) feedback: Feedback,
-    /// In which type sums travel.
+    /// Element type of sums on the network.
     pub(crate) reduce_dtype: Dtype,
-    /// What becomes of gradients that are not finite.
+    /// What happens to gradients that are not finite.
     pub(crate) non_finite: NonFinite,
 }
 
 impl Controller {
-    /// What `work` tells of the controller, which no other thread has meanwhile.
+    /// Returns the result of `work` on the controller, which no other thread uses meanwhile.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -80,13 +80,13 @@ impl Controller {
         done.expect("work is called")
     }
 
-    /// As [`Controller::with`], compiled once and not for each work: wheels have a limit.
+    /// Like [`Controller::with`]. It is compiled once rather than for each closure, because the size of wheels is limited.
     fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut controller::Controller) + Send)) {
-        // What a panic has left is checked by its own rules, as after any error.
+        // After a panic the controller's own checks apply, as after any error.
         py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 
-    /// As [`Controller::with`], for work that raises errors.
+    /// Like [`Controller::with`], for work that raises errors.
     pub(crate) fn attempt<T: Send>(
         &self,
         py: Python<'_>,
@@ -95,7 +95,7 @@ impl Controller {
         self.with(py, work).map_err(|error| self.raised(py, error))
     }
 
-    /// The same on all cores.
+    /// Like [`Controller::attempt`], on all cores.
     fn on_cores<T: Send>(
         &self,
         py: Python<'_>,
@@ -115,12 +115,12 @@ impl Controller {
     }
 }
 
-/// Settings as text, one per layer.
+/// Parses settings from text, one per layer.
 pub(crate) fn parsed(settings: &[String]) -> PyResult<Vec<Setting>> {
     settings.iter().map(|text| text.parse().map_err(refused)).collect()
 }
 
-/// Bytes that a layer sends under a setting.
+/// Number of bytes that a layer sends under a setting.
 #[pyfunction]
 pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyResult<usize> {
     let setting: Setting = setting.parse().map_err(refused)?;
@@ -130,8 +130,8 @@ pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyRes
 
 #[pymethods]
 impl Controller {
-    /// Of layers (name, dims, dtype, where ranks' shards end), for one rank of a group, with losses that are scaled or not;
-    /// options by name.
+    /// Makes the controller of one rank of a group; options are given by name. Layers are (name, dims, dtype, ends of the
+    /// ranks' shards). `loss_scaling` says whether losses are scaled.
     #[new]
     #[pyo3(signature = (layers, rank, world_size, loss_scaling, /, **options))]
     fn new(
@@ -163,7 +163,8 @@ impl Controller {
         Ok(Controller { controller, tensors, names, place, scale, seed, feedback, reduce_dtype, non_finite })
     }
 
-    /// Begins a step, unless the learning rate makes no sense: whoever calls has the first bucket tell it, which may be on a device.
+    /// Begins a step, unless the learning rate is invalid. The caller then reports the error with the first bucket, which
+    /// may be on a device.
     fn begin_step(&self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
         if !(learning_rate.is_finite() && learning_rate >= 0.0) {
             let (what, value, expected) = ("learning rate", learning_rate, "a finite number >= 0");
@@ -172,12 +173,12 @@ impl Controller {
         self.attempt(py, |controller| controller.begin_step(learning_rate))
     }
 
-    /// What ranks have to say to each other before the step's buckets; None at once at most steps.
+    /// Returns the next request of the ranks' agreement before the step's buckets; in most steps None at once.
     fn control(&self, py: Python<'_>) -> PyResult<Option<Request>> {
         self.on_cores(py, |controller| controller.control().map(|request| request.map(Request::from)))
     }
 
-    /// Lends these layers to a bucket that has none.
+    /// Lends these layers to a bucket that is not open.
     fn open(&self, py: Python<'_>, layers: Vec<usize>, bucket: &mut Bucket) -> PyResult<()> {
         if bucket.bucket.is_some() {
             return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
@@ -188,7 +189,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes them back.
+    /// Takes the layers back from a bucket.
     fn close(&self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
         let bucket = bucket.bucket.take().ok_or_else(|| LgrecoError::new_err("the bucket has been closed"))?;
         self.attempt(py, |controller| controller.close(bucket))
@@ -199,12 +200,12 @@ impl Controller {
         self.attempt(py, |controller| controller.finish_step()).map(Report::from)
     }
 
-    /// Whether this rank's gradients of the step under way are to be observed.
+    /// Whether this rank must observe the gradients of the step under way.
     fn watches(&self, py: Python<'_>) -> bool {
         self.with(py, |controller| controller.elsewhere().watches())
     }
 
-    /// Takes note of gradients, by address on the host, of layers that are exchanged elsewhere.
+    /// Observes gradients, by host address, of layers that are exchanged outside the controller.
     fn observe(&self, py: Python<'_>, layers: Vec<usize>, addresses: Vec<usize>) -> PyResult<()> {
         if layers.len() != addresses.len() {
             return Err(LgrecoError::new_err("one address per layer"));
@@ -223,114 +224,114 @@ impl Controller {
         })
     }
 
-    /// Which of the window's steps the one under way is; 0 where its gradients are not to be observed.
+    /// Number of the step under way in its window, from 1 on; 0 if its gradients need not be observed.
     fn window_step(&self, py: Python<'_>) -> u64 {
         self.with(py, |controller| controller.elsewhere().window_step())
     }
 
-    /// Whether gradients of the next decision are kept elsewhere.
+    /// Whether gradients for the next decision are kept outside the controller.
     fn observes_elsewhere(&self, py: Python<'_>) -> bool {
         self.with(py, |controller| controller.elsewhere().observes_elsewhere())
     }
 
-    /// Takes note that the gradients of these layers are kept elsewhere for the next decision.
+    /// Records that gradients of these layers for the next decision are kept outside the controller.
     fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
         self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.elsewhere().note_observed(layer)))
     }
 
-    /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
+    /// Discards the observed gradients and starts again, because the last step failed outside the controller.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().forget_observed())
     }
 
-    /// Takes note that layers are exchanged elsewhere in the step under way.
+    /// Records that these layers are exchanged outside the controller in the step under way.
     fn note_exchanged(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().note_exchanged(&layers))
     }
 
-    /// Whether seconds are, from the next step on, those that are recorded.
+    /// Says whether, from the next step on, exchange times come from `record_exchange` instead of the controller's clock.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().meter_elsewhere(elsewhere))
     }
 
-    /// How many bytes a probe gathers in the step under way, if that is the one for it and for trials.
+    /// Number of bytes that a probe gathers in the step under way; None unless it is the step for probes and trials.
     fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
         self.with(py, |controller| controller.elsewhere().probe_bytes())
     }
 
-    /// What the last step took.
+    /// Records bytes and seconds of the last step's exchange.
     fn record_exchange(&self, py: Python<'_>, wire_bytes: f64, seconds: f64, computing: f64) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().record_exchange(wire_bytes, seconds, computing))
     }
 
-    /// The shortest seconds of gathering next to nothing, and a probe.
+    /// Records the shortest times of two all-gathers: one of almost no bytes, and the probe.
     fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().record_probe([nothing, all]))
     }
 
-    /// Settings to be tried out, of each kind of method one per layer.
+    /// Settings to time: for each kind of method, one setting per layer.
     fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
         let trials = self.attempt(py, |controller| controller.elsewhere().trials(&layers))?;
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
-    /// What one of them took.
+    /// Records the seconds of one such trial.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.elsewhere().record_trial(&layers, &settings, seconds))
     }
 
-    /// The relative squared error of what a layer was compressed to elsewhere in the last step.
+    /// Records a layer's relative squared error in the last step, for an exchange outside the controller.
     fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
         self.attempt(py, |controller| controller.elsewhere().record_error(layer, relative_error))
     }
 
-    /// Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time.
+    /// Bytes of memory by purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.
     fn memory(&self, py: Python<'_>, bucket_bytes: usize, at_once: usize) -> PyResult<[(&'static str, u64); 5]> {
         let MemoryUse { residuals, undo, factors, exchange, window } =
             self.attempt(py, |controller| controller.memory(Some(bucket_bytes), at_once))?;
         Ok([("residuals", residuals), ("undo", undo), ("factors", factors), ("exchange", exchange), ("window", window)])
     }
 
-    /// Whether the next step is that of a plan.
+    /// Whether the next step begins with a decision.
     fn is_plan_due(&self, py: Python<'_>) -> PyResult<bool> {
         self.attempt(py, |controller| Ok(controller.planning().is_due()))
     }
 
-    /// Takes back what the last step has done to residuals.
+    /// Undoes the last step's changes of the residuals.
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.residuals().roll_back())
     }
 
-    /// Gives up the step under way.
+    /// Abandons the step under way.
     fn abandon_step(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.abandon_step())
     }
 
-    /// Multiplies all residuals.
+    /// Multiplies all residuals by `factor`.
     fn rescale_residuals(&self, py: Python<'_>, factor: f32) -> PyResult<()> {
         self.on_cores(py, |controller| controller.residuals().rescale(factor))
     }
 
-    /// What the gradients that are remembered were multiplied by.
+    /// Loss scale of the gradients in the residuals.
     #[getter]
     fn scale(&self) -> f64 {
         f64::from_bits(self.scale.load(Ordering::Relaxed))
     }
 
-    /// Says what that was.
+    /// Sets the loss scale without changing the residuals.
     fn note_scale(&self, scale: f64) {
         self.scale.store(scale.to_bits(), Ordering::Relaxed);
     }
 
-    /// Multiplies all residuals, because gradients are from now on multiplied by this; an interrupt comes before or after it.
+    /// Rescales all residuals to a new loss scale. An interrupt takes effect before or after this, not within it.
     fn follow_scale(&self, py: Python<'_>, scale: f64) -> PyResult<()> {
         self.rescale_residuals(py, (scale / self.scale()) as f32)?;
         self.note_scale(scale);
         Ok(())
     }
 
-    /// Forgets residuals where f32 means at these addresses, one per layer, are not zero.
+    /// Clears residuals where the f32 means at these addresses, one per layer, are not zero.
     fn forget_moved(&self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
         let tensors = &self.tensors;
         if addresses.len() != tensors.len() {
@@ -353,34 +354,34 @@ impl Controller {
         })
     }
 
-    /// The default settings instead of none before the first decision.
+    /// Compresses with the default settings before the first decision.
     fn compress_warmup(&self, py: Python<'_>) -> PyResult<()> {
         self.on_cores(py, |controller| controller.planning().compress_warmup())
     }
 
-    /// Other settings for a fixed policy, one per layer.
+    /// Gives new settings to a controller with fixed settings, one per layer.
     fn set_settings(&self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
         let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.planning().set_settings(settings))
     }
 
-    /// Asks for a decision before the schedule's next; at which step it is due.
+    /// Asks for a decision before the schedule's next one; returns the step at which it is due.
     fn replan(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.attempt(py, |controller| controller.planning().replan())
     }
 
-    /// The next decision's work, if it can be done now.
+    /// Takes the work of the next decision, if it can be done now.
     fn take_plan_task(&self, py: Python<'_>) -> Option<PlanTask> {
         self.with(py, |controller| controller.planning().take_task()).map(|task| PlanTask(Some(task)))
     }
 
-    /// Takes its result; whether anybody still waits for it.
+    /// Takes the result of a task; returns whether it is still needed.
     fn hand_in(&self, py: Python<'_>, result: &mut PlanResult) -> PyResult<bool> {
         let result = result.0.take().ok_or_else(|| LgrecoError::new_err("the result has been handed in"))?;
         Ok(self.with(py, |controller| controller.planning().hand_in(result)))
     }
 
-    /// Steps taken.
+    /// Number of steps taken.
     #[getter]
     pub(crate) fn steps(&self, py: Python<'_>) -> u64 {
         self.with(py, |controller| controller.steps())
@@ -420,7 +421,7 @@ impl Controller {
         Ok(Some(all))
     }
 
-    /// What is known of a layer.
+    /// Measurements of a layer.
     fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;
         let (setting, uncompressed, counts, norms) = self.with(py, |controller| {
@@ -447,7 +448,7 @@ impl Controller {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// This rank's state in parts: (None, what belongs to no layer), then (name, bytes) per layer.
+    /// Returns this rank's state in parts: (None, the state that belongs to no layer), then (name, bytes) per layer.
     fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
         let parts = self.attempt(py, |controller| {
@@ -461,8 +462,8 @@ impl Controller {
         Ok(parts.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
-    /// Continues from `plan`, one rank's parts, with the residuals of `residuals`; (missing, extra, misshaped) layers, the step
-    /// and that of the oldest residual.
+    /// Continues from `plan`, the parts of one rank's state, with the residuals in `residuals`. Returns (missing, extra,
+    /// misshaped) layers, the step, and the step of the oldest residual.
     fn load(
         &self,
         py: Python<'_>,

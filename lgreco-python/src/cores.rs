@@ -1,14 +1,14 @@
-//! Threads for compressors and plans.
+//! A pool of threads for compressors and plans.
 
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Those of this process: of one that has forked, a child has none, and would wait for them for ever.
+/// This process's pool. A forked child has no threads of it, and would wait for them forever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
-/// Does `work` without the interpreter's lock, as [`on_cores`].
+/// Runs `work` as [`on_cores`] does, without the interpreter's lock.
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     fn run(py: Python<'_>, work: Work<'_>) {
         py.detach(|| run_on_cores(work));
@@ -16,19 +16,20 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     erased(work, |work| run(py, work))
 }
 
-/// Work of any type, to be called once.
+/// A type-erased closure to be called once.
 type Work<'a> = &'a mut (dyn FnMut() + Send);
 
-/// What `work` returns, which `run` calls. What `run` is made of is compiled once, not for each work: wheels have a limit.
+/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once rather than for each closure, because
+/// the size of wheels is limited.
 fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) -> T {
     let (mut work, mut done) = (Some(work), None);
     run(&mut || done = work.take().map(|work| work()));
     done.expect("work is called")
 }
 
-/// Does `work` on as many threads as RAYON_NUM_THREADS or else OMP_NUM_THREADS says, which torchrun sets to 1 where it is
-/// not set, or else on all cores; on the calling thread alone where none can be had. `work` must not take a lock: a thread
-/// of the pool that holds it may take up this work meanwhile.
+/// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores.
+/// torchrun sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone.
+/// `work` must not take a lock: a thread of the pool that holds it may start this work meanwhile.
 pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     erased(work, run_on_cores)
 }
@@ -50,10 +51,10 @@ fn pool() -> Option<Arc<ThreadPool>> {
     pool.clone()
 }
 
-/// In a process that has just been forked: its threads are not there.
+/// Drops the pool in a process that was just forked and does not have its threads.
 #[pyfunction]
 pub(crate) fn after_fork() {
     let pool = POOL.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // Its end would wait for its threads.
+    // Dropping the pool would wait for its threads.
     std::mem::forget(pool);
 }

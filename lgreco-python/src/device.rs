@@ -1,5 +1,5 @@
-//! Buckets that stay in the memory of a CUDA device, on a stream of the trainer's. The only unsafe code of this crate
-//! besides `memory` and `window`: device memory that is given by address.
+//! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only
+//! unsafe code of this crate. Here it is for device memory that is given by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
@@ -15,25 +15,25 @@ use pyo3::prelude::*;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stream of a CUDA device. Calls enqueue, but where they say that they wait.
+/// A stream of a CUDA device. Calls only enqueue work unless their comment begins with "Waits".
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Device {
-    /// Used through `&mut self` alone; the lock is never waited for.
+    /// Only used through `&mut self`, so the lock is always free.
     cuda: Mutex<CudaBackend>,
 }
 
-/// Layers that are exchanged together in the device's memory, under the settings that their controller had when it was made.
+/// Layers that are exchanged together in the device's memory, under their settings when the bucket was made.
 #[pyclass(name = "DeviceBucket", module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
     bucket: DeviceBucket,
     layers: Vec<usize>,
     settings: Vec<Setting>,
     names: Arc<[String]>,
-    /// Places of layers that are to go without error feedback.
+    /// Places in the bucket of layers without error feedback.
     forgetful: Vec<usize>,
 }
 
-/// Whether a step has failed, the first rank at fault, an error, and whether this rank alone knows of it.
+/// Whether a step failed, the first rank at fault, an error, and whether only this rank knows of it.
 type Told = (bool, Option<u32>, Option<Py<PyAny>>, bool);
 
 impl Bucket {
@@ -41,8 +41,8 @@ impl Bucket {
         self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
     }
 
-    /// What was wrong with a value of this rank, or with a payload of the rank at fault, in the words and with the code of the host's
-    /// exchange.
+    /// The exception for a wrong value on this rank, or a wrong payload of the rank at fault. Text and code are those of
+    /// the host's exchange.
     fn at_fault(&self, py: Python<'_>, rank: Option<u32>, fault: ExchangeFault) -> PyErr {
         let not_finite = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN };
         let (place, code, text) = match fault {
@@ -68,7 +68,7 @@ impl Bucket {
     }
 }
 
-/// What a bucket of these layers is made of, under these settings or the controller's.
+/// Describes a bucket of these layers, under these settings or the controller's.
 fn described<'a>(
     py: Python<'_>,
     controller: &'a Controller,
@@ -106,7 +106,7 @@ fn described<'a>(
     Ok((described, ExchangeConfig { dtype, reduce_dtype, world, stream, gain: 1.0, on_fault }))
 }
 
-/// What the controller remembers of these layers, one after the other.
+/// Returns the controller's residuals of these layers, one after the other.
 fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
     let mut residuals = room(controller, layers);
     controller.attempt(py, |own| {
@@ -116,12 +116,12 @@ fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyRe
     Ok(residuals)
 }
 
-/// Room for the values of these layers.
+/// Returns zeros for the values of these layers.
 fn room(controller: &Controller, layers: &[usize]) -> Vec<f32> {
     vec![0f32; layers.iter().map(|&layer| controller.tensors[layer].shape().elements()).sum()]
 }
 
-/// The layers with their values, which lie one after the other.
+/// Iterates over the layers with their parts of the consecutive values.
 fn parts<'a>(
     tensors: &'a [Tensor],
     layers: &'a [usize],
@@ -136,7 +136,7 @@ fn parts<'a>(
 
 #[pymethods]
 impl Device {
-    /// The stream with this handle, of the context that is current if it is the default stream.
+    /// Opens the stream with this handle. The default stream uses the current context.
     #[new]
     fn new(stream: usize) -> PyResult<Device> {
         // SAFETY: by the contract of `Device` (`_lgreco.pyi`), stream and context outlive it.
@@ -158,7 +158,8 @@ impl Device {
         DeviceBucket::bytes(&described, config).map_err(|error| refused(py, error, &controller.names))
     }
 
-    /// Waits: a bucket of these layers, in that memory, with the controller's residuals, or of its own settings and without any.
+    /// Waits: makes a bucket of these layers in the given memory. It starts with the controller's residuals; with separate
+    /// `settings` it has none.
     #[pyo3(signature = (controller, layers, memory, settings = None))]
     fn bucket(
         &mut self,
@@ -190,21 +191,21 @@ impl Device {
         Ok(Bucket { bucket, layers, settings, names: controller.names.clone(), forgetful })
     }
 
-    /// Waits: the new bucket takes over residuals and step of one with the same layers.
+    /// Waits: the new bucket takes over residuals and step of a bucket with the same layers.
     fn take_over(&mut self, py: Python<'_>, bucket: &mut Bucket, other: &Bucket) -> PyResult<()> {
         // SAFETY: by the contract of `Device.take_over` (`_lgreco.pyi`).
         let taken = unsafe { bucket.bucket.take_over(self.inner(), &other.bucket) };
         taken.map_err(|error| refused(py, error, &other.names))
     }
 
-    /// Takes the gradients at this address.
+    /// Submits the gradients at this address.
     fn submit(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
         let submitted = unsafe { bucket.bucket.submit(self.inner(), gradients) };
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
-    /// Tells all ranks instead that this one has failed; the gradients' place is left alone.
+    /// Submits a failure instead of gradients, which all ranks are told. The memory at `gradients` stays unchanged.
     fn submit_failure(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
         let failure = Error::StepOrder { what: "the trainer has failed", expected: "gradients" };
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
@@ -212,14 +213,14 @@ impl Device {
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
-    /// Goes on, once the collective asked for before is enqueued, to the next; None when the means are.
+    /// Continues after the previous collective was enqueued, and returns the next one; None once the means are enqueued.
     fn next(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<Option<Request>> {
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
         let next = unsafe { bucket.bucket.next(self.inner()) }.map_err(|error| refused(py, error, &bucket.names))?;
         Ok(next.map(Request::from))
     }
 
-    /// After a step that has not failed: forgets what was not sent of layers that are to go without error feedback.
+    /// After a step without failure: clears the residuals of layers without error feedback.
     fn forget(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
         let Bucket { bucket, forgetful, names, .. } = bucket;
         let cuda = self.inner();
@@ -227,8 +228,8 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's; zeros of
-    /// layers in the places `forgotten`.
+    /// Waits: copies residuals to the controller, as they were before step `before`, which is the last submitted step or
+    /// the next one. Layers in the places `forgotten` get zeros.
     #[pyo3(signature = (controller, bucket, before, forgotten = None))]
     fn take_home(
         &mut self,
@@ -253,7 +254,7 @@ impl Device {
         })
     }
 
-    /// Waits: the controller's residuals become the bucket's, between two steps.
+    /// Waits: copies the controller's residuals to the bucket, between two steps.
     fn take_out(&mut self, py: Python<'_>, controller: &Controller, bucket: &mut Bucket) -> PyResult<()> {
         let residuals = remembered(py, controller, &bucket.layers)?;
         let Bucket { bucket, names, .. } = bucket;
@@ -270,32 +271,32 @@ impl Device {
 
 #[pymethods]
 impl Bucket {
-    /// Whether its layers still have the settings that it was made with.
+    /// Whether the layers' settings are still those of the bucket.
     fn suits(&self, py: Python<'_>, controller: &Controller) -> bool {
         let mut layers = self.layers.iter().zip(&self.settings);
         controller.with(py, |controller| layers.all(|(&layer, setting)| controller.setting(layer) == *setting))
     }
 
-    /// Where residuals lie, twice, and the address of an i32 that says which of them counts.
+    /// Address of the two copies of the residuals, and of an i32 that says which copy is current.
     #[getter]
     fn residuals(&self) -> (u64, u64) {
         self.bucket.residual_addresses()
     }
 
-    /// Places of layers that are to go without error feedback.
+    /// Places in the bucket of layers without error feedback.
     #[getter]
     fn forgetful(&self) -> Vec<usize> {
         self.forgetful.clone()
     }
 
-    /// Where the device has what it knows of the steps, and how many bytes.
+    /// Device address and number of bytes of the outcome of the steps.
     #[getter]
     fn outcome(&self) -> (u64, usize) {
         self.bucket.outcome_address()
     }
 
-    /// What these bytes say: whether the step has failed on some rank, the first rank at fault, and the error of this one, or of a
-    /// payload of that one; None for none. And whether this rank alone knows of it.
+    /// Reads an outcome: whether the step failed on some rank, and the first rank at fault. Then this rank's error or that
+    /// of the other rank's payload, or None, and whether only this rank knows of it.
     fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<Told> {
         let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
         let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());

@@ -1,4 +1,4 @@
-//! Errors as exceptions.
+//! Converts errors to Python exceptions.
 
 use lgreco_train::{CoreError, Error};
 use pyo3::exceptions::PyValueError;
@@ -12,7 +12,7 @@ pyo3::create_exception!(
      at fault, or None. Of what another rank failed with, `peer` is that rank and `peer_code` the code there."
 );
 
-/// Adds the exception to the module. Whatever raises it, it has all attributes, if only None.
+/// Adds the exception class to the module. Every instance has all attributes; they are None if not set.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let error = module.py().get_type::<LgrecoError>();
     for attribute in ["code", "layer", "peer", "peer_code"] {
@@ -21,7 +21,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("LgrecoError", error)
 }
 
-/// The exception for an error, with the name of the layer that it is about.
+/// The exception for an error, with the name of the layer at fault.
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
     let text = if layer.is_some() { error.without_layer().to_string() } else { error.to_string() };
@@ -35,12 +35,12 @@ pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     }
 }
 
-/// The exception with the attributes that `set` sets, or what is wrong with them.
+/// Adds attributes by `set` to an exception. If `set` fails, its error is returned instead.
 fn with_attributes(py: Python<'_>, raised: PyErr, set: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) -> PyErr {
     set(raised.value(py).as_any()).err().unwrap_or(raised)
 }
 
-/// The exception for what a device has refused.
+/// The exception for an error of a device.
 pub(crate) fn refused_by_device(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
     match error {
         lgreco_cuda::Error::Train(error) => raised(py, error, names),
@@ -49,7 +49,7 @@ pub(crate) fn refused_by_device(py: Python<'_>, error: lgreco_cuda::Error, names
     }
 }
 
-/// A text about a layer.
+/// Puts the layer's name before a text.
 pub(crate) fn of_layer(layer: Option<&str>, text: &str) -> String {
     layer.map_or_else(|| text.into(), |name| format!("{name}: {text}"))
 }
@@ -62,7 +62,7 @@ pub(crate) fn named(py: Python<'_>, text: String, code: u32, layer: Option<&str>
     })
 }
 
-/// The error on a rank that another one, with this code, has failed; without a code, that it wants something else.
+/// The error for a failure on another rank with this code. Code 0 means that the ranks disagree about the exchange.
 #[pyfunction]
 pub(crate) fn peer_error(py: Python<'_>, rank: u32, code: u32) -> Py<PyAny> {
     let error = if code == 0 { Error::PeerPlan { rank } } else { Error::Peer { rank, code } };

@@ -1,7 +1,7 @@
-//! The extension module `lgreco._lgreco`: controllers and buckets for `lgreco.torch`, which hands over gradients by
-//! address. What users see is the Python of `python/lgreco`; its stub `_lgreco.pyi` is the contract of this module.
+//! The extension module `lgreco._lgreco`: controllers and buckets for `lgreco.torch`, which passes gradients by address.
+//! Users see the Python code in `python/lgreco`. The stub `_lgreco.pyi` is the contract of this module.
 //!
-//! Global state: the pool of threads (`cores.rs`) and the moment from which seconds are counted (`arguments.rs`).
+//! Global state: the thread pool (`cores.rs`), and the start time of the clock (`arguments.rs`).
 
 mod arguments;
 mod bucket;
@@ -19,13 +19,13 @@ mod window;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// The `lgreco` command with these arguments, the program's name first; gives its exit code.
+/// Runs the `lgreco` command with these arguments, beginning with the program's name; returns its exit code.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| lgreco_cli::run(arguments))
 }
 
-/// Nothing here waits for the interpreter's lock: it is given up around all work.
+/// No function holds the interpreter's lock while it works or waits.
 #[pymodule(gil_used = false)]
 fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::add_to(module)?;

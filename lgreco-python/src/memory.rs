@@ -1,4 +1,5 @@
-//! The only unsafe code of this crate besides `device`: gradients and means that are given by address.
+//! Gradients and means that are given by host address. This module, `device` and `window` contain the only unsafe code of
+//! this crate.
 
 use crate::error::LgrecoError;
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values, ValuesMut};
@@ -6,7 +7,7 @@ use pyo3::PyResult;
 use std::ptr::with_exposed_provenance_mut;
 use std::slice::from_raw_parts_mut;
 
-/// A gradient in somebody else's memory.
+/// A gradient in memory that belongs to the caller.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     address: usize,
@@ -20,11 +21,11 @@ impl Place {
     }
 
     /// # Safety
-    /// There are as many values of this type, which live and which nothing else uses for `'a`.
+    /// There are `elements` values of this type at `address`, which live and which nothing else uses for `'a`.
     unsafe fn values<'a>(&self) -> ValuesMut<'a> {
         let Place { address, dtype, elements } = *self;
-        // SAFETY: not null and aligned, as `Gradients::new` has seen, or without elements and then dangling; valid and
-        // unshared by the caller's promise. F16 and Bf16 are transparent over u16.
+        // SAFETY: `Gradients::new` has checked that the address is aligned and not null; without elements it is dangling.
+        // The memory is valid and unshared by the caller's promise. F16 and Bf16 are transparent over u16.
         unsafe {
             match dtype {
                 Dtype::F32 => ValuesMut::F32(from_raw_parts_mut(with_exposed_provenance_mut(address), elements)),
@@ -35,12 +36,12 @@ impl Place {
     }
 }
 
-/// Gradients on their way, one per layer of a bucket.
+/// Gradients in flight, one per layer of a bucket.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients(Vec<Place>);
 
 impl Gradients {
-    /// Refuses null, what is not aligned, and gradients that share memory.
+    /// Refuses null and unaligned addresses, and gradients that share memory.
     pub(crate) fn new(places: impl Iterator<Item = (usize, Dtype, usize)>) -> PyResult<Gradients> {
         let refused = |text: String| Err(LgrecoError::new_err(text));
         let mut all = Vec::with_capacity(places.size_hint().0);
@@ -63,16 +64,16 @@ impl Gradients {
         }
     }
 
-    /// Shows them to `work`.
+    /// Runs `work` on the gradients.
     pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
-        // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`): the caller keeps the
-        // memory alive and leaves it alone until the bucket or the call is done. Places do not overlap, and `&mut self` lets
-        // nobody else see them meanwhile.
+        // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`), the caller keeps the
+        // memory alive and unused until the bucket or the call is done. Places do not overlap, and `&mut self` excludes
+        // other references.
         let mut values: Vec<_> = self.0.iter().map(|place| unsafe { place.values() }).collect();
         work(&mut values)
     }
 
-    /// Whether every value of one of them is zero; NaN is not.
+    /// Whether all values of a gradient are zero; NaN is not zero.
     pub(crate) fn is_zero(&mut self, index: usize) -> bool {
         fn zeros<T: Element>(values: &[T]) -> bool {
             values.iter().all(|x| x.to_f32() == 0.0)

@@ -1,4 +1,4 @@
-//! Plans for gradients that are there already, as the command makes them.
+//! Plans for existing gradients, made as the command makes them.
 
 use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, refused, refused_layer};
 use crate::cores::detached;
@@ -23,20 +23,20 @@ enum ErrorBudget {
     Word(String),
 }
 
-/// What is asked of a plan.
+/// The options of a plan.
 struct Asked {
     search: Search,
     solver: Solver,
     alpha: Option<f64>,
-    /// `None` for the least error in a size.
+    /// `None` to minimise the error within a size.
     budget: Option<ErrorBudget>,
-    /// In bits; `None` for that of the uniform setting.
+    /// In bits; `None` for the size of the uniform setting.
     size: Option<u64>,
     groups: Vec<Vec<String>>,
     fixed: Vec<String>,
 }
 
-/// What stands in the way of a plan.
+/// The error of a failed plan.
 enum Failed {
     Model(NamedError),
     Constraint(String),
@@ -101,7 +101,7 @@ impl Asked {
         Ok(Asked { search, solver, alpha, budget, size, groups, fixed })
     }
 
-    /// Measures and plans: the JSON of a plan file.
+    /// Measures and plans; returns the JSON of a plan file.
     fn plan(&self, model: &[Layer<'_>]) -> Result<String, Failed> {
         let start = Instant::now();
         let measured = self.search.measure(model, &mut Parallel)?;
@@ -123,7 +123,7 @@ impl Asked {
         Ok(file.to_json())
     }
 
-    /// What has failed, by the layer's name.
+    /// The exception for a failure, with the layer's name.
     fn failed(&self, py: Python<'_>, layers: usize, failed: Failed) -> PyErr {
         let failed = match failed {
             Failed::Model(failed) => failed,
@@ -140,14 +140,14 @@ impl Asked {
     }
 }
 
-/// Gradients in memory by layer (name, dims, dtype, address), or the path of safetensors files.
+/// Gradients in memory, per layer (name, dims, dtype, address), or the path of safetensors files.
 #[derive(FromPyObject)]
 pub(crate) enum Model {
     Layers(Vec<(String, Vec<usize>, String, usize)>),
     Files(PathBuf),
 }
 
-/// Measures layers and plans: the JSON of a plan file. Files are read as the command reads them.
+/// Measures layers and plans; returns the JSON of a plan file. Files are read as the command reads them.
 #[pyfunction]
 #[pyo3(signature = (model, solver, **options))]
 pub(crate) fn make_plan(
@@ -184,7 +184,7 @@ pub(crate) fn make_plan(
     planned.map_err(|failed| asked.failed(py, layers.len(), failed))
 }
 
-/// The same plan file, once it has been checked.
+/// Checks a plan file and returns it.
 #[pyfunction]
 pub(crate) fn check_plan(json: &str) -> PyResult<String> {
     Ok(PlanFile::parse(json.as_bytes()).map_err(refused)?.to_json())

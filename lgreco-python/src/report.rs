@@ -1,9 +1,9 @@
-//! What became of a step.
+//! Reports of steps.
 
 use lgreco_train::controller::{self, Outcome};
 use pyo3::prelude::*;
 
-/// A finished step.
+/// The report of a finished step.
 #[pyclass(frozen, get_all, module = "lgreco._lgreco")]
 pub(crate) struct Report {
     step: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Report {
     switched: bool,
     bytes_in: u64,
     bytes_out: u64,
-    /// Seconds of agreeing, measuring and planning, and of exchanging.
+    /// Seconds of agreement, measuring and planning; then seconds of the exchange.
     planning_seconds: Option<f64>,
     exchange_seconds: Option<f64>,
 }

@@ -1,19 +1,20 @@
-//! Collectives that the trainer's engine is to perform.
+//! Collectives that the trainer performs.
 
 use lgreco_cuda::DeviceMemory;
 use lgreco_train::exchange;
 use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
 
-/// A collective on memory of a bucket or controller, which stays in its place until that is asked to go on.
+/// A collective on memory of a bucket or controller. The memory stays in place until the next call of `next` or `control`.
 #[derive(Default)]
 #[pyclass(frozen, get_all, module = "lgreco._lgreco")]
 pub(crate) struct Request {
     kind: &'static str,
     address: usize,
-    /// Bytes at `address`.
+    /// Number of bytes at `address`.
     length: usize,
-    /// Bytes of each rank's part, or values of each in a reduce-scatter; empty where they are equal or whole.
+    /// Bytes of each rank's part, or number of values of each part for a reduce-scatter; empty if all parts are equal or
+    /// there are none.
     lens: Vec<u64>,
     root: u32,
     received_address: usize,
@@ -27,7 +28,7 @@ impl Request {
     }
 }
 
-/// Memory that a collective works on: its address and bytes. `T` is what it holds.
+/// Memory of a collective as address and number of bytes. `T` is the element type.
 trait Memory<T> {
     fn place(self) -> (usize, usize);
 }

@@ -1,4 +1,4 @@
-//! The work of a decision, for any thread.
+//! The work of a decision, which any thread may do.
 
 use crate::cores::detached;
 use crate::error::LgrecoError;
@@ -6,17 +6,17 @@ use lgreco_train::backend::Parallel;
 use lgreco_train::controller;
 use pyo3::prelude::*;
 
-/// A decision to be made.
+/// The work of a decision.
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct PlanTask(pub(crate) Option<controller::PlanTask>);
 
-/// A decision that has been made.
+/// The result of a decision's work.
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct PlanResult(pub(crate) Option<controller::PlanResult>);
 
 #[pymethods]
 impl PlanTask {
-    /// Measures and plans; once.
+    /// Measures and plans; can be called once.
     fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
         let task = self.take()?;
         Ok(PlanResult(Some(detached(py, || task.run(&mut Parallel)))))
@@ -24,7 +24,7 @@ impl PlanTask {
 }
 
 impl PlanTask {
-    /// The task, once.
+    /// Takes the task out of the handle; can be called once.
     pub(crate) fn take(&mut self) -> PyResult<controller::PlanTask> {
         self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))
     }

@@ -1,4 +1,4 @@
-//! Gradients that a plan is made of, in the memory of a CUDA device: kept there, measured there for a plan's task. Unsafe as in `device`:
+//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. Unsafe code as in `device`:
 //! device memory that is given by address.
 
 use crate::controller::Controller;
@@ -17,7 +17,7 @@ use lgreco_train::search::OfferedRow;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// The mean of the gradients of a controller's last steps, of which the next plan is made.
+/// The mean gradients of a controller's last steps, for the next plan.
 #[pyclass(name = "DeviceWindow", module = "lgreco._lgreco")]
 pub(crate) struct Window {
     window: DeviceWindow,
@@ -30,7 +30,7 @@ fn layers(controller: &Controller) -> Vec<(Shape, Dtype)> {
 
 #[pymethods]
 impl Window {
-    /// In that memory, of all layers, without gradients.
+    /// Makes an empty window for all layers in the given memory.
     #[new]
     fn new(py: Python<'_>, device: &mut Device, controller: &Controller, memory: u64) -> PyResult<Window> {
         let (layers, cuda) = (layers(controller), device.inner());
@@ -46,7 +46,7 @@ impl Window {
         DeviceWindow::bytes(&layers(controller))
     }
 
-    /// Blends the gradients of these layers, by address, with their means, as those of the window's `step`-th step.
+    /// Averages the gradients at these addresses into the layers' means, as those of step number `step` of the window.
     fn observe(
         &self,
         py: Python<'_>,
@@ -64,7 +64,7 @@ impl Window {
         observed.map_err(|error| refused(py, error, &self.names))
     }
 
-    /// Waits: the means of these layers become the controller's.
+    /// Waits: copies the means of these layers to the controller.
     fn take_home(
         &self,
         py: Python<'_>,
@@ -82,7 +82,7 @@ impl Window {
         Ok(())
     }
 
-    /// Waits: does a plan's task with what was observed here, in memory that `allocate` gives the address of.
+    /// Waits: runs a plan task on the observed gradients. `allocate` returns the address of new device memory.
     fn plan(
         &self,
         py: Python<'_>,
@@ -92,7 +92,7 @@ impl Window {
     ) -> PyResult<PlanResult> {
         let task = task.take()?;
         let mut observed = OnDevice { cuda: device.inner(), window: &self.window, allocate, failed: None };
-        // Not on the threads for compressors, which would wait for the device, too.
+        // It must not run on the pool's threads for compressors, which would wait for the device.
         let result = py.detach(|| task.run_with(&mut observed, &mut OnCores));
         match observed.failed {
             None => Ok(PlanResult(Some(result))),
@@ -107,12 +107,12 @@ enum Failed {
     Device(lgreco_cuda::Error),
 }
 
-/// A window that is measured where it is.
+/// A window that is measured in device memory.
 struct OnDevice<'a> {
     cuda: &'a mut CudaBackend,
     window: &'a DeviceWindow,
     allocate: Py<PyAny>,
-    /// Why it could not be measured.
+    /// Why the window could not be measured.
     failed: Option<Failed>,
 }
 
@@ -131,10 +131,11 @@ impl OnDevice<'_> {
             Python::attach(|py| self.allocate.call1(py, (bytes.max(1),))?.extract::<u64>(py)).map_err(Failed::Python)
         });
         let (workspace, results) = (workspace?, results?);
-        // SAFETY: by the contract of `DeviceWindow.plan` (`_lgreco.pyi`) there are as many bytes, which nobody else uses.
+        // SAFETY: by the contract of `DeviceWindow.plan` (`_lgreco.pyi`) `allocate` returned enough bytes, which nothing
+        // else uses.
         unsafe { self.cuda.enqueue_rows(&jobs, workspace, results) }.map_err(of_device)?;
         let mut words = vec![0; (bytes.results / 8) as usize];
-        // SAFETY: as before, and filled when what is enqueued is done.
+        // SAFETY: as before; the results are filled once the enqueued work is done.
         unsafe { self.cuda.fetch_results(results, &mut words) }.map_err(Failed::Device)?;
         self.cuda.read_rows(&jobs, &words, squared_errors).map_err(of_device)
     }
@@ -165,7 +166,7 @@ impl Observed for OnDevice<'_> {
     }
 }
 
-/// The backend of all cores, each call on the threads for compressors.
+/// The backend of all cores; each call runs on the pool's threads.
 struct OnCores;
 
 impl Backend for OnCores {

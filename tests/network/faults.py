@@ -1,4 +1,4 @@
-"""Faults on the wire in the middle of a step: a rank that is killed, a rank that stops, a link that is cut."""
+"""Faults in the middle of a step: a rank is killed, a rank stops, or a link is cut."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 VICTIM = 1
-BUCKET = 2  # of the step, before whose exchange it happens
+BUCKET = 2  # number of the bucket, within the step, before whose exchange the fault happens
 CUT = shape("change", "1kbit", "2kb")
 
 
@@ -33,34 +33,34 @@ class Case:
 
     scheme: str
     kind: str = ""
-    """killed, stopped, cut, or none."""
+    """killed, stopped or cut; empty for no fault."""
     seconds: float = 0.0
-    """How long the rank stops, or the link is cut."""
+    """How long the rank is stopped or the link is cut."""
     world: int = 3
     timeout: float = 8.0
-    """Of the engine."""
+    """Timeout of the process group in seconds."""
     rate: str = "100mbit"
-    """What a cut link has afterwards."""
+    """Rate of a cut link after the cut."""
     width: int = 128
     layers: int = 4
     steps: int = 24
     every: int = 8
-    """Steps between two saved states."""
+    """Number of steps between saved states."""
     at: int = 19
     """The step of the fault."""
 
     @property
     def errs(self) -> bool:
-        """Whether it is an error."""
+        """Whether the fault is an error for the ranks."""
         return self.kind == "killed" or self.seconds > self.timeout
 
 
-# Shorter than what the engine waits, and longer.
+# # Faults shorter and longer than the timeout.
 FAULTS = [Case("", "killed")] + [Case("", kind, seconds) for kind in ("stopped", "cut") for seconds in (3.0, 20.0)]
 
 
 def digest(tensors: Any) -> str:
-    """Of their bytes."""
+    """A hash of the tensors' bytes."""
     seen = hashlib.sha256()
     for tensor in tensors:
         seen.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -68,7 +68,7 @@ def digest(tensors: Any) -> str:
 
 
 def _happen(case: Case) -> None:
-    """What happens to the victim; it is the one to cut the link, too."""
+    """Makes the fault happen, in the victim's process. The victim also cuts the link."""
     if case.kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif case.kind == "stopped":
@@ -95,7 +95,8 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
     first = 0
     told: dict[str, Any] = {}
     if plan:
-        # DDP makes its buckets anew after the first backward pass, and the order of sums over more than two ranks is theirs.
+        # # DDP rebuilds its buckets after the first backward pass. With more than two ranks, they determine the order
+        # of sums.
         x, y = text.batch(draw)
         cross_entropy(ddp(x).flatten(0, 1), y.flatten()).backward()
         saved = torch.load(f"{folder}/{plan}", weights_only=True)
@@ -140,13 +141,15 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
         optimizer.step()
     told |= {"parameters": digest(ddp.parameters()), "residuals": residuals()}
     torch.save(told, f"{folder}/{run}.{rank}.pt")
-    # Threads of a backward pass that has failed would keep the interpreter; others may still hear from this rank.
+    # # Threads of a failed backward pass would keep the interpreter alive, and other ranks may still need this rank's
+    # messages.
     time.sleep(1.0)
     os._exit(0)
 
 
 def _launch(case: Case, folder: str, run: str, states: list[tuple[str, str]] | None = None) -> list[dict[str, Any]]:
-    """All ranks' outcomes, ``{}`` of one that was killed; each goes on from the plan and the residual of two states."""
+    """Runs all ranks and returns their outcomes; ``{}`` for a killed rank. Each continues from the given plan and
+    residual state."""
     context = mp.get_context("fork")
     started = states or [("", "")] * case.world
     ranks = [context.Process(target=_rank, args=(r, case, folder, run, *states)) for r, states in enumerate(started)]
@@ -165,12 +168,13 @@ def _launch(case: Case, folder: str, run: str, states: list[tuple[str, str]] | N
 
 
 def outcome(case: Case) -> dict[str, Any]:
-    """What the others hear of a fault, and how the run goes on.
+    """Runs a case. Returns the errors that the other ranks get, and how the run continues.
 
-    ``heard``: each rank's error, after so many ``seconds``; ``kept``: whether all residuals are what they were before the step.
-    ``same_bits``: whether the run ends with the bits of one without a fault, where it was an error from the last saved states.
-    ``replaced``: where a rank was killed, whether the others go on from where they were with one in its place that has what it
-    saved last, and ``lost``, from which step to which that one's residual lacks what it had not sent.
+    ``heard``: each rank's error and the ``seconds`` until it; ``kept``: whether all residuals are as before the step.
+    ``same_bits``: whether the final bits equal those of a run without a fault; after an error, the run continues from
+    the last saved states. ``replaced``, for a killed rank: whether the others can continue from their present states
+    with a new rank that loads the killed rank's last saved state. ``lost``: the first and last step whose compression
+    errors are missing in the new rank's residual.
     """
     with tempfile.TemporaryDirectory() as folder:
         straight = _launch(dataclasses.replace(case, kind=""), folder, "straight")
@@ -196,7 +200,7 @@ def outcome(case: Case) -> dict[str, Any]:
 
 
 def faults_table(outcomes: list[dict[str, Any]]) -> str:
-    """A line for each case."""
+    """A table with a line for each case."""
     lines = [
         "| scheme | fault | error | heard after | residuals kept | end of the run | a killed rank replaced |",
         "|---|---|---|--:|---|---|---|",

@@ -1,4 +1,4 @@
-"""A link per rank: each rank's process has a network namespace of its own, joined to the others' by a bridge."""
+"""A link per rank: each rank's process has its own network namespace, and a bridge connects them."""
 
 import ctypes
 import os
@@ -15,8 +15,10 @@ def _ip(command: str) -> None:
 
 
 def leave(rank: int, rate: str, joined: Connection) -> str:
-    """Called in a rank's process: moves it to a namespace of its own, in which ``joined`` tells that its link is there, and
-    sends at ``rate``. Returns the link's name."""
+    """To be called in a rank's process: moves it to its own namespace, and returns the name of its link.
+
+    ``joined`` tells when the link exists. The rank sends at ``rate``.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
@@ -30,7 +32,8 @@ def leave(rank: int, rate: str, joined: Connection) -> str:
 
 
 def join(rates: list[str], ranks: list[Connection]) -> None:
-    """Called in the namespace that started the ranks: gives each a link to the bridge, on which it receives at its rate."""
+    """To be called in the parent's namespace: gives each rank a link to the bridge, on which it receives at its
+    rate."""
     _ip("link add bridge type bridge")
     _ip("link set bridge up")
     for number, (rate, rank) in enumerate(zip(rates, ranks)):

@@ -1,4 +1,4 @@
-"""What is trained: a character transformer of 7.5 million parameters that learns *Around the World in Eighty Days*."""
+"""The model: a character transformer of 7.5 million parameters that learns *Around the World in Eighty Days*."""
 
 import pathlib
 
@@ -24,7 +24,7 @@ class Transformer(torch.nn.Module):
 
 
 class Text:
-    """Characters to learn from, and others to be told the loss of."""
+    """The text: characters for training, and held-out ones for the loss."""
 
     def __init__(self) -> None:
         text = (pathlib.Path(__file__).parents[2] / "examples/data/eighty_days.txt").read_text()
@@ -42,7 +42,8 @@ class Text:
 
     @torch.no_grad()
     def held_out_loss(self, model: torch.nn.Module, rank: int, world: int) -> torch.Tensor:
-        """This rank's part of it: the sum over all ranks is the mean of 40 batches, the same ones every time."""
+        """This rank's summand of the held-out loss. The sum over all ranks is the mean of 40 batches, the same in every
+        call."""
         draw = torch.Generator().manual_seed(3)
         batches = [self.batch(draw, self._held_out) for _ in range(HELD_OUT)]
         losses = (cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in batches[rank::world])

@@ -1,4 +1,4 @@
-"""Utilisation where the link is so slow that a dense exchange takes as long as hundreds of steps: outer steps."""
+"""Utilisation with outer steps, on a link so slow that a dense exchange takes as long as hundreds of steps."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 EVERY = 30
-RATIO = 8.8  # of the seconds that 16 bits per parameter take to those of a round's inner steps, as in SparseLoCo's run
+RATIO = 8.8  # time of sending 16 bits per parameter divided by the time of a round's inner steps, as in SparseLoCo's run
 RANKS = 2
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.01, "widths": FEW_BITS, "start_iter": 2}
-BITS = 0.219  # per parameter and round: SparseLoCo's
+BITS = 0.219  # SparseLoCo's bits per parameter and round
 SCHEMES = [
     "every step, plain DDP",
     "every step, lgreco TopK 1 % in few bits",
@@ -36,7 +36,8 @@ SCHEMES = [
 
 
 def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callable[[], Any], Callable[[], int] | None]:
-    """The module to train by, what comes after each inner step, and how many bytes this process has sent."""
+    """The module to train, a function to call after each inner step, and one for the bytes that this process has
+    sent."""
     from lgreco.torch import LGreCoState, OuterStep, lgreco_hook
 
     if scheme.startswith("every step"):
@@ -88,7 +89,7 @@ def _rank(rank: int, folder: str, scheme: str, rounds: int, warm_up: int) -> Non
 
 
 def _computing(rank: int, folder: str) -> None:
-    """Seconds of a step that exchanges nothing, both ranks at work."""
+    """Measures the seconds of a step without an exchange, while both ranks work."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     text = Text()
@@ -112,7 +113,8 @@ def _computing(rank: int, folder: str) -> None:
 
 
 def run_outer(scheme: str, rounds: int, warm_up: int) -> dict[str, Any]:
-    """Seconds and bytes of a round, of one step or of thirty; without a scheme, seconds of an inner step alone."""
+    """Measures seconds and bytes of a round, which is one step or thirty. Without a scheme, measures an inner step
+    without an exchange."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
         of_rank = [(_rank, (rank, folder, scheme, rounds, warm_up)) if scheme else (_computing, (rank, folder)) for rank in range(RANKS)]
@@ -127,9 +129,9 @@ def run_outer(scheme: str, rounds: int, warm_up: int) -> dict[str, Any]:
 
 
 def utilisation(get: Callable[[str, Callable[[], Any]], Any]) -> str:
-    """A line for each scheme; `get` keeps runs by name."""
+    """A table with a line for each scheme; `get` stores runs by name."""
     alone = get("outer: a step alone", lambda: in_namespace("", {"outer": ["", 1, 0]}))
-    # Per rank; both share the loopback.
+    # # This is the rate per rank; both ranks share the loopback.
     rate = 16 * alone["parameters"] / (RATIO * EVERY * alone["seconds"])
     told = f"{RANKS * rate / 1e3:.0f}kbit"
     lines = [

@@ -1,4 +1,4 @@
-"""Measurements in a file, the tables and the picture that are made of them."""
+"""Stores measurements in a file, and makes the tables and the picture."""
 
 import dataclasses
 import json
@@ -9,12 +9,12 @@ from typing import Any, Callable
 
 from schemes import ALONE, PLAIN, measured
 
-TEXT = "novel"  # which runs have learned, so that those of another are never taken for them
-TOLERANCE = 1.005  # a loss is reached within half a per cent
+TEXT = "novel"  # the training text, in the keys of runs, to tell them from runs with another text
+TOLERANCE = 1.005  # a loss counts as reached within half a per cent
 
 
 class Results:
-    """Runs by name, written down one by one: what is in the file is not measured again."""
+    """Runs by name, stored one by one. Runs that are in the file are not measured again."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -35,13 +35,14 @@ def step_key(rate: str, world: int, scheme: str, turn: int, then: str = "", smal
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """All steps of a scheme's rounds, which others came between, so that how fast the machine is at a time favours none."""
+    """Joins all steps of a scheme's rounds. Rounds of the schemes alternate, so that changes of the machine's speed
+    favour none."""
     steps = {what: [value for run in runs for value in run[what]] for what in ("seconds", "cpu")}
     return {**runs[0], **steps}
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str, rate: str = "none") -> str:
-    """At a rate only where what is sent depends on it."""
+    """The name of a learning run. It contains the rate only if the rate affects what is sent."""
     link = f" at {rate}" if measured(scheme) else ""
     return f"{TEXT}, learning for {steps} steps{link}, {world} ranks, seed {seed}: {scheme}"
 
@@ -62,7 +63,8 @@ def _times(found: dict[str, Any], changes: bool) -> str:
 def steps_table(
     rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]], changes: bool = False
 ) -> str:
-    """Seconds per step, lowest / median / highest, at every rate; of a link that changes, the medians before it and some steps after."""
+    """Seconds per step, lowest / median / highest, at every rate; for a link that changes, medians before and some
+    steps after it."""
     lines = ["| scheme | bytes per step | CPU s | " + " | ".join(rates) + " |", "|---|--:|--:|" + "--:|" * len(rates)]
     for scheme in schemes:
         all_rates = [found(rate, scheme) for rate in rates]
@@ -73,7 +75,7 @@ def steps_table(
 
 
 def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Seconds that an exchange adds to a step, which the backward pass does not hide, at every rate; of the medians."""
+    """Seconds that an exchange adds to a step in spite of overlap, at every rate; differences of medians."""
     lines = ["| scheme | " + " | ".join(rates) + " |", "|---|" + "--:|" * len(rates)]
     for scheme in schemes:
         added = [median(found(rate, scheme)) - median(found(rate, ALONE)) for rate in rates]
@@ -82,7 +84,7 @@ def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str]
 
 
 def decisions(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Why measured plans compress what they do, a line each."""
+    """The reasons of plans by measured seconds, a line each."""
     lines = [
         f"{rate}, {scheme}: {why}\n"
         for scheme in schemes
@@ -99,7 +101,7 @@ def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 
 def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
-    """Where the curve comes to the loss and stays, between two points by a line."""
+    """The step from which on the curve stays at or below the loss, with linear interpolation between points."""
     reached = None
     for (before, high), (step, low) in zip(curve, curve[1:]):
         if low > target:
@@ -111,11 +113,11 @@ def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
 
 @dataclasses.dataclass
 class Learnt:
-    """Runs of one scheme over seeds, of which each has the link's rate where what is sent depends on it."""
+    """Runs of one scheme with several seeds. They are made at every rate if the rate affects what is sent."""
 
     scheme: str
     runs: dict[str, list[dict[str, Any]]]
-    """By rate."""
+    """Runs by rate."""
     step: Callable[[str, str], dict[str, Any]]
     """Times of a step by rate and scheme."""
 
@@ -125,14 +127,14 @@ class Learnt:
         return statistics.mean(median(run) for run in self.runs[rate])
 
     def seconds(self, rate: str, target: float) -> str:
-        """To the loss, of the mean of the seeds' curves."""
+        """Seconds to the loss, by the mean of the seeds' curves."""
         runs = self.runs[rate]
         needed = steps_to(mean_curve(runs), target)
         steps = needed or runs[0]["curve"][-1][0]
         return f"{'' if needed else 'more than '}{steps * self.seconds_per_step(rate):.1f} s"
 
     def steps(self, target: float) -> str:
-        """To the loss: of the mean of the seeds' curves, from the fewest to the most of all runs."""
+        """Steps to the loss: by the mean of the seeds' curves, and the fewest and most of all runs."""
         most = max(run["curve"][-1][0] for runs in self.runs.values() for run in runs)
         means = [steps_to(mean_curve(runs), target) or math.inf for runs in self.runs.values()]
         each = [steps_to(run["curve"], target) or math.inf for runs in self.runs.values() for run in runs]
@@ -145,13 +147,13 @@ class Learnt:
         return f"{mean} ({text(min(each))} to {text(max(each))})"
 
     def losses(self, steps: int) -> str:
-        """After so many steps: mean, and from the lowest to the highest."""
+        """Loss after this number of steps: mean, lowest and highest."""
         ends = [loss for runs in self.runs.values() for run in runs for step, loss in run["curve"] if step == steps]
         return f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
 
 
 def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
-    """Steps and seconds to plain DDP's loss at its end."""
+    """A table of steps and seconds until plain DDP's final loss."""
     plain = next(learnt for learnt in all_learnt if learnt.scheme == PLAIN)
     steps, reference = mean_curve(plain.runs[rates[0]])[-1]
     target = TOLERANCE * reference
@@ -168,7 +170,7 @@ def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
 
 
 def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None:
-    """Held-out loss against seconds, a panel per rate."""
+    """Draws held-out loss against seconds, with a panel per rate."""
     import matplotlib
 
     matplotlib.use("svg")

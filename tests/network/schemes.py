@@ -1,4 +1,4 @@
-"""What is compared: PyTorch's own hooks and lgreco's, each as a function that registers it with a DDP module."""
+"""The schemes to compare: PyTorch's hooks and lgreco's, each as a function that registers it with a DDP module."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 PLAIN = "plain DDP"
 ALONE = "no exchange"
-UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
+UNCOMPRESSED = 4  # uncompressed steps at the start, of lgreco and of PyTorch's PowerSGD
 DECIDES = 10  # steps between two decisions by measured seconds
-PUBLISHED = "qsgd,topk,powersgd"  # what "hybrid" meant when these were measured first
+PUBLISHED = "qsgd,topk,powersgd"  # the meaning of "hybrid" when these schemes were first measured
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
 def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's PowerSGD, waited on: on Gloo it aborts with several buckets otherwise."""
+    """PyTorch's PowerSGD, but waits for each bucket, because on Gloo it otherwise aborts with several buckets."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
     return done
@@ -49,7 +49,7 @@ def _ours(**options: Any) -> Any:
 
 
 def _measured(**options: Any) -> Any:
-    """Compresses what is faster so, as measured; decides often, so that a few steps show it."""
+    """Compresses layers if that is measured to be faster. Decides often, so that a few steps suffice to show it."""
     return _ours(objective="seconds", start_iter=2 * UNCOMPRESSED, period=DECIDES, **options)
 
 
@@ -87,16 +87,17 @@ SCHEMES: dict[str, Any] = {
     "lgreco default, seconds": _measured(),
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
 }
-"""By name; sizes are those of uniform settings with values in full, whatever the widths, or of a step."""
+"""Schemes by name. Budgets are the sizes of uniform settings with full values, whatever the widths, or bits per
+step."""
 
 
 def measured(name: str) -> bool:
-    """Whether what is sent depends on the link."""
+    """Whether the link's rate affects what is sent."""
     return name.endswith(", seconds")
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
-    """By this process since it began; ``None`` where nobody counts."""
+    """Bytes that this process has sent so far; ``None`` if the scheme does not count them."""
     if not hasattr(state, "compression_stats"):
         return None
     # PyTorch's hook counts elements.
@@ -104,5 +105,5 @@ def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
 
 
 def bytes_per_step(name: str, parameters: int) -> int:
-    """Where nobody counts."""
+    """Bytes per step of schemes that do not count them."""
     return 0 if name == ALONE else parameters * (2 if "16" in name else 4)

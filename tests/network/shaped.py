@@ -1,4 +1,4 @@
-"""Runs in a network namespace of their own, whose loopback tc's tbf shapes."""
+"""Runs programs in their own network namespaces, whose loopback is limited by tc's tbf."""
 
 import json
 import os
@@ -11,13 +11,16 @@ from typing import Any
 
 
 def shape(how: str, rate: str, burst: str = "256kb", device: str = "lo") -> list[str]:
-    """The command that gives the loopback of this network namespace, or another link, a rate; larger packets than the burst
-    are lost."""
+    """The command that sets the rate of the loopback, or of another link, in this network namespace.
+
+    Packets larger than the burst are lost.
+    """
     return f"tc qdisc {how} dev {device} root tbf rate {rate} burst {burst} latency 200ms".split()
 
 
 def in_namespace(rate: str, told: dict[str, Any]) -> dict[str, Any]:
-    """What this program finds, told what to do, in a namespace with a loopback of such a rate, or of any for none."""
+    """Runs this program with the arguments ``told`` and returns its result. Its namespace's loopback has this rate, or
+    no limit."""
     limit = f"{shlex.join(shape('add', rate))}; " if rate else ""
     shell = f'ip link set lo up; {limit}exec "$@"'
     with tempfile.NamedTemporaryFile() as file:

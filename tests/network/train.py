@@ -1,4 +1,4 @@
-"""One run: all ranks of one scheme, as processes of this machine."""
+"""Runs one scheme: all its ranks, as processes of this machine."""
 
 import faulthandler
 import json
@@ -21,7 +21,7 @@ from shaped import shape
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-HANGS = 300  # seconds of a step after which a rank says where it is, and ends
+HANGS = 300  # seconds of a step after which a rank prints its stack and exits
 WARM_UP = 12  # steps that are not timed
 
 
@@ -94,9 +94,12 @@ def run(
     small: bool = False,
     links: list[str] | None = None,
 ) -> dict[str, Any]:
-    """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of (step,
-    held-out loss), and lgreco's ``decisions`` in words; from the middle of the steps on the link has the rate ``then``. With
-    ``links`` each rank has a link of its own, of these rates, in place of the loopback."""
+    """Trains, and returns measurements of the steps.
+
+    They are ``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of
+    (step, held-out loss), and lgreco's ``decisions`` as text. In the second half of the steps the link has the rate
+    ``then``. With ``links``, each rank has its own link with its rate, instead of the loopback.
+    """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
         arguments = (world, folder, scheme, steps, seed, every, then, small, links or [])

@@ -1,4 +1,4 @@
-//! Two compressors that lgreco does not have, and the list of them that a program hands to lgreco.
+//! Two compressors that lgreco does not have, and the list of them for lgreco.
 //!
 //! ```
 //! use lgreco::backend::Portable;
@@ -25,15 +25,15 @@ use lgreco::compress::method::{Method, Methods};
 
 static METHODS: &[&dyn Method] = &[&Sign, &Natural];
 
-/// All methods of this crate.
+/// All outside methods of this crate.
 pub fn methods() -> Methods {
     Methods::new(METHODS).expect("ids and names that differ")
 }
 
-/// A setting as text, of one of these methods or of lgreco's.
+/// Parses a setting of one of these methods or of lgreco's.
 ///
 /// # Panics
-/// When the text is not one.
+/// When the text is not a setting.
 pub fn setting(text: &str) -> Setting {
     Setting::parse(text, &methods()).expect("a setting")
 }

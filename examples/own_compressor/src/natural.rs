@@ -1,4 +1,4 @@
-//! Natural compression (Horváth et al., 2019), to a few powers of two.
+//! Natural compression (Horváth et al., 2019), restricted to a few powers of two.
 
 use lgreco::compress::method::{Method, Parameters};
 use lgreco::error::expect_len;
@@ -6,14 +6,15 @@ use lgreco::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco::rng::Stream;
 use lgreco::{Error, Result};
 
-/// Sends 3 bits per element: its sign, and 0 or one of the three powers of two up to the largest magnitude's.
+/// Sends 3 bits per element: its sign, and a code for 0 or for one of the three powers of two up to the largest
+/// magnitude's.
 ///
-/// Each magnitude is rounded up or down at random so that its expectation stays: unbiased. Deviation from the paper: what is below
-/// the least power of two becomes it or 0, where the paper has all powers that f32 has.
+/// Each magnitude is rounded up or down at random, so that its expectation is unchanged: the method is unbiased. Deviation
+/// from the paper: values below the smallest of the three powers become that power or 0. The paper uses all powers of f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Natural;
 
-/// Sign and code.
+/// Bits per element: sign and code.
 const BITS: usize = 3;
 
 impl Method for Natural {
@@ -50,7 +51,7 @@ impl Method for Natural {
         codes.fill(0);
         with_elements!(gradient.values(), values => {
             let largest = values.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
-            // The least power of two that is not below it; f32 has none above 2^127.
+            // The smallest power of two that is not below it; f32 has no power above 2^127.
             let top = f64::from(largest).log2().ceil().exp2().min(f64::from(f32::MAX)) as f32;
             scale.copy_from_slice(&top.to_le_bytes());
             for (index, x) in values.iter().enumerate() {
@@ -85,7 +86,7 @@ impl Method for Natural {
     }
 }
 
-/// What a code stands for, as a part of the largest power of two.
+/// The magnitude of a code, relative to the largest power of two.
 fn level(code: u32) -> f64 {
     [0.0, 0.25, 0.5, 1.0][code as usize]
 }

@@ -1,4 +1,5 @@
-//! Sign-SGD with one magnitude for all (Bernstein et al., 2018; the scale as in EF-signSGD, Karimireddy et al., 2019).
+//! Sign-SGD with one magnitude for all elements (Bernstein et al., 2018), scaled as in EF-signSGD (Karimireddy et al.,
+//! 2019).
 
 use lgreco::compress::method::{Method, Parameters};
 use lgreco::error::expect_len;
@@ -6,9 +7,9 @@ use lgreco::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco::rng::Stream;
 use lgreco::{Error, Result};
 
-/// Sends 1 bit per element, its sign, and the mean magnitude as f32.
+/// Sends the sign of each element, 1 bit, and the mean magnitude as f32.
 ///
-/// Biased, and with error feedback a contraction: the error is smaller than the gradient.
+/// The method is biased. It suits error feedback as a contraction: its error is smaller than the gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct Sign;
 

@@ -1,4 +1,4 @@
-//! Outside compressors in all that lgreco does: payloads, searches, plans and their files, controllers, saved states.
+//! Tests outside compressors in all parts of lgreco: payloads, searches, plans and their files, controllers, saved states.
 
 use lgreco::backend::Portable;
 use lgreco::compress::method::{Method, Methods, OwnSetting, Parameters};
@@ -14,7 +14,7 @@ use lgreco_train::exchange::{Route, threads};
 use lgreco_train::gradient::ValuesMut;
 use own_compressor::{Sign, methods, setting};
 
-/// What is not zero, with its position: as long as the values make it.
+/// Sends nonzero values with their positions; the payload's length depends on the values.
 #[derive(Debug)]
 struct NonZero;
 
@@ -171,7 +171,7 @@ fn searches_measure_them_and_plan_files_name_them() {
     let measured = measured();
     assert_eq!(measured.table.labels(0)[7..], SETTINGS);
     let view = measured.table.view();
-    // Sizes of payloads whose length the values decide are measured ones.
+    // Payloads whose length depends on the values are measured.
     let payload = encoded(own(SETTINGS[3]), &wave(8192, 1.0, 1));
     assert_eq!(view.layer(0)[10].size, 8 * payload.len() as u64);
 
@@ -205,7 +205,7 @@ fn config(beside: &[&str]) -> Config {
     (search.methods, search.beside, search.min_elements) = (all(), beside.iter().map(|text| own(text)).collect(), 16);
     let mut config = Config::new(search);
     (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 4, 2);
-    (config.budget, config.alpha) = (lgreco_train::controller::Budget::Error, 40.0); // so much error that plans take the smallest options
+    (config.budget, config.alpha) = (lgreco_train::controller::Budget::Error, 40.0); // plans choose the smallest options
     config
 }
 
@@ -221,7 +221,7 @@ fn gradients(rank: u32, step: u64) -> Vec<Vec<f32>> {
     layers().iter().map(|layer| wave(layer.shape().elements(), 1.0, 10 * rank + step as u32)).collect()
 }
 
-/// What one of them costs says nothing of the others.
+/// The time of one outside method says nothing about the others, so each must be timed.
 #[test]
 fn each_is_tried_out_before_plans_by_measured_seconds() {
     fn clock() -> f64 {
@@ -239,14 +239,14 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
 
-/// The same layers; by shards some of them empty, and none as long as the next one.
+/// The same layers. With shards, some shards are empty and all differ in length.
 fn layers_by(route: Route) -> Vec<Tensor> {
     let ends: [&[u64]; 3] = [&[700, 700, 2048], &[0, 1, 1024], &[3, 7, 7]];
     let shard = |(layer, ends): (Tensor, &[u64])| if route == Route::Sharded { layer.with_shards(ends) } else { layer };
     layers().into_iter().zip(ends).map(shard).collect()
 }
 
-/// What of values of all layers a rank is to have the means of.
+/// The values, of all layers, whose means a rank gets.
 fn wanted<T: Copy>(route: Route, rank: u32, values: &[T]) -> Vec<T> {
     let (mut parts, mut first) = (vec![], 0);
     for layer in layers_by(route) {
@@ -261,7 +261,8 @@ fn wanted<T: Copy>(route: Route, rank: u32, values: &[T]) -> Vec<T> {
 
 type Trained = std::result::Result<(Vec<Vec<u32>>, Vec<Vec<u8>>, Vec<String>), lgreco_train::Error>;
 
-/// Steps from `first` to `last` on three ranks, from states if there are any; the bits of each rank's last means, states and settings.
+/// Trains three ranks from step `first` to `last`, from saved states if given. Returns the bits of each rank's last means,
+/// its state and its settings.
 fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> Trained {
     let run = threads::run(3, |mut worker| {
         let mut controller =
@@ -296,7 +297,7 @@ fn controllers_plan_switch_save_and_resume_with_them() {
             settings[..2].iter().any(|text| text.starts_with("sign") || text.starts_with("non-zero")),
             "{settings:?}"
         );
-        // Resumed in the middle, to the bit.
+        // A run that is resumed halfway gives the same bits.
         let (_, half, _) = train(&config, 0, 7, None).unwrap();
         let (resumed, saved, _) = train(&config, 7, 12, Some(&half)).unwrap();
         assert!(resumed == means && saved == states);

@@ -1,10 +1,10 @@
-//! Stopping a worker and going on later.
+//! Saving and loading a worker's state.
 
 use super::{Failure, Totals, Worker};
 use crate::optimiser::Optimiser;
 use lgreco_train::exchange::Collective;
 
-/// All that a stopped worker needs to go on.
+/// The complete state of a stopped worker.
 pub struct Checkpoint {
     step: u32,
     totals: Totals,
@@ -25,7 +25,7 @@ impl<C: Collective> Worker<'_, C> {
         })
     }
 
-    /// Goes on where a worker of the same rank stopped.
+    /// Continues from the state of a worker of the same rank.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Failure> {
         let Checkpoint { step, totals, parameters, optimiser, controller } = checkpoint;
         self.controller.load(&[controller], &[controller])?;

@@ -1,4 +1,4 @@
-//! One worker: a replica of the model that learns from its own data and exchanges gradients with the others.
+//! A worker: a replica of the model that trains on its own data and exchanges gradients with the other workers.
 
 #[cfg(test)]
 pub mod checkpoint;
@@ -25,7 +25,7 @@ pub struct Worker<'a, C> {
     optimiser: Optimiser,
     controller: Controller,
     step: u32,
-    /// What it has sent and how long that took.
+    /// Bytes that the worker has sent, and times.
     pub totals: Totals,
 }
 
@@ -34,11 +34,11 @@ pub struct Worker<'a, C> {
 pub struct Totals {
     /// Bytes that this worker sent.
     pub bytes: u64,
-    /// Bytes of its gradients uncompressed.
+    /// Bytes of the worker's uncompressed gradients.
     pub uncompressed: u64,
     /// Seconds of training.
     pub seconds: f64,
-    /// Seconds of planning, measuring included; part of the above.
+    /// Seconds of planning, including measurement; part of the above.
     pub planning: f64,
 }
 
@@ -88,11 +88,11 @@ impl<'a, C: Collective> Worker<'a, C> {
         Ok(self.model.parameters.gradients(&self.model.loss(&batch)?.backward()?)?)
     }
 
-    /// Exchanges them and takes the step.
+    /// Exchanges the gradients and makes the step.
     pub fn step(&mut self, mut gradients: Vec<Vec<f32>>) -> Result<Report, Failure> {
         let rate = self.task.rate(self.step);
         self.optimiser.correct(&mut gradients);
-        // So that waiting for the slowest worker does not pass for planning.
+        // Waits for the slowest worker here, so that the wait does not count as planning.
         self.collective.all_reduce_sum(&mut [])?;
         let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
         let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;
@@ -110,7 +110,7 @@ impl<'a, C: Collective> Worker<'a, C> {
         self.controller.tensors()
     }
 
-    /// The mean loss on data that nobody trains on, in nats; the workers share the effort.
+    /// The mean loss on data that no worker trains on, in nats; the workers share the evaluation.
     pub fn validate(&mut self) -> Result<f32, Failure> {
         let batches = self.task.validation()?;
         let (rank, world) = (self.collective.rank() as usize, self.collective.world_size() as usize);

@@ -1,16 +1,16 @@
-//! By how much noise in one layer raises the loss.
+//! Measures how much noise in one layer increases the loss.
 
 use super::{Failure, Worker};
 use lgreco_train::exchange::Collective;
 use lgreco_train::rng::Stream;
 
-/// The noise's energy over that of the layer's values.
+/// The noise's energy divided by that of the layer's values.
 const ENERGY: f64 = 0.01;
 
 impl<C: Collective> Worker<'_, C> {
-    /// The increase of the loss on held-out data by gaussian noise in a tensor's values, over the noise's energy: half of the
-    /// loss's curvature along it, since with both signs the slope cancels. Nothing is trained. Every worker must call it for
-    /// the same tensor.
+    /// The increase of the loss on held-out data by gaussian noise in a tensor's values, divided by the noise's energy. It
+    /// is half of the loss's curvature along the noise, because the slope cancels between both signs. Nothing is trained.
+    /// Every worker must call it for the same tensor.
     pub fn sensitivity(&mut self, tensor: usize) -> Result<f64, Failure> {
         let values = self.model.parameters.values()?;
         let energy = |values: &[f32]| values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
@@ -39,7 +39,7 @@ impl<C: Collective> Worker<'_, C> {
     }
 }
 
-/// Numbers of variance 1 (Box and Muller).
+/// Gaussian numbers of variance 1 (Box and Muller).
 fn gaussian(stream: Stream, len: usize) -> Vec<f32> {
     let unit = |index: u64| (f64::from(stream.word(index)) + 0.5) / 2f64.powi(32);
     let number =

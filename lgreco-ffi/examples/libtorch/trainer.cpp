@@ -1,9 +1,9 @@
-// Data-parallel training with LibTorch over MPI: a small transformer learns to continue a novel.
+// Trains a small transformer on the text of a novel with LibTorch, data-parallel over MPI.
 //
 //   run [FOLDER] builds and starts it; or: mpirun -np 4 trainer [TEXT]
 //
-// Autograd makes the gradients, lgreco exchanges them where they lie, Adam takes the means. Schemes, table and exit
-// code are those of ../mpi_trainer.cpp; accuracy is the share of characters predicted right. TEXT is any file of bytes.
+// Autograd computes the gradients, lgreco exchanges them in place, and Adam applies the means. Schemes, table and exit code
+// are those of ../mpi_trainer.cpp; accuracy is the fraction of correctly predicted characters. TEXT is any file of bytes.
 #include "schemes.hpp"
 
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ Text read_text(const std::filesystem::path &path) {
     return {all.slice(0, 0, end), all.slice(0, end), vocabulary};
 }
 
-// Inputs of one window per start, and what follows each character: both context x starts.
+// Returns one window of inputs per start, and the character after each input; both have shape context x starts.
 std::pair<torch::Tensor, torch::Tensor> windows_at(const torch::Tensor &text, const torch::Tensor &starts) {
     const torch::Tensor at = starts.unsqueeze(0) + torch::arange(context).unsqueeze(1);
     return {text.index({at}), text.index({at + 1})};
@@ -68,7 +68,7 @@ struct TransformerImpl : torch::nn::Module {
         register_module("output", output);
     }
 
-    // Scores of the next character: context x windows x vocabulary.
+    // Returns the scores of the next character: context x windows x vocabulary.
     torch::Tensor forward(const torch::Tensor &inputs) {
         const torch::Tensor x = characters(inputs) + positions(torch::arange(context)).unsqueeze(1);
         return output(encoder(x, mask));
@@ -80,7 +80,7 @@ torch::Tensor loss_of(const torch::Tensor &scores, const torch::Tensor &targets)
     return torch::nn::functional::cross_entropy(scores.flatten(0, 1), targets.flatten());
 }
 
-// Loss and accuracy on windows all over the held-out text.
+// Returns loss and accuracy on windows spread over the held-out text.
 std::pair<double, double> validate(Transformer &model, const torch::Tensor &held_out) {
     const torch::NoGradGuard no_grad;
     const auto [inputs, targets] = windows_at(held_out, torch::arange(0, held_out.size(0) - context, 4 * context));
@@ -90,18 +90,18 @@ std::pair<double, double> validate(Transformer &model, const torch::Tensor &held
 }
 
 Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text) {
-    torch::manual_seed(1);  // the same start on every rank
+    torch::manual_seed(1);  // the same initial parameters on every rank
     Transformer model(text.vocabulary);
     torch::optim::Adam optimiser(model->parameters(), torch::optim::AdamOptions(learning_rate));
 
     const auto parameters = model->named_parameters();
-    std::vector<std::vector<std::size_t>> dims;  // a layer's description points into it
+    std::vector<std::vector<std::size_t>> dims;  // the layers' descriptions point into it
     for (const auto &parameter : parameters) dims.emplace_back(parameter->sizes().begin(), parameter->sizes().end());
     std::vector<lgreco_layer> layers;
     for (std::size_t l = 0; l < dims.size(); l++) layers.push_back(lgreco::layer(parameters[l].key().c_str(), dims[l]));
     lgreco::Controller controller(collective, layers, options_of(scheme, warmup, period));
 
-    // Each rank learns from its own part of the text.
+    // Each rank trains on a separate part of the text.
     const std::int64_t part = text.training.size(0) / collective.world_size();
     const torch::Tensor own = text.training.slice(0, part * collective.rank(), part * (collective.rank() + 1));
     torch::manual_seed(100 + collective.rank());
@@ -119,7 +119,7 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text)
             gradient = gradient.contiguous();  // lgreco reads and writes row-major arrays
             gradients.push_back(gradient.data_ptr<float>());
         }
-        controller.step(collective, gradients, learning_rate);  // now they are the mean of all ranks' gradients
+        controller.step(collective, gradients, learning_rate);  // the gradients are now the means over all ranks
         optimiser.step();
     }
     outcome.bytes = static_cast<double>(collective.sent() - sent_before) / steps;
@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
         good = compare(collective, [&](const Scheme &scheme) { return train(scheme, collective, text); });
     } catch (const std::exception &error) {
         std::fprintf(stderr, "%s\n", error.what());
-        MPI_Abort(MPI_COMM_WORLD, 2);  // or the others would wait for this rank for ever
+        MPI_Abort(MPI_COMM_WORLD, 2);  // otherwise the others would wait for this rank forever
     }
     MPI_Finalize();
     return good ? 0 : 1;

@@ -1,6 +1,6 @@
-// Gradients of a LibTorch model on an NVIDIA GPU: measured, planned for, compressed and decoded where they lie, in the order
-// of PyTorch's current stream. Exit code 0 when all ways give the same values, 1 when not or when a call fails, 2 where
-// there is no GPU.
+// Measures, plans, compresses and decodes the gradients of a LibTorch model on an NVIDIA GPU, in place, on PyTorch's
+// current stream. The exit code is 0 when all ways of decoding give the same values, 1 when they differ or a call fails, 2
+// without a GPU.
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-// A layer of the model with what lgreco points into.
+// A layer of the model, with the memory that lgreco points to.
 struct Layer {
     std::string name;
     std::vector<std::size_t> dims;
@@ -20,7 +20,7 @@ struct Layer {
     lgreco_layer description() const { return lgreco::layer(name.c_str(), dims, gradient.data_ptr<float>()); }
 };
 
-// One backward pass of a small model on random data.
+// Computes the gradients of a small model by one backward pass on random data.
 std::vector<Layer> gradients() {
     torch::manual_seed(1);
     torch::nn::Sequential model(torch::nn::Linear(256, 512), torch::nn::ReLU(), torch::nn::Linear(512, 128));
@@ -57,13 +57,13 @@ bool compress() {
         const std::string setting = table.setting(l, plan.view().options[l]).text;
         const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0};
 
-        // Through the host: where payloads travel by MPI or sockets.
+        // By way of the host, where payloads travel by MPI or sockets.
         torch::Tensor decoded = torch::empty_like(gradient);
         std::vector<std::uint8_t> payload;
         cuda.encode(model[index], setting, words, payload);
         cuda.decode(payload, decoded.data_ptr<float>(), elements);
 
-        // On the device alone: where NCCL sends them. Nothing waits before `check`.
+        // On the device alone, from where NCCL sends payloads. Nothing waits before `check`.
         const auto bytes = static_cast<std::int64_t>(cuda.payload_len(model[index], setting));
         torch::Tensor sent = torch::empty({bytes}, gradient.options().dtype(torch::kByte));
         torch::Tensor received = torch::empty_like(gradient);

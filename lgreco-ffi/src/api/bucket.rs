@@ -10,9 +10,9 @@ use lgreco_train::Error;
 use lgreco_train::controller::Bucket;
 use std::sync::{Arc, Weak};
 
-/// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
-/// Different buckets may be used by different threads at the same time, and their controller by another. Only
-/// lgreco_bucket_close frees one.
+/// Layers that are exchanged together in one step, lent by a controller with this rank's residuals and factors of them.
+/// Different threads may use different buckets at the same time, while another thread uses their controller. Only
+/// lgreco_bucket_close frees a bucket.
 pub struct lgreco_bucket {
     _private: [u8; 0],
 }
@@ -22,16 +22,16 @@ kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 pub(crate) struct BucketState {
     bucket: Bucket,
     world_size: u32,
-    /// Gone when the controller is.
+    /// Identifies the controller; dead once the controller is destroyed.
     owner: Weak<()>,
-    /// How many states the controller had loaded when it lent the bucket.
+    /// Number of states that the controller had loaded when it lent the bucket.
     loads: u64,
-    /// Of all the controller's layers.
+    /// Names of all layers of the controller.
     names: Arc<[String]>,
     gradients: Gradients,
-    /// The gradients on their way: none before they are submitted, and when they are means.
+    /// Pointers to the gradients in flight; empty before they are submitted and once they are means.
     pointers: Vec<*mut c_void>,
-    /// What was wrong with the pointers that were submitted, which `next` returns once all ranks know.
+    /// What is wrong with the submitted pointers. `next` returns it once all ranks have been told.
     wrong: Option<Failure>,
 }
 
@@ -52,7 +52,7 @@ impl BucketState {
     }
 
     /// # Safety
-    /// The pointers that were submitted still are what was promised then.
+    /// The submitted pointers still meet the conditions of lgreco_bucket_submit.
     unsafe fn next(&mut self) -> Result<lgreco_request> {
         let BucketState { bucket, gradients, pointers, world_size, .. } = self;
         let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));
@@ -71,13 +71,13 @@ impl BucketState {
     }
 }
 
-/// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All
-/// workers exchange the same layers together, in the same order; with layers that have not been exchanged together
-/// before, a further all-gather of 24 bytes per worker finds out whether they do. Allocates: what the
-/// settings need and up to three f32 per element where no bucket that was closed had as much room, else a few hundred bytes.
+/// Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
+/// exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
+/// additional all-gather of 24 bytes per worker checks this. Allocates what the settings need and up to three f32 per
+/// element, unless a closed bucket left as much room. In that case it allocates a few hundred bytes.
 ///
-/// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that
-/// there is not; LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
+/// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
+/// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_open(
     controller: *mut lgreco_controller,
@@ -92,20 +92,26 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     })
 }
 
-/// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in
-/// its place becomes zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
+/// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The submitted
+/// values of the layer count as zeros. They are replaced by the mean, and the residual stays. Other ranks may have a
+/// gradient.
 ///
-/// LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
+/// bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, layer: usize) -> lgreco_status {
     call!(bucket, |state| Ok(state.bucket.withhold(layer)?))
 }
 
-/// Tells the collective number `index`, from 0, that lgreco_bucket_next will ask for, so that memory can be reserved or
-/// registered beforehand: its kind, LGRECO_REQUEST_NONE where there are no more, and its size; pointers are NULL. `count` is
-/// the number of f32, where they are summed; `length` the bytes of one worker that LGRECO_REQUEST_ALL_GATHER gathers, of all
-/// workers that LGRECO_REQUEST_ALL_GATHER_EACH gathers (the most, where values decide), that are broadcast, or that
-/// LGRECO_REQUEST_ALL_TO_ALL sends and receives together. Fewer come if the exchange fails.
+/// Tells kind and size of collective number `index`, from 0, before lgreco_bucket_next asks for it, so that memory can be
+/// reserved or registered. The kind is LGRECO_REQUEST_NONE beyond the last one, and pointers are NULL. An exchange that
+/// fails asks for fewer.
+///
+/// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
+/// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
+/// - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers; an upper bound if the values decide them.
+/// - LGRECO_REQUEST_BROADCAST: the bytes that are broadcast.
+/// - LGRECO_REQUEST_ALL_TO_ALL: the bytes sent and received together.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_round(
     bucket: *mut lgreco_bucket,
@@ -115,13 +121,14 @@ pub unsafe extern "C" fn lgreco_bucket_round(
     call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.nth(index)))))
 }
 
-/// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
-/// and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
-/// until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+/// Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
+/// residuals and compresses. The library keeps the pointers. The gradients must stay in place, and nothing else may use
+/// them, until lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 ///
-/// LGRECO_STEP_ORDER when there are gradients already; the bucket is then as it was. What is wrong with gradients (they are not
-/// finite, or lgreco_controller_step would refuse the pointers) is no failure here, because the other ranks wait for this one: all
-/// are told, and lgreco_bucket_next fails on each. A trainer that has no gradients to give calls lgreco_bucket_submit_failure.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients are
+/// not an error of this call, because the other ranks wait for this one. Examples are values that are not finite, and
+/// pointers that lgreco_controller_step would refuse. All ranks are told, and lgreco_bucket_next fails on each of them. A
+/// trainer that has no gradients calls lgreco_bucket_submit_failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,
@@ -146,37 +153,41 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     })
 }
 
-/// Says in place of lgreco_bucket_submit that this rank has no gradients to give, because its own backward pass has failed.
-/// All ranks learn of it in this step: lgreco_bucket_next, which is called as after lgreco_bucket_submit, fails here with
-/// LGRECO_TRAINER and elsewhere with LGRECO_PEER, whose message tells the rank. What is remembered of the layers is as it was.
+/// Replaces lgreco_bucket_submit on a rank whose backward pass has failed, and which has no gradients. All ranks are told
+/// in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
+/// rank, and with LGRECO_PEER on the others, where the message names this rank. Residuals and factors of the layers stay
+/// unchanged.
 ///
-/// LGRECO_STEP_ORDER when there are gradients already.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket) -> lgreco_status {
     call!(bucket, |state| Ok(state.bucket.submit_failure(Error::Trainer { code: LGRECO_TRAINER })?))
 }
 
-/// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
-/// gradients are means. Does not allocate.
+/// Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
+/// means that the gradients are now means. Does not allocate.
 ///
-/// What fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
-/// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
-/// buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
-/// under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
-/// options do not make gradients that are not finite an error, all of the bucket's become zeros (skip) or
-/// NaN (pass_through), for a loss scaler to find, on every rank instead, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// A failure on one rank is a failure on all. The rank at fault gets its own code. The others get LGRECO_PEER, with rank
+/// and code in the message. The bucket's gradients are then unusable, its residuals and factors are unchanged, and other
+/// buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different
+/// layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE.
+///
+/// If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. All gradients of the
+/// bucket then become zeros (skip), or NaN for a loss scaler to find (pass_through), on every rank. Residuals stay
+/// unchanged. Fails with LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
     call!(bucket, |state| { fill(request, || state.next()) })
 }
 
-/// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a
-/// pointer to NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not
-/// come to its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
-/// freed. `controller` may be NULL once that of the bucket has been destroyed.
+/// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL. NULL,
+/// or a pointer to NULL, does nothing. A collective that still works on the bucket's memory must have ended. If the
+/// exchange did not finish, residuals and factors of its layers stay as they were. A bucket from before
+/// lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
 ///
-/// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has
-/// panicked on: it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
+/// Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
+/// earlier call on the bucket panicked. It is freed with its layers' state, and these layers stay LGRECO_IN_FLIGHT until a
+/// saved state is loaded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_close(
     controller: *mut lgreco_controller,

@@ -5,37 +5,38 @@ use core::ffi::c_void;
 use lgreco_train::exchange::{Collective, CollectiveError, Request};
 use lgreco_train::gradient::Bf16;
 
-/// What `perform` returns for a kind of collective that the embedder does not have.
+/// The result of `perform` for a kind of collective that the program does not support.
 pub const LGRECO_COLLECTIVE_UNSUPPORTED: i32 = i32::MIN;
 
 const _: () = assert!(LGRECO_COLLECTIVE_UNSUPPORTED == CollectiveError::UNSUPPORTED.code);
 
-/// Performs one collective, which blocks.
+/// Performs one collective and returns when it is done.
 pub type lgreco_perform = Option<unsafe extern "C" fn(user: *mut c_void, request: *const lgreco_request) -> i32>;
 
-/// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
-/// sockets. Begin with LGRECO_COLLECTIVE_INIT.
+/// The network: blocking collectives of one worker in a group, which the program implements on NCCL, MPI, Gloo or sockets.
+/// Begin with LGRECO_COLLECTIVE_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_collective {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// This worker's number, below `world_size`.
+    /// This worker's rank, less than `world_size`.
     pub rank: u32,
     /// Number of workers, at least 1; 1 by default.
     pub world_size: u32,
-    /// Given to `perform`.
+    /// Passed to `perform`.
     pub user: *mut c_void,
-    /// Performs what a lgreco_request describes and returns 0, or an error code of the embedder's: the call that made it then
-    /// fails with LGRECO_COLLECTIVE. All workers are asked for the same collectives in the same order with the same lengths. A
-    /// worker that cannot go on must make the others' collectives fail rather than wait for ever.
+    /// Performs the collective of a lgreco_request and returns 0, or an error code of the program's. The library call then
+    /// fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order with the same lengths. A worker
+    /// that cannot continue must make the others' collectives fail, so that they do not wait forever.
     ///
-    /// It is called in the calling thread, during the call; the request and its memory are valid until it returns. It must not
-    /// throw, nor use the handle of the call (LGRECO_BUSY).
+    /// It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
+    /// It must not throw, nor use the handle of the library call (LGRECO_BUSY).
     ///
-    /// Every network needs LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are asked for by options that
-    /// say so; without them it returns LGRECO_COLLECTIVE_UNSUPPORTED. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as
-    /// an all-reduce of all `count` values, at about twice the traffic.
+    /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
+    /// only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
+    /// LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about twice the
+    /// traffic.
     pub perform: lgreco_perform,
 }
 
@@ -43,7 +44,7 @@ pub struct lgreco_collective {
 // callable.
 sized_struct!("collective", lgreco_collective { world_size: 1 });
 
-/// A caller's collective whose callback is there.
+/// A caller's collective with a callback that is not NULL.
 pub(crate) struct Callback {
     rank: u32,
     world_size: u32,
@@ -60,7 +61,7 @@ impl lgreco_collective {
 }
 
 impl Callback {
-    /// Makes room in gathers for at least so many workers: the callback may gather from more than the caller's struct says.
+    /// Allows gathers from this many workers: the callback may write more parts than the caller's struct says.
     pub(crate) fn make_room_for(&mut self, world_size: u32) {
         self.world_size = self.world_size.max(world_size);
     }
@@ -70,7 +71,7 @@ impl Callback {
     }
 
     fn perform_as(&self, request: &lgreco_request) -> Result<(), CollectiveError> {
-        // SAFETY: the caller promised a callback that keeps to the memory of the request.
+        // SAFETY: the caller promised a callback that accesses only the memory of the request.
         match unsafe { (self.perform)(self.user, request) } {
             0 => Ok(()),
             code => Err(CollectiveError { code }),

@@ -15,7 +15,7 @@ use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// The compressor of one layer on one worker, with what it remembers and the memory it works in.
+/// The compressor of one layer on one worker, with its residual and its workspace.
 pub struct lgreco_compressor {
     _private: [u8; 0],
 }
@@ -28,17 +28,17 @@ pub(crate) struct Compressor {
     dtype: Dtype,
     setting: Setting,
     device: Device,
-    /// At step 0.
+    /// The random stream at step 0.
     stream: Stream,
     memory: Option<Memory<Vec<u64>>>,
     workspace: Vec<u64>,
-    /// What the payload decodes to, for the memory; empty without one.
+    /// The decoded payload, for the residual; empty without feedback.
     decoded: Vec<f32>,
-    /// What a GPU compresses; empty without a memory, and on the CPU.
+    /// The sum of gradient and residual that a GPU compresses; empty without feedback, and on the CPU.
     compensated: Vec<f32>,
 }
 
-/// Zeros, or an error where memory for them cannot be had.
+/// Returns zeros, or an error if the memory cannot be allocated.
 pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
     let mut values = Vec::new();
     let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
@@ -48,7 +48,7 @@ pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
 }
 
 impl Compressor {
-    /// Changes the setting if it fits the layer and suits feedback.
+    /// Changes the setting if it fits the layer and suits error feedback.
     fn set(&mut self, setting: Setting) -> Result<(), Error> {
         setting.payload_len(self.shape, self.dtype)?;
         let words = match &self.memory {
@@ -91,13 +91,13 @@ impl Compressor {
         self.device.decode(payload, values)
     }
 
-    /// What is remembered, with the stream to round it with at a step.
+    /// Returns the residual's memory, with the random stream for rounding it at a step.
     pub(super) fn memory(&mut self, step: u32) -> Result<(&mut Memory<Vec<u64>>, Stream)> {
         let stream = Stream { step, ..self.stream };
         self.memory.as_mut().map(|memory| (memory, stream)).ok_or(Failure::NoFeedback)
     }
 
-    /// Takes over a saved memory of the same options and shape.
+    /// Loads a saved memory of the same options and shape.
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<()> {
         let memory = self.memory.as_mut().ok_or(Failure::NoFeedback)?;
         let saved = SavedState::parse(saved)?;
@@ -117,11 +117,11 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `context` may be
-/// NULL: the CPU. Allocates all that later calls work in.
+/// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". `context` may
+/// be NULL: the CPU. Allocates all memory for later calls.
 ///
-/// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error feedback
-/// (lgreco_feedback_check); the codes of lgreco_setting; LGRECO_UNKNOWN_OPTION.
+/// Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
+/// feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *const lgreco_context,
@@ -155,15 +155,15 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     })
 }
 
-/// Whether the error feedback of a compressor's `options` may be kept under `setting` on `layer`, which
-/// lgreco_compressor_create asks too, without values. All methods go with it; QSGD does with 4 bits in buckets of up to 512.
+/// Tells whether `setting` suits the error feedback of a compressor's `options` on `layer`. All methods do, but QSGD only
+/// with 4 or more bits in buckets of up to 512. lgreco_compressor_create makes the same check without values. Allocates.
 ///
-/// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
-/// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
-/// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than
-/// that may suit them, or less. Without error feedback nothing is asked of the values. Allocates.
+/// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
+/// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed values, as
+/// when a compressor is made. Otherwise any method is judged on these values, which must be finite; the result may be
+/// stricter or more lenient. Without error feedback the values are not judged.
 ///
-/// LGRECO_NOT_CONTRACTIVE, with the squared error in the message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+/// Fails with LGRECO_NOT_CONTRACTIVE, with the squared error in the message, LGRECO_PARAMETER, LGRECO_NON_FINITE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_feedback_check(
     layer: *const lgreco_layer,
@@ -196,10 +196,11 @@ pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_
     unsafe { handle::destroy(compressor) }
 }
 
-/// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
-/// needs a larger workspace than any before.
+/// Changes the setting between two steps, for instance after a new plan; the residual stays. Allocates when the new setting
+/// needs a larger workspace than all before.
 ///
-/// As lgreco_compressor_create when it does not fit the layer or suit the feedback. The setting is then unchanged.
+/// Fails like lgreco_compressor_create when the setting does not fit the layer or the feedback. The setting is then
+/// unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_set_setting(
     compressor: *mut lgreco_compressor,
@@ -208,8 +209,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     call!(compressor, |compressor| Ok(compressor.set(read_setting(setting)?)?))
 }
 
-/// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
-/// decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
+/// Tells the most bytes that lgreco_compressor_encode writes under the present setting. It writes exactly this number,
+/// unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,
@@ -220,12 +221,12 @@ pub unsafe extern "C" fn lgreco_compressor_bound(
         .payload_len(compressor.shape, compressor.dtype)?)))
 }
 
-/// Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
-/// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
-/// `payload`. Does not allocate.
+/// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With feedback, the
+/// residual is added first, and the compression error becomes the new residual. `length` receives the number of bytes
+/// written to `payload`. Does not allocate.
 ///
-/// LGRECO_NON_FINITE; LGRECO_LENGTH when the payload does not fit `capacity`, as it always does that of
-/// lgreco_compressor_bound; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+/// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when the payload does not fit `capacity` (lgreco_compressor_bound always
+/// suffices), LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_encode(
     compressor: *mut lgreco_compressor,
@@ -247,10 +248,11 @@ pub unsafe extern "C" fn lgreco_compressor_encode(
     })
 }
 
-/// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
-/// elements. Changes nothing; does not allocate.
+/// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of elements.
+/// Changes no state and does not allocate.
 ///
-/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
+/// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
+/// writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_decode(
     compressor: *mut lgreco_compressor,

@@ -6,8 +6,8 @@ use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 
-/// A device that measures and compresses (lgreco_context_create); NULL wherever one is asked for is the CPU. Any number of threads
-/// may use it, and what was made with it does not need it afterwards.
+/// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context is the CPU. Any number
+/// of threads may use a context. Handles that were made with it remain valid when it is destroyed.
 pub struct lgreco_context {
     _private: [u8; 0],
 }
@@ -16,7 +16,7 @@ kind!(lgreco_context, "context", b"lgcontxt", Device);
 
 impl Immutable for lgreco_context {}
 
-/// The device of a context; the CPU for NULL.
+/// Returns the device of a context; the CPU for NULL.
 ///
 /// # Safety
 /// `context` is null, or points to a live handle of any kind.
@@ -25,7 +25,7 @@ pub(super) unsafe fn device(context: *const lgreco_context) -> Result<Device> {
     if context.is_null() { Ok(Device::Cpu) } else { unsafe { handle::shared(context) }.cloned() }
 }
 
-/// "cpu", or a kind of GPU with a number behind a colon, which is 0 unless given.
+/// Opens "cpu", or a kind of GPU with an optional number behind a colon; the default is 0.
 fn open(name: &str) -> Result<Device> {
     let expected = "cpu, cuda, cuda:NUMBER or wgpu";
     let unknown = || Failure::from(CoreError::UnknownName { what: "device", expected });
@@ -39,14 +39,15 @@ fn open(name: &str) -> Result<Device> {
     }
 }
 
-/// Makes a context of a device: "cpu"; "cuda", an NVIDIA GPU, or "cuda:1" by its ordinal, in libraries built with the feature
-/// `cuda`; "wgpu", the fastest GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`.
+/// Makes a context for a device. "cpu" is the CPU. "cuda" is an NVIDIA GPU, or "cuda:1" by its ordinal; it needs a library
+/// with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX 12; it needs the feature `wgpu`.
 ///
-/// On a GPU error rows and payloads of QSGD, TopK and PowerSGD are made, of values in host memory; everything else is done on
-/// the CPU, and so are on CUDA PowerSGD with ranks above 1024 and QSGD with buckets that are no power of two from 64 to 4096.
+/// A GPU makes the error rows and payloads of QSGD, TopK and PowerSGD, and on CUDA of EDEN, from values in host memory. The
+/// CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024, and QSGD with bucket sizes that
+/// are not a power of two from 64 to 4096.
 ///
-/// LGRECO_UNKNOWN_NAME for another device; LGRECO_NOT_BUILT_IN when this build has no such devices; LGRECO_UNAVAILABLE when
-/// this machine has none, or none that can be used; LGRECO_DEVICE when its driver fails.
+/// Fails with LGRECO_UNKNOWN_NAME for another device, LGRECO_NOT_BUILT_IN when this build does not support the kind of
+/// device, LGRECO_UNAVAILABLE when this machine has no usable one, LGRECO_DEVICE when its driver fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     device: *const c_char,

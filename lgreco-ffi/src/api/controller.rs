@@ -16,8 +16,8 @@ use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
 use lgreco_train::exchange::{Collective, Route};
 use std::sync::{Arc, Weak};
 
-/// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
-/// remembers.
+/// One worker's part of compressed training. It decides when and how strongly to compress each layer, compresses,
+/// exchanges, and keeps the residuals.
 pub struct lgreco_controller {
     _private: [u8; 0],
 }
@@ -26,26 +26,26 @@ kind!(lgreco_controller, "controller", b"lgcontrl", ControllerState, names: name
 
 pub(crate) struct ControllerState {
     pub(super) controller: Controller,
-    /// What the controller measures on.
+    /// The device that measures.
     pub(super) device: Device,
     rank: u32,
     pub(super) world_size: u32,
-    /// By which its buckets know it.
+    /// Identifies this controller to its buckets and tasks.
     pub(super) owner: Arc<()>,
-    /// Saved states loaded so far.
+    /// Number of saved states loaded so far.
     pub(super) loads: u64,
-    /// Of the layers.
+    /// Names of the layers.
     pub(super) names: Arc<[String]>,
-    /// The same for C.
+    /// The same names as C text.
     pub(super) texts: Texts,
     pub(super) report: Option<Report>,
-    /// What the last load did not find, found too much, and found in another shape.
+    /// Names of the layers that the last load found missing, extra and of another shape.
     pub(super) loaded: [Texts; 3],
     gradients: Gradients,
 }
 
 impl ControllerState {
-    /// `Err` with the text `what` unless `owner` is this controller's.
+    /// `Err` with the text `what` unless `owner` identifies this controller.
     pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<()> {
         if core::ptr::eq(owner.as_ptr(), Arc::as_ptr(&self.owner)) {
             return Ok(());
@@ -53,7 +53,7 @@ impl ControllerState {
         Err(Error::StepOrder { what, expected: "one of this controller's" }.into())
     }
 
-    /// `Err` unless the collective is that of the controller.
+    /// `Err` unless the collective has the rank and the number of workers of this controller.
     fn check_place(&self, collective: &impl Collective) -> Result<(), Failure> {
         let (rank, world) = (collective.rank(), collective.world_size());
         let (own_rank, own_world) = (self.rank, self.world_size);
@@ -63,7 +63,7 @@ impl ControllerState {
         Err(Error::OtherPlace { rank, world, own_rank, own_world }.into())
     }
 
-    /// `Err` unless there is such a layer.
+    /// `Err` unless the controller has this layer.
     pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
         let layers = self.controller.tensors().len();
         if layer < layers {
@@ -73,37 +73,38 @@ impl ControllerState {
     }
 }
 
-/// What became of a step's gradients.
+/// The result of a step for its gradients.
 pub type lgreco_outcome = u32;
 
-/// They are the means of all workers' gradients, compressed as was decided.
+/// The gradients are the means over the workers, compressed as decided.
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
-/// Some rank's were not finite; they are zeros. Do not update the parameters. After buckets in flight: the gradients of other
-/// buckets are means that do not count, and residuals are what they were before the step.
+/// Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step of
+/// buckets in flight: the gradients of other buckets are means to be ignored, and residuals are as before the step.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
-/// Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
-/// which are NaN now.
+/// Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
+/// step of buckets in flight: the gradients of the affected buckets are NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
-/// After buckets in flight: the exchange of some bucket has failed, on every rank, and its gradients are of no use.
+/// After a step of buckets in flight: the exchange of some bucket failed on every rank, and its gradients are unusable.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
-/// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+/// The report of a step. Everything except the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_report {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Its number, from 0.
+    /// The step's number, from 0.
     pub step: u64,
-    /// What became of the gradients.
+    /// The result for the gradients.
     pub outcome: lgreco_outcome,
-    /// 1 when it was the first under new settings, else 0.
+    /// 1 when this was the first step under new settings, else 0.
     pub switched: u32,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
-    /// Bytes that one worker sent for them.
+    /// Bytes that one worker sent for its gradients.
     pub bytes_out: u64,
-    /// Seconds for checking gradients and waiting for the others; at a decision for measuring, planning and switching too.
+    /// Seconds for checking gradients and waiting for other ranks; at a decision also for measuring, planning and
+    /// switching.
     pub planning_seconds: f64,
     /// Seconds for compressing and exchanging.
     pub exchange_seconds: f64,
@@ -132,7 +133,7 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// What a controller is made of, beside its options.
+/// The arguments of lgreco_controller_create.
 struct Given {
     context: *const lgreco_context,
     collective: *const lgreco_collective,
@@ -192,12 +193,12 @@ impl Given {
     }
 }
 
-/// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
-/// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides; else they
-/// are one per layer, and stay until lgreco_controller_set_settings. No collective call is made.
+/// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
+/// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides.
+/// Otherwise there is one setting per layer, kept until lgreco_controller_set_settings. The call performs no collective.
 ///
-/// LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options; the codes of lgreco_setting;
-/// LGRECO_DUPLICATE_NAME.
+/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
+/// lgreco_setting, LGRECO_DUPLICATE_NAME.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create(
     context: *const lgreco_context,
@@ -211,15 +212,15 @@ pub unsafe extern "C" fn lgreco_controller_create(
     create!(controller, || { Given { context, collective, layers, layers_len, settings, options }.controller(None) })
 }
 
-/// As lgreco_controller_create, where ranks keep a shard of each layer (FSDP, ZeRO): each rank gets the means of its shards
-/// alone, in their place in the gradients, whose other elements are then of no use.
+/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of its
+/// own shards, at their place in the gradients; the other elements are then unusable.
 ///
-/// `shards` says where shards end, in elements, world_size of them per layer, one layer after the other. Of each layer rank r
-/// has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of the layer's
-/// elements. Asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo and AdaComp are
-/// gathered whole, and decoded by every rank. The option `route` has no effect.
+/// `shards` has world_size numbers per layer, layer after layer: the end of each rank's shard, in elements. The shard of
+/// rank r begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of
+/// elements. The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo
+/// and AdaComp are gathered whole and decoded by every rank. The option `route` has no effect.
 ///
-/// Also LGRECO_NULL_POINTER for `shards`, LGRECO_PARAMETER for what they cannot be.
+/// Also fails with LGRECO_NULL_POINTER for `shards`, LGRECO_PARAMETER for invalid ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create_sharded(
     context: *const lgreco_context,
@@ -243,18 +244,21 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
     unsafe { handle::destroy(controller) }
 }
 
-/// Takes a step, on every rank after every backward pass: gradients[l], of layer l's type and number of elements, becomes
-/// its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
-/// Allocates at decisions only.
+/// Performs a training step; to be called on every rank after every backward pass. gradients[l], with layer l's type and
+/// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
+/// uses it. `report` may be NULL. Allocates at decisions only.
 ///
-/// Whatever fails on one rank fails on all, wrong pointers and lengths too: with its own code there, elsewhere with LGRECO_PEER,
-/// whose message tells rank and code. Only where the network cannot be used (`controller` or `collective` is wrong, or another call
-/// uses the controller: LGRECO_BUSY) nobody else is told. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options
-/// or layers, of which the message names the first, LGRECO_PARAMETER, also when the collective's rank or number of workers is not
-/// that of the controller, LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way, and
-/// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
-/// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
-/// ranks may differ: load a saved state.
+/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own code.
+/// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
+/// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
+///
+/// Errors that leave everything unchanged, so that the step may be repeated: LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
+/// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
+/// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
+/// lgreco_controller_begin_step is under way; codes of planning.
+///
+/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
+/// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_step(
     controller: *mut lgreco_controller,
@@ -281,7 +285,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
             })
         });
         match done {
-            // The others wait for this rank.
+            // The other ranks wait for this one, so they are told.
             Err(failure) if !taken => {
                 let error = Error::Trainer { code: failure.status() };
                 collective.make_room_for(*world_size);
@@ -293,13 +297,13 @@ pub unsafe extern "C" fn lgreco_controller_step(
     })
 }
 
-/// Begins a step of which the caller performs the collectives: then come the requests of lgreco_controller_control, the
-/// buckets (lgreco_bucket_open), as many as the caller likes at the same time, and lgreco_controller_finish_step. All
-/// workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
-/// in one call, and finds out before anything is exchanged whether all gradients can be.
+/// Begins a step whose collectives the caller performs. The requests of lgreco_controller_control follow, then any number
+/// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers do so, with the same
+/// `learning_rate`, which only Accordion uses. lgreco_controller_step does all of this in one call, and checks all
+/// gradients before anything is exchanged.
 ///
-/// A learning rate that is not finite or negative is told to all ranks: lgreco_controller_control fails, or, where there is
-/// nothing to control, the first bucket. LGRECO_STEP_ORDER when a step is under way.
+/// A negative or non-finite learning rate is reported to all ranks. lgreco_controller_control then fails, or the first
+/// bucket if there is no control request. Fails with LGRECO_STEP_ORDER when a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_begin_step(
     controller: *mut lgreco_controller,
@@ -308,12 +312,12 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
     call!(controller, |state| { Ok(state.controller.begin_step(learning_rate)?) })
 }
 
-/// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the
-/// kind is LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans
-/// during a call. Allocates at decisions only.
+/// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
+/// LGRECO_REQUEST_NONE. In most steps the first call returns that. If a decision is due, the measuring rank measures and
+/// plans during a call. Allocates at decisions only.
 ///
-/// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
-/// LGRECO_PEER_MESSAGE, codes of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a
+/// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
+/// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
 /// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_control(
@@ -323,11 +327,11 @@ pub unsafe extern "C" fn lgreco_controller_control(
     call!(controller, |state| fill(request, || Ok(lgreco_request::of(state.controller.control()?, state.world_size))))
 }
 
-/// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
-/// `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
-/// LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH, by the option `non_finite`, when the gradients of some were not finite.
+/// Ends the step, after all its buckets were closed. Layers that were in no bucket keep their residuals and factors.
+/// `report` may be NULL. Its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket failed. If gradients of some
+/// bucket were not finite, it is LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH, by the option `non_finite`.
 ///
-/// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
+/// Fails with LGRECO_IN_FLIGHT when a bucket was not closed, LGRECO_STEP_ORDER when no step is under way or its control
 /// requests are not done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_finish_step(
@@ -343,33 +347,34 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
     })
 }
 
-/// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has
-/// skipped the update, say. The step still counts. Every rank does it or none; once only.
+/// Undoes the last step's changes of the residuals because its means were not applied, for instance when a loss scaler
+/// skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
 ///
-/// LGRECO_STEP_ORDER while a step is under way, and where the residuals before it are gone: `undo` in the options, or a
-/// `non_finite` that is no error, keeps them. Nothing has changed then.
+/// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. The options
+/// `undo`, or a `non_finite` other than `error`, keep them. Nothing has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
     call!(controller, |state| Ok(state.controller.residuals().roll_back()?))
 }
 
-/// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were before
-/// it, if `undo` keeps them; if not, those of layers whose exchange was done are what it has left. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
-/// whatever they go on with, all load the plan of one of them, each with its own residuals. lgreco_controller_step does it
-/// by itself when a callback fails.
+/// Abandons the step under way because a collective failed; the step may be begun again. With the option `undo`, residuals
+/// return to their values before the step. Without it, layers whose exchange finished keep their new residuals.
 ///
-/// LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
+/// Close all buckets first, once the network no longer uses their memory. Ranks may have stopped at different points.
+/// Before they continue, all ranks must load the plan of one of them, each with its own residuals. lgreco_controller_step
+/// abandons the step itself when a callback fails.
+///
+/// Fails with LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_controller) -> lgreco_status {
     call!(controller, |state| Ok(state.controller.abandon_step()?))
 }
 
-/// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
-/// the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
-/// back.
+/// Multiplies all residuals by `factor`, because the loss scale, and with it all later gradients, changed by this factor.
+/// Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
 ///
-/// LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its format,
-/// LGRECO_STEP_ORDER while a step is under way: no residual has changed then.
+/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its
+/// format, LGRECO_STEP_ORDER while a step is under way. No residual has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,

@@ -17,20 +17,20 @@ use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
 
-/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory, compressed and summed
-/// there. A step is lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it asks for until there is
-/// none. Nothing of a step waits, allocates or brings anything from the host: it may be captured into a CUDA graph together with its
-/// collectives, and replayed. Calls also need the lgreco_cuda.
+/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. A step is
+/// lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the requested collective, repeated until there is no
+/// request. A step never waits, allocates or copies from the host. So it can be captured into a CUDA graph with its
+/// collectives, and replayed. Every call also takes the lgreco_cuda.
 pub struct lgreco_cuda_bucket {
     _private: [u8; 0],
 }
 
 kind!(lgreco_cuda_bucket, "cuda bucket", b"lgcubckt", Box<dyn OnDeviceBucket>);
 
-/// No rank is at fault.
+/// The value of `rank` when no rank is at fault.
 pub const LGRECO_NO_RANK: u32 = u32::MAX;
 
-/// What has become of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
+/// The outcome of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_cuda_outcome {
@@ -38,18 +38,19 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Steps that failed so far: residuals stayed as they were, on all ranks, and means are what the option `on_fault` says; but where a mean
-    /// has left its type only that one is infinite or NaN.
+    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and all means become what the
+    /// option `on_fault` says. A mean that exceeds its type also fails the step, but then only this mean is infinite or
+    /// NaN.
     pub failed: u32,
-    /// The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings, or its
-    /// payload cannot be decoded; else LGRECO_NO_RANK.
+    /// The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
+    /// or had other settings, or its payload cannot be decoded.
     pub rank: u32,
-    /// What was wrong on this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK; on all ranks alike
-    /// LGRECO_PEER_MESSAGE where that rank's payload cannot be decoded.
+    /// The fault of this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
+    /// decoded, it is LGRECO_PEER_MESSAGE on all ranks.
     pub fault: lgreco_status,
-    /// Of the first value at fault: its layer, as the bucket numbers them.
+    /// Layer of the first value at fault, by its place in the bucket.
     pub layer: usize,
-    /// And its element; 0 where a factor of PowerSGD's is, or a payload.
+    /// Element of the first value at fault in its layer; 0 for a factor of PowerSGD and for a payload.
     pub element: usize,
     /// 1 when the last step failed on some rank, else 0.
     pub has_failed: u32,
@@ -108,10 +109,11 @@ unsafe fn read(
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
-/// Tells the bytes of device memory that a bucket of these layers works in: some 8 per element, and messages. `values` of
-/// layers are not looked at; `settings` are one per layer.
+/// Tells the bytes of device memory that a bucket of these layers works in: about 8 per element, and messages. `values` of
+/// layers are not read. `settings` has one setting per layer.
 ///
-/// LGRECO_UNAVAILABLE for settings that are not exchanged on devices, LGRECO_PARAMETER for layers of different types.
+/// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
+/// different types.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     cuda: *mut lgreco_cuda,
@@ -124,11 +126,12 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     call!(cuda, |cuda| { write(bytes, "bytes", || cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)) })
 }
 
-/// Enqueued: makes a bucket of these layers in `memory` on the device, of at least lgreco_cuda_bucket_bytes and aligned to 16, which
-/// is the bucket's until all work enqueued with it is done. Residuals are zeros. Loads the kernels first, which waits.
+/// Enqueued: makes a bucket of these layers in `memory` on the device, which has at least lgreco_cuda_bucket_bytes and is
+/// aligned to 16 bytes. The bucket owns this memory until all work that was enqueued with it is done. Residuals start as
+/// zeros. The call first loads kernels, which waits.
 ///
-/// As lgreco_cuda_bucket_bytes; LGRECO_LENGTH when there is less memory; LGRECO_PARAMETER for ranks and gains out of range;
-/// LGRECO_DEVICE.
+/// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_PARAMETER for
+/// ranks and gains out of range, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     cuda: *mut lgreco_cuda,
@@ -147,19 +150,20 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     })
 }
 
-/// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may go when what was
-/// enqueued with it is done.
+/// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may be freed
+/// once all work that was enqueued with it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cuda_bucket) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(bucket) }
 }
 
-/// Enqueued: compresses the gradients of a step, which lie one after the other in the device's memory, with what is remembered.
-/// They stay where they are until lgreco_cuda_bucket_next has said LGRECO_REQUEST_NONE, and are then replaced by the means.
+/// Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the
+/// other in the device's memory. They must stay there until lgreco_cuda_bucket_next has returned LGRECO_REQUEST_NONE; the
+/// means then replace them.
 ///
-/// LGRECO_STEP_ORDER when a step is under way; LGRECO_DEVICE for an address that is NULL or not aligned. What is wrong with values is
-/// found on the device and told to all ranks: lgreco_cuda_bucket_outcome tells of it.
+/// Fails with LGRECO_STEP_ORDER when a step is under way, LGRECO_DEVICE for an address that is NULL or not aligned. The
+/// device detects wrong values and tells all ranks; lgreco_cuda_bucket_outcome reports them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     cuda: *mut lgreco_cuda,
@@ -171,13 +175,13 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     })
 }
 
-/// Enqueued: goes on, once the collective asked for before is enqueued, and tells the next one, on the device's memory, to be enqueued
-/// on the stream: LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, as NCCL does
-/// them in place; LGRECO_REQUEST_NONE when the making of the means is enqueued. All ranks are asked for the same, and start those of
-/// different buckets in the same order.
+/// Enqueued: continues after the previous collective was enqueued, and tells the next collective to enqueue on the stream.
+/// It is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory,
+/// in place, as NCCL performs them. After LGRECO_REQUEST_NONE the work that computes the means is enqueued. All ranks get
+/// the same requests, and must start those of different buckets in the same order.
 ///
-/// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE in place of LGRECO_REQUEST_NONE when the driver has refused
-/// something: all workers have made the same collectives then, and the step has failed on all.
+/// Fails with LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit. LGRECO_DEVICE in place of LGRECO_REQUEST_NONE means that
+/// the driver refused a call. All workers have then made the same collectives, and the step has failed on all of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     cuda: *mut lgreco_cuda,
@@ -187,9 +191,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     call!(cuda, |cuda| { fill(request, || Ok(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?))) })
 }
 
-/// Done: what has become of the bucket's steps so far. lgreco_cuda_bucket_outcome_place is for those who do not want to wait.
+/// Done: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
 ///
-/// LGRECO_DEVICE.
+/// Fails with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     cuda: *mut lgreco_cuda,
@@ -199,10 +203,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
-/// Tells where in the device's memory is what the bucket knows of its last step, and of how many bytes: the same as long as it lives.
-/// A copy to page-locked memory, enqueued on the same stream between lgreco_cuda_bucket_next that says LGRECO_REQUEST_NONE and the next
-/// lgreco_cuda_bucket_submit, has what that step came to, whatever is enqueued after it. When it is there, by an event behind it, say,
-/// lgreco_cuda_bucket_read_outcome reads it: a trainer hears of faults a step later, and waits for nothing but the copy.
+/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for the
+/// bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the next
+/// lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Once it has arrived, for
+/// instance after an event behind it, lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one step
+/// later, and waits only for the copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     cuda: *mut lgreco_cuda,
@@ -220,10 +225,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     })
 }
 
-/// What such a copy, which need not be aligned, says of the bucket's steps up to its own. The device is not asked.
+/// Reads the outcome of the bucket's steps from a copy of the bytes at lgreco_cuda_bucket_outcome_place. The copy need not
+/// be aligned. The device is not used.
 ///
-/// LGRECO_LENGTH unless `copy_bytes` are the bytes that lgreco_cuda_bucket_outcome_place tells. Other bytes say something else, of a
-/// layer that the bucket does not have, perhaps.
+/// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place tells. Other bytes of
+/// this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     cuda: *mut lgreco_cuda,
@@ -239,7 +245,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     })
 }
 
-/// Tells where in the device's memory an f32 is that is 1 after a step that failed on some rank, else 0: `found_inf` of loss scalers.
+/// Tells the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it as
+/// `found_inf`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     cuda: *mut lgreco_cuda,
@@ -252,9 +259,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     })
 }
 
-/// Done: copies what is remembered of all layers, one after the other, to host memory, between two steps.
+/// Done: copies the residuals of all layers, one after the other, to host memory. To be called between two steps.
 ///
-/// LGRECO_LENGTH unless `values_len` is the number of all elements; LGRECO_DEVICE.
+/// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
     cuda: *mut lgreco_cuda,
@@ -268,9 +275,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
     })
 }
 
-/// Done: remembers these values instead, between two steps.
+/// Done: replaces the residuals of all layers by these values. To be called between two steps.
 ///
-/// As lgreco_cuda_bucket_get_residuals.
+/// Fails like lgreco_cuda_bucket_get_residuals.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     cuda: *mut lgreco_cuda,
@@ -284,10 +291,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps: so layers
-/// get other settings. PowerSGD's factors begin afresh. Both are of this lgreco_cuda.
+/// Done: takes over the residuals and the number of steps of another bucket with the same layers, between two steps. It
+/// serves to change the layers' settings. PowerSGD's factors start anew. Both buckets belong to this lgreco_cuda.
 ///
-/// LGRECO_LENGTH when the layers have other numbers of elements; LGRECO_BUSY for the same bucket twice; LGRECO_DEVICE.
+/// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
+/// LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_take_over(
     cuda: *mut lgreco_cuda,

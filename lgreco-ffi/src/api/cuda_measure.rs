@@ -10,7 +10,7 @@ use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::search::Offer;
 
-/// A model's layers with their names.
+/// A model's layers with their names and shapes.
 struct Model<'a> {
     layers: Vec<lgreco_layer>,
     tensors: Vec<Tensor<'a>>,
@@ -28,7 +28,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// What `options` offer the layers.
+    /// Returns the candidates that `options` offer to the layers.
     ///
     /// # Safety
     /// README.md, pointers.
@@ -39,7 +39,7 @@ impl<'a> Model<'a> {
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
     }
 
-    /// The rows of `offer`, with the addresses that `address` says.
+    /// Returns the rows of `offer`; `address` gives the device address of each gradient.
     fn rows<'b>(
         &self,
         offer: &'b Offer<'_>,
@@ -58,7 +58,7 @@ impl<'a> Model<'a> {
         offer.rows().map(row).collect()
     }
 
-    /// The rows of `offer` where they lie; `Err` if there is none.
+    /// Returns the rows of `offer` with the gradients' device addresses; `Err` if there is no row.
     fn rows_on_device<'b>(&self, offer: &'b Offer<'_>) -> Result<Vec<Row<'b>>>
     where
         'a: 'b,
@@ -66,7 +66,7 @@ impl<'a> Model<'a> {
         some(self.rows(offer, |layer, tensor| layer.address(tensor))?)
     }
 
-    /// `Err` when `output` shares memory with a gradient of `offer`'s.
+    /// `Err` when `output` shares memory with a gradient in `offer`.
     fn check_apart(&self, offer: &Offer<'_>, output: Range) -> Result<()> {
         offer.rows().try_for_each(|row| {
             let tensor = self.tensors[row.layer];
@@ -76,23 +76,23 @@ impl<'a> Model<'a> {
     }
 }
 
-/// What lgreco_cuda_measure says of no rows, before anything is done.
+/// Refuses an empty list of rows, as lgreco_cuda_measure does, before any work is enqueued.
 fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
 
-/// Places for the squared errors of `rows`.
+/// Zeros for the squared errors of `rows`.
 fn squared_errors(rows: &[Row<'_>]) -> Vec<f64> {
     vec![0.0; rows.iter().map(|row| row.candidates.len()).sum()]
 }
 
-/// What a workspace is aligned to.
+/// A type with the alignment of a workspace.
 #[repr(align(256))]
 struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs a call on the rows that a search asks for, whose values are not looked at, if `calls` is a sum of constants.
+/// Runs a call on the rows of a search without reading values; `Err` unless `calls` is a sum of constants.
 ///
 /// # Safety
 /// README.md, pointers.
@@ -114,7 +114,7 @@ unsafe fn without_values(
     call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?)
 }
 
-/// Calls on device memory, a sum of LGRECO_CUDA_...
+/// Kinds of calls on device memory, as a sum of LGRECO_CUDA_...
 pub type lgreco_cuda_calls = u32;
 
 /// lgreco_cuda_measure.
@@ -128,12 +128,12 @@ pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 /// lgreco_cuda_decode_on_device.
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
-/// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
-/// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
-/// Allocates, on the device too unless that was reserved.
+/// Done: lgreco_table_measure for gradients in the device's memory. It enqueues all layers and waits once; only errors are
+/// copied to the host. `values` of layers are device pointers. Values of layers that are left out of the table are not
+/// read. Allocates, also on the device unless lgreco_cuda_reserve did.
 ///
-/// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
-/// two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.
+/// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
+/// with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,
@@ -152,10 +152,10 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     })
 }
 
-/// Tells the bytes of device memory that lgreco_cuda_enqueue_rows takes for such layers, whose `values` are not looked at, under
-/// these options: to work in, and of results. The device is not asked.
+/// Tells the bytes of workspace and of results that lgreco_cuda_enqueue_rows needs on the device for these layers and
+/// options. `values` are not read, and the device is not used.
 ///
-/// As lgreco_cuda_measure, but for the values.
+/// Fails like lgreco_cuda_measure, except for errors about values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     cuda: *mut lgreco_cuda,
@@ -178,13 +178,14 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     })
 }
 
-/// Enqueued: what lgreco_cuda_measure does before it waits, in `workspace` and `results` on the device, aligned to 256 and to 8, of at
-/// least lgreco_cuda_rows_bytes. Nothing is allocated on the device. The first call on a handle loads kernels, and one with more
-/// layers or options than those before may make more room for them in page-locked memory: these wait, all others do not. A copy of the results to
-/// host memory, behind it on the same stream, is for lgreco_cuda_read_rows. Allocates on the host.
+/// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device, which
+/// are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device, but
+/// allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or options
+/// than before may wait for page-locked memory. All other calls do not wait. Enqueue a copy of the results to host memory
+/// behind this call, and give it to lgreco_cuda_read_rows.
 ///
-/// As lgreco_cuda_rows_bytes; LGRECO_LENGTH when there is less memory, LGRECO_ALIGNMENT; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name
-/// no layer.
+/// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_ALIGNMENT.
+/// LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
     cuda: *mut lgreco_cuda,
@@ -215,13 +216,13 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
     })
 }
 
-/// Makes the table of lgreco_cuda_measure out of a copy of what lgreco_cuda_enqueue_rows has left in `results`, for the same layers and
-/// options: when the copy is there, by an event behind it, say. It need not be aligned. The device is asked only where a gradient is
-/// not finite, or nearly leaves its type: then the call waits, and looks at the gradients, which must still be what they were
-/// (LGRECO_DEVICE if what is wrong is not found). Allocates.
+/// Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
+/// layers and options. Call it once the copy has arrived, for instance after an event behind it. The copy need not be
+/// aligned. The device is used only where a gradient is not finite or almost exceeds its type. Then the call waits and
+/// reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error. Allocates.
 ///
-/// As lgreco_cuda_measure; LGRECO_LENGTH unless `copy_bytes` are the bytes of the results. Of a copy of something else the numbers are
-/// others, or LGRECO_OPTION_ERROR.
+/// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
+/// bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_read_rows(
     cuda: *mut lgreco_cuda,
@@ -242,11 +243,11 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     })
 }
 
-/// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any
-/// setting that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them.
-/// The device is not asked.
+/// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer. `values`
+/// are not read, and the device is not used. The result is what lgreco_cuda_held_bytes tells after a new handle has
+/// reserved the memory.
 ///
-/// As lgreco_cuda_measure, but for the values; LGRECO_UNKNOWN_CONSTANT.
+/// Fails like lgreco_cuda_measure, except for errors about values, and with LGRECO_UNKNOWN_CONSTANT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     cuda: *mut lgreco_cuda,
@@ -263,10 +264,10 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     })
 }
 
-/// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any
-/// setting that `options` offer them, allocate nothing on the device and load nothing.
+/// Done: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later `calls` for
+/// these layers, under any setting that `options` offer, then allocate nothing on the device and load nothing.
 ///
-/// As lgreco_cuda_workspace_bytes; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_reserve(
     cuda: *mut lgreco_cuda,

@@ -12,7 +12,8 @@ use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
 
-/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`.
+/// Selects the random bits of one payload. QSGD's rounding uses all fields; PowerSGD's start matrix uses `seed` and
+/// `layer`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {
@@ -22,14 +23,14 @@ pub struct lgreco_rng_stream {
     pub step: u32,
     /// Index of the layer in the model.
     pub layer: u32,
-    /// Number of this worker. Workers must differ here, or their rounding errors do not average out.
+    /// Number of this worker. It must differ between workers, or their rounding errors do not average out.
     pub rank: u32,
 }
 
-/// What is encoded: a layer under a setting, with its random words.
+/// A layer to encode, with its setting and its random stream.
 struct Encoded<'a> {
     tensor: Tensor<'a>,
-    /// Where the gradient lies.
+    /// The memory range of the gradient.
     range: Range,
     encoding: Encoding,
 }
@@ -56,9 +57,9 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Tells the bytes of the payload of a layer under a setting, whatever the values, which are not looked at.
+/// Tells the number of payload bytes of a layer under a setting, which does not depend on the values; they are not read.
 ///
-/// LGRECO_PARAMETER when the setting does not fit the layer.
+/// Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_payload_len(
     cuda: *mut lgreco_cuda,
@@ -72,12 +73,12 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
     })
 }
 
-/// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-/// bytes. Takes QSGD with buckets of a power of two from 64 to 4096 values, TopK, also in few bits, PowerSGD of ranks up to 1024
-/// and uncompressed gradients. `rng` names the random words.
+/// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
+/// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK also in few bits, QSGD with
+/// bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 ///
-/// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
-/// methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
+/// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode(
     cuda: *mut lgreco_cuda,
@@ -98,11 +99,11 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
     })
 }
 
-/// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
-/// `values_len` = the number of elements. The payload may go when the call has returned.
+/// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory.
+/// `values_len` is the number of elements. The payload may be freed when the call returns.
 ///
-/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes;
-/// LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` then hold nothing to be used.
+/// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
+/// writes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` are then unusable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_decode(
     cuda: *mut lgreco_cuda,
@@ -119,11 +120,11 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
     })
 }
 
-/// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; what is
-/// enqueued after this call may overwrite it.
+/// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
+/// where NCCL can send it. A later lgreco_cuda_check tells whether the gradient could be compressed. Work that is enqueued
+/// after this call may overwrite the gradient.
 ///
-/// As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
+/// Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     cuda: *mut lgreco_cuda,
@@ -146,13 +147,13 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     })
 }
 
-/// Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
-/// library's memory first. It is one that
-/// lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
-/// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, EDEN, TopK and PowerSGD.
+/// Enqueued: decodes a payload in the device's memory into `values` there. A payload that is not 4-byte aligned is first
+/// copied to the library's memory. The payload comes from lgreco_cuda_encode_to_device on any worker, for this layer under
+/// this setting; the layer's `values` are not read. Other bytes decode to arbitrary values, or lgreco_cuda_check reports
+/// them. Supports QSGD, EDEN, TopK and PowerSGD.
 ///
-/// LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len, or `values_len` not the layer's number of elements;
-/// LGRECO_UNAVAILABLE for other methods; LGRECO_DEVICE, also when a check is due.
+/// Fails with LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len or `values_len` is not the layer's number of
+/// elements, LGRECO_UNAVAILABLE for other methods, LGRECO_DEVICE, also when a check is due.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     cuda: *mut lgreco_cuda,
@@ -178,7 +179,7 @@ fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize> {
     Ok(setting.payload_len(tensor.shape, tensor.dtype)?)
 }
 
-/// `Err` unless there is room for the layer's payload.
+/// `Err` unless `found` bytes suffice for the layer's payload.
 fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<()> {
     at_least(payload_len(setting, tensor)? as u64, found as u64, "payload bytes")
 }

@@ -5,13 +5,13 @@ use crate::status::lgreco_status;
 use core::ffi::{CStr, c_char};
 use lgreco_pipeline::{Compatibility, CutSetting};
 
-/// Bytes of a cut setting.
+/// Number of bytes of a cut setting.
 pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
 
 const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
 
-/// Everything about a cut that both ends must agree on, in bytes that are the same on every machine, with a checksum.
-/// Compression at a cut becomes part of the model: save this with it. This struct never changes.
+/// Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
+/// Compression at a cut becomes part of the model: save this struct with it. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_cut_setting {
@@ -20,13 +20,13 @@ pub struct lgreco_cut_setting {
 }
 
 impl Default for lgreco_cut_setting {
-    /// Zeros, which are no setting.
+    /// Zeros, which are not a valid setting.
     fn default() -> lgreco_cut_setting {
         lgreco_cut_setting { bytes: [0; LGRECO_CUT_SETTING_BYTES] }
     }
 }
 
-/// The setting in the caller's struct.
+/// Reads the setting from the caller's struct.
 ///
 /// # Safety
 /// README.md, pointers.
@@ -36,10 +36,10 @@ pub(super) unsafe fn read_cut_setting(setting: *const lgreco_cut_setting, what: 
     Ok(CutSetting::from_bytes(&setting[0].bytes)?)
 }
 
-/// Makes a setting of options, of which `batch` and `features` must be given.
+/// Makes a setting from options; `batch` and `features` are required.
 ///
-/// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for a word of a codec or memory that is not known there, LGRECO_PARAMETER,
-/// LGRECO_FEEDBACK_RULE for what makes no sense together.
+/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, LGRECO_PARAMETER,
+/// LGRECO_FEEDBACK_RULE for options that contradict each other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_setting_make(
     options: *const *const c_char,
@@ -54,20 +54,20 @@ pub unsafe extern "C" fn lgreco_cut_setting_make(
     })
 }
 
-/// Whether a model trained with one setting of a cut may be run with another.
+/// Whether a model that was trained with one setting of a cut may be run with another.
 pub type lgreco_compatibility = u32;
 
 /// The settings are the same.
 pub const LGRECO_COMPATIBILITY_SAME: lgreco_compatibility = 0;
-/// Evaluation gives the same numbers, training goes on differently.
+/// Evaluation gives the same numbers, but training continues differently.
 pub const LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY: lgreco_compatibility = 1;
-/// Evaluation is of another model than was trained.
+/// Evaluation runs another model than the trained one.
 pub const LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY: lgreco_compatibility = 2;
 
-/// Tells what running with `setting` means for a model trained with `trained`, and in `what`, unless it is NULL, the first
-/// field that differs: static text, such as "forward codec"; "" when none does.
+/// Compares `setting` with `trained`, the setting that a model was trained with. `what` may be NULL; otherwise it receives
+/// the name of the first field that differs, such as "forward codec", or "" if none does. The text is static.
 ///
-/// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+/// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_setting_compare(
     setting: *const lgreco_cut_setting,
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn lgreco_cut_setting_compare(
     })
 }
 
-/// The core's names of fields, as C wants them.
+/// Maps a field's name in the Rust library to static C text.
 fn static_text(field: &str) -> Result<&'static CStr> {
     let fields = [
         c"",

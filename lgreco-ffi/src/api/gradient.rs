@@ -8,9 +8,9 @@ pub type lgreco_dtype = u32;
 
 /// IEEE single precision.
 pub const LGRECO_DTYPE_F32: lgreco_dtype = 0;
-/// IEEE half precision, by its bits.
+/// IEEE half precision, stored as its bits.
 pub const LGRECO_DTYPE_F16: lgreco_dtype = 1;
-/// bfloat16, by its bits.
+/// bfloat16, stored as its bits.
 pub const LGRECO_DTYPE_BF16: lgreco_dtype = 2;
 
 /// A named tensor of the model. Begin with LGRECO_LAYER_INIT.
@@ -19,22 +19,23 @@ pub const LGRECO_DTYPE_BF16: lgreco_dtype = 2;
 pub struct lgreco_layer {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Its name, UTF-8; state and plans are keyed by it.
+    /// The layer's name, UTF-8. Saved states and plans identify the layer by it.
     pub name: *const c_char,
-    /// Its dimensions; PowerSGD sees a matrix of the first by the product of the others.
+    /// The layer's dimensions. PowerSGD treats the tensor as a matrix: the first dimension by the product of the others.
     pub dims: *const usize,
-    /// Their number; 0 for a scalar.
+    /// Number of dimensions; 0 for a scalar.
     pub dims_len: usize,
-    /// Its gradient, row-major, as many elements as the product of `dims`. Only read; not needed to make a compressor.
+    /// The gradient, row-major, with as many elements as the product of `dims`. It is only read, and not needed to make a
+    /// compressor.
     pub values: *const c_void,
-    /// Type of its elements.
+    /// Type of the gradient's elements.
     pub dtype: lgreco_dtype,
 }
 
 // SAFETY: repr(C), starts with a usize; integers and raw pointers only.
 sized_struct!("layer", lgreco_layer {});
 
-/// What a layer says about itself, its gradient apart.
+/// A layer's name, shape and type, without its gradient.
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor<'a> {
     pub(crate) name: &'a str,
@@ -44,7 +45,7 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl lgreco_layer {
-    /// Failures name the layer, once its name is read.
+    /// Reads the layer's name, dimensions and type. Failures after reading the name state it.
     ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
@@ -59,7 +60,7 @@ impl lgreco_layer {
         described().map_err(|failure: Failure| failure.of_layer(name))
     }
 
-    /// Failures name the layer.
+    /// Reads the layer's gradient. Failures name the layer.
     ///
     /// # Safety
     /// As for `tensor`.
@@ -70,7 +71,7 @@ impl lgreco_layer {
         gradient.map_err(|failure| failure.of_layer(tensor.name))
     }
 
-    /// Where the gradient lies in a device's memory.
+    /// Returns the device address of the gradient.
     pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64> {
         let elements = tensor.shape.elements();
         match tensor.dtype {
@@ -79,7 +80,7 @@ impl lgreco_layer {
         }
     }
 
-    /// Where the gradient lies.
+    /// Returns the memory range of the gradient.
     pub(crate) fn range(&self, tensor: Tensor<'_>) -> Range {
         values_range(self.values, tensor.dtype, tensor.shape)
     }
@@ -89,12 +90,12 @@ pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype> {
     one_of("dtype", code, [Dtype::F32, Dtype::F16, Dtype::Bf16])
 }
 
-/// Where a gradient lies.
+/// Returns the memory range of a gradient.
 pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -> Range {
     Range::of(pointer.cast::<u8>(), shape.elements().saturating_mul(dtype.bytes()), "values")
 }
 
-/// The caller's gradient.
+/// Returns the caller's gradient for reading.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of so many elements of that type during `'a`.
@@ -109,7 +110,7 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
     }
 }
 
-/// The caller's gradient, to be replaced.
+/// Returns the caller's gradient for replacing it by the mean.
 ///
 /// # Safety
 /// As for `values`; also valid for writes, and nothing else uses it during `'a`.
@@ -137,10 +138,10 @@ impl GradientLayer {
     }
 }
 
-/// The caller's gradients, one per layer, which are references during a call alone.
+/// The caller's gradients, one per layer. They are references only during a call.
 pub(super) struct Gradients {
     layers: Vec<GradientLayer>,
-    /// Empty between calls; kept so that calls do not allocate.
+    /// Empty between calls; stored here so that calls need no allocation.
     values: Vec<ValuesMut<'static>>,
     ranges: Vec<Range>,
 }
@@ -150,7 +151,7 @@ impl Gradients {
         Gradients { values: Vec::with_capacity(layers.len()), ranges: Vec::with_capacity(layers.len()), layers }
     }
 
-    /// The caller's pointers, one per layer.
+    /// Returns the caller's pointers as a slice; `Err` unless there is one per layer.
     ///
     /// # Safety
     /// README.md, pointers.
@@ -160,7 +161,7 @@ impl Gradients {
         unsafe { slice(pointers, len, "gradients") }
     }
 
-    /// Runs a call on the gradients at `pointers`, which are one per layer or none.
+    /// Runs a call on the gradients at `pointers`, which are one per layer, or none at all.
     ///
     /// # Safety
     /// Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during the call.
@@ -172,7 +173,7 @@ impl Gradients {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {
-            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
+            // SAFETY: passed on. The values are cleared before the call ends, and at the latest before they are used again.
             self.values.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
             self.ranges.push(values_range(pointer, layer.dtype, layer.shape).of_layer(layer.index));
         }

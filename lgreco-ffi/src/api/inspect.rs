@@ -11,43 +11,44 @@ use lgreco_train::controller::{Cause, Decision, MemoryUse, Metrics, Timing};
 /// Why a layer is sent uncompressed.
 pub type lgreco_uncompressed = u32;
 
-/// It is compressed.
+/// The layer is compressed.
 pub const LGRECO_UNCOMPRESSED_NOT: lgreco_uncompressed = 0;
-/// Nothing has been decided yet, or the layer was not in the state loaded.
+/// There was no decision yet, or the loaded state did not have the layer.
 pub const LGRECO_UNCOMPRESSED_WARM_UP: lgreco_uncompressed = 1;
-/// It has one dimension or fewer, or too few elements.
+/// The layer has one dimension or fewer, or too few elements.
 pub const LGRECO_UNCOMPRESSED_SMALL: lgreco_uncompressed = 2;
 /// The setting would have saved no bytes.
 pub const LGRECO_UNCOMPRESSED_NO_SAVING: lgreco_uncompressed = 3;
-/// It was chosen, by the plan or by the caller.
+/// The plan or the caller chose to send it uncompressed.
 pub const LGRECO_UNCOMPRESSED_CHOSEN: lgreco_uncompressed = 4;
-/// Compressing it would take longer than sending it does.
+/// Compressing it would take longer than sending it uncompressed.
 pub const LGRECO_UNCOMPRESSED_SLOWER: lgreco_uncompressed = 5;
-/// Feedback would not work with what was chosen.
+/// The chosen setting does not suit error feedback.
 pub const LGRECO_UNCOMPRESSED_NOT_CONTRACTIVE: lgreco_uncompressed = 6;
 
-/// What is known about one layer on one rank. Begin with LGRECO_METRICS_INIT.
+/// Measurements of one layer on one rank. Begin with LGRECO_METRICS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_metrics {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Steps in which it was exchanged.
+    /// Number of steps in which the layer was exchanged.
     pub steps: u64,
-    /// Bytes of its gradients in these steps.
+    /// Bytes of the layer's gradients in these steps.
     pub bytes_in: u64,
-    /// Bytes sent for them.
+    /// Bytes sent for the layer in these steps.
     pub bytes_out: u64,
-    /// Squared error of what was sent, by the squared norm of what was compressed, when last measured; -1 before.
+    /// Squared error of compression divided by the squared norm of its input, as last measured; -1 before the first
+    /// measurement.
     pub relative_error: f64,
-    /// L2 norm of the residual; -1 without one.
+    /// L2 norm of the residual; -1 if there is no residual.
     pub residual_norm: f64,
-    /// Seconds that compressing and exchanging its bucket took, since the controller was made or loaded; layers of one
-    /// bucket share them. -1 before the first exchange.
+    /// Seconds for compressing and exchanging the layer's bucket, since the controller was made or loaded. All layers of a
+    /// bucket have the same value. -1 before the first exchange.
     pub bucket_seconds: f64,
-    /// Decisions whose setting was refused because feedback would not have worked with it.
+    /// Number of decisions whose setting was refused because it does not suit error feedback.
     pub not_contractive: u64,
-    /// Why it is sent uncompressed, if it is.
+    /// Why the layer is sent uncompressed, if it is.
     pub uncompressed: lgreco_uncompressed,
 }
 
@@ -70,14 +71,14 @@ impl From<Metrics<'_>> for lgreco_metrics {
     }
 }
 
-/// What made the settings change.
+/// Why the settings changed.
 pub type lgreco_cause = u32;
 
-/// Nothing yet: there was no decision.
+/// There was no decision yet.
 pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
-/// The schedule.
+/// The schedule's decision was due.
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
-/// The learning rate fell, and Accordion put all layers to low compression.
+/// The learning rate fell, and Accordion set all layers to low compression.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
 /// The caller gave other settings.
 pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
@@ -88,54 +89,54 @@ pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 pub struct lgreco_decision {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// The first step under it.
+    /// The first step under the new settings.
     pub step: u64,
-    /// What made them change.
+    /// Why the settings changed.
     pub cause: lgreco_cause,
     /// 1 when sizes are picoseconds, 0 when they are bits.
     pub in_picoseconds: u32,
-    /// 1 when the policy planned, else 0; the numbers below are then 0.
+    /// 1 when the policy made a plan, else 0; the fields below are then 0.
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
-    /// Size of the layers that may be compressed; bits, or picoseconds (`in_picoseconds`).
+    /// Total size of the layers that may be compressed, in bits or in picoseconds (`in_picoseconds`).
     pub size: u64,
-    /// LGRECO_LIMIT_ERROR: no plan within the budget is smaller. Otherwise 0.
+    /// LGRECO_LIMIT_ERROR: a lower bound of the size of all plans within the budget. Otherwise 0.
     pub lower_bound: u64,
-    /// Size of the same layers under the settings that the budget comes from.
+    /// Size of the same layers under the default settings, from which the budget is derived.
     pub default_size: u64,
-    /// Size of the same layers uncompressed: where `size` is not less, compression does not pay.
+    /// Size of the same layers uncompressed. If `size` is not smaller, compression does not pay.
     pub uncompressed_size: u64,
-    /// Error of the plan.
+    /// Total error of the plan.
     pub error: f64,
-    /// LGRECO_LIMIT_ERROR: its budget. Otherwise 0.
+    /// LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
     pub budget: f64,
-    /// Layers that are sent uncompressed because that is faster.
+    /// Number of layers that are sent uncompressed because that is faster.
     pub slower: u32,
-    /// Layers that are sent uncompressed because feedback would not work with what was chosen.
+    /// Number of layers that are sent uncompressed because the chosen setting does not suit error feedback.
     pub not_contractive: u32,
-    /// What the plan was made for.
+    /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
-    /// With the objective seconds: layers that are compressed. Otherwise 0.
+    /// With the objective seconds: number of layers that are compressed. Otherwise 0.
     pub compressed: u32,
-    /// LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
+    /// LGRECO_LIMIT_SIZE: the largest size that the plan may have, in the unit of `size`. Otherwise 0.
     pub size_limit: u64,
-    /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
+    /// LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. Otherwise 0.
     pub error_lower_bound: f64,
-    /// With the objective seconds; otherwise this and all below is 0. Seconds that a step's exchange has taken on the slowest
-    /// rank since the decision before, compressing included; the median.
+    /// Measured seconds of a step's exchange, including compression, on the slowest rank: the median since the previous
+    /// decision. This field and all below are 0 unless the objective is seconds.
     pub measured_seconds: f64,
-    /// Of them, compressing and decompressing.
+    /// The part of `measured_seconds` for compressing and decompressing.
     pub computing_seconds: f64,
-    /// Seconds that another byte takes, sent by every rank.
+    /// Seconds per additional byte that every rank sends.
     pub seconds_per_byte: f64,
-    /// Seconds that a step's exchange is expected to take.
+    /// Predicted seconds of a step's exchange under the plan.
     pub plan_seconds: f64,
-    /// Of them, compressing and decompressing.
+    /// The part of `plan_seconds` for compressing and decompressing.
     pub plan_computing_seconds: f64,
-    /// Under the default settings.
+    /// Predicted seconds under the default settings.
     pub default_seconds: f64,
-    /// With all layers uncompressed.
+    /// Predicted seconds with all layers uncompressed.
     pub uncompressed_seconds: f64,
 }
 
@@ -182,8 +183,8 @@ impl From<&Decision> for lgreco_decision {
     }
 }
 
-/// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LAYER_MISMATCH when there is no such layer, as
-/// for the calls below.
+/// Fills `setting` with the setting of layer `layer` in the last step. Fails with LGRECO_LAYER_MISMATCH for an unknown
+/// layer, like the calls below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_setting(
     controller: *mut lgreco_controller,
@@ -198,7 +199,7 @@ pub unsafe extern "C" fn lgreco_controller_setting(
     })
 }
 
-/// Fills `metrics` with what is known about layer `layer` on this rank; looks at all of its residual.
+/// Fills `metrics` with the measurements of layer `layer` on this rank. It reads the layer's whole residual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_metrics(
     controller: *mut lgreco_controller,
@@ -213,8 +214,8 @@ pub unsafe extern "C" fn lgreco_controller_metrics(
     })
 }
 
-/// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
-/// LGRECO_IN_FLIGHT while a bucket has the layer.
+/// Writes the residual of layer `layer` on this rank to `values`; zeros if it has none. `values_len` is the layer's number
+/// of elements. Fails with LGRECO_IN_FLIGHT while the layer is in a bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_residual(
     controller: *mut lgreco_controller,
@@ -228,7 +229,7 @@ pub unsafe extern "C" fn lgreco_controller_residual(
     })
 }
 
-/// Fills `decision` with the last decision; LGRECO_CAUSE_NONE before the first.
+/// Fills `decision` with the last decision; `cause` is LGRECO_CAUSE_NONE before the first one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_decision(
     controller: *mut lgreco_controller,
@@ -239,7 +240,8 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     })
 }
 
-/// Tells the number of steps taken, skipped ones included, and of those in which some rank's gradient was not finite.
+/// Tells the number of steps taken, including skipped ones, and the number of those in which some rank's gradient was not
+/// finite.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_steps(
     controller: *mut lgreco_controller,
@@ -254,7 +256,7 @@ pub unsafe extern "C" fn lgreco_controller_steps(
     })
 }
 
-/// Bytes that a controller takes on one rank, by what they are for, beside the trainer's gradients. Begin with
+/// Bytes of memory that a controller uses on one rank, by purpose, besides the trainer's gradients. Begin with
 /// LGRECO_MEMORY_USE_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -263,22 +265,22 @@ pub struct lgreco_memory_use {
     pub struct_size: usize,
     /// Residuals of error feedback.
     pub residuals: u64,
-    /// The residuals of the step before, where `undo` asks for them.
+    /// Residuals of the previous step, which the option `undo` keeps.
     pub undo: u64,
     /// PowerSGD's factors.
     pub factors: u64,
-    /// Messages of the buckets that are on their way at the same time, and what one of them is computed in.
+    /// Messages of the buckets in flight, and the workspace of one bucket.
     pub exchange: u64,
-    /// The gradients that a decision is made of: on the measuring rank, in the steps of the window and until the decision.
+    /// Gradients for the next decision: on the measuring rank, from the first step of the window until the decision.
     pub window: u64,
 }
 
 // SAFETY: repr(C), starts with a usize; numbers only.
 sized_struct!("memory use", lgreco_memory_use {});
 
-/// Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
-/// before the first under the search's default. `at_once` buckets are on their way at the same time, at most, of
-/// `bucket_bytes` each; lgreco_controller_step has 1, of the size that the options say, for which 0 stands.
+/// Tells how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
+/// decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
+/// lgreco_controller_step has one in flight. 0 for `bucket_bytes` is the size in the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_memory(
     controller: *mut lgreco_controller,
@@ -296,10 +298,10 @@ pub unsafe extern "C" fn lgreco_controller_memory(
     })
 }
 
-/// Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
-/// line's end, and a NUL after it; `length` as for lgreco_table_to_json. Allocates.
+/// Writes the last step's report, the last decision and the metrics of all layers as one line of JSON. A NUL and no line
+/// break follows. `length` is as for lgreco_table_to_json. Allocates.
 ///
-/// LGRECO_UNAVAILABLE before the first step.
+/// Fails with LGRECO_UNAVAILABLE before the first step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_metrics_json(
     controller: *mut lgreco_controller,

@@ -15,12 +15,12 @@ use lgreco_train::rng::Stream;
 use lgreco_train::search::Layer;
 use lgreco_train::table::NamedError;
 
-/// Measures every layer of a model on its gradient under every candidate setting. The result is the error table to plan on.
-/// Layers with one dimension or fewer, or few elements, are left out: `model_layers` of the view tells which are in.
-/// `context` may be NULL: the CPU. Allocates.
+/// Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
+/// lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
+/// lists the others. `context` may be NULL: the CPU. Allocates.
 ///
-/// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME; LGRECO_UNKNOWN_OPTION,
-/// LGRECO_UNKNOWN_NAME and LGRECO_PARAMETER for options.
+/// Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
+/// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_measure(
     context: *const lgreco_context,
@@ -42,13 +42,15 @@ pub unsafe extern "C" fn lgreco_table_measure(
     })
 }
 
-/// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
-/// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
-/// decide them; `sizes` may be NULL, else it has `settings_len` places too. `context` may be NULL: the CPU. Settings next to each other that differ in the
-/// first number alone are measured together, for QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for
-/// quantised TopK in three. `seed` and `layer_index` name PowerSGD's start matrix, as the options of a compressor. Allocates.
+/// Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the compression error under
+/// settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, also if it depends on
+/// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. `context` may be NULL: the CPU.
 ///
-/// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
+/// Adjacent settings that differ only in their first number are measured together. This takes about one pass for QSGD,
+/// TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index` select
+/// PowerSGD's start matrix, like the compressor options `random_seed` and `layer_index`. Allocates.
+///
+/// Fails with LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_measure(
     context: *const lgreco_context,
@@ -86,7 +88,7 @@ pub unsafe extern "C" fn lgreco_measure(
     })
 }
 
-/// Squared error and payload bytes of each setting; neighbours of a method are measured together.
+/// Returns squared error and payload bytes of each setting; adjacent settings of a method are measured together.
 pub(super) fn measure(
     device: &Device,
     gradient: Gradient<'_>,

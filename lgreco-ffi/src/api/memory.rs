@@ -2,9 +2,9 @@ use super::compressor::lgreco_compressor;
 use crate::pointers::{Output, slice, slice_mut, write};
 use crate::status::lgreco_status;
 
-/// Writes what the compressor remembers to `values`; `values_len` = the layer's number of elements.
+/// Writes the residual of the compressor's error feedback to `values`; `values_len` is the layer's number of elements.
 ///
-/// LGRECO_FEEDBACK_RULE without feedback, as for the calls below.
+/// Fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback, like the calls below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_memory(
     compressor: *mut lgreco_compressor,
@@ -14,9 +14,11 @@ pub unsafe extern "C" fn lgreco_compressor_memory(
     call!(compressor, |compressor| { Ok(compressor.memory(0)?.0.values(slice_mut(values, values_len, "values")?)?) })
 }
 
-/// Replaces what the compressor remembers, for instance by the residual of a worker that left; `step` as for encoding.
+/// Replaces the residual, for instance by that of a worker that left. `step` is the step number, as in
+/// lgreco_compressor_encode; it selects the random bits for rounding.
 ///
-/// LGRECO_OVERFLOW when a value is not finite or too large for the storage. The memory is then unchanged.
+/// Fails with LGRECO_OVERFLOW when a value is not finite or too large for the storage format. The residual is then
+/// unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_set_memory(
     compressor: *mut lgreco_compressor,
@@ -30,9 +32,11 @@ pub unsafe extern "C" fn lgreco_compressor_set_memory(
     })
 }
 
-/// Multiplies what the compressor remembers by `factor`, new over old loss scale; `step` as for encoding.
+/// Multiplies the residual by `factor`, the ratio of the new loss scale to the old one. `step` is as for
+/// lgreco_compressor_set_memory.
 ///
-/// LGRECO_PARAMETER unless `factor` is positive and finite; LGRECO_OVERFLOW. The memory is then unchanged.
+/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a value no longer fits the
+/// storage format. The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_rescale_memory(
     compressor: *mut lgreco_compressor,
@@ -45,7 +49,7 @@ pub unsafe extern "C" fn lgreco_compressor_rescale_memory(
     })
 }
 
-/// Tells the squared L2 norm of what the compressor remembers, and how many steps it has seen.
+/// Writes the squared L2 norm of the residual, and the number of steps that it has accumulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_memory_norm(
     compressor: *mut lgreco_compressor,
@@ -61,10 +65,10 @@ pub unsafe extern "C" fn lgreco_compressor_memory_norm(
     })
 }
 
-/// Writes what the compressor remembers, versioned and the same on every machine. Layer and rank are for the caller to note.
-/// `length`, which must not be NULL, receives the number of bytes, always the same.
+/// Writes the residual as a saved state, versioned and the same on every machine. The state does not contain the layer's
+/// name or the rank. `length` must not be NULL and receives the number of bytes, which is the same at every step.
 ///
-/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `saved` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_save(
     compressor: *mut lgreco_compressor,
@@ -79,10 +83,11 @@ pub unsafe extern "C" fn lgreco_compressor_save(
     })
 }
 
-/// Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
+/// Loads the saved state of a compressor with the same layer and options; the run continues bit for bit. Any bytes are
+/// allowed as input. Allocates.
 ///
-/// LGRECO_CHECKSUM when they are damaged; LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or
-/// other feedback; LGRECO_LENGTH. The memory is then unchanged. Allocates.
+/// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are no saved state or one of another
+/// shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_load(
     compressor: *mut lgreco_compressor,

@@ -1,12 +1,14 @@
 //! The exported functions, one file per noun.
 //!
-//! Each of them is one call: `call!` on a handle that it may change, `plain!` on what it only reads, `create!` of a handle, or
-//! `create_on!` of a handle by another one. These macros hold the function's `unsafe` block and its reason.
+//! Each function is one macro call. `call!` runs on a handle that it may change, and `plain!` on inputs that it only reads.
+//! `create!` makes a handle, and `create_on!` makes one with the help of another handle. These macros contain the `unsafe`
+//! block and its SAFETY comment.
 
-/// Runs a closure on the state of the handle that an exported function is given.
+/// Runs a closure on the state of the function's handle.
 macro_rules! call {
     ($handle:expr, $body:expr) => {
-        // SAFETY: whoever calls an exported function promises what README.md says of handles, pointers and device memory.
+        // SAFETY: the caller of an exported function promises what README.md demands of handles, pointers and device
+        // memory.
         unsafe { $crate::handle::call($handle, $body) }
     };
 }
@@ -19,7 +21,7 @@ macro_rules! plain {
     };
 }
 
-/// The closure returns the state of a new handle, whose address is written to `$place`.
+/// Makes a handle from the state that the closure returns, and writes its address to `$place`.
 macro_rules! create {
     ($place:expr, $body:expr) => {
         // SAFETY: as in `call!`.
@@ -27,7 +29,7 @@ macro_rules! create {
     };
 }
 
-/// As `create!`, on the state of another handle.
+/// Like `create!`, with the state of another handle as the closure's argument.
 macro_rules! create_on {
     ($handle:expr, $place:expr, $body:expr) => {
         // SAFETY: as in `call!`.

@@ -13,17 +13,17 @@ use lgreco_train::table::NamedTable;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 
-/// What a plan was made to keep within.
+/// The kind of limit that a plan keeps.
 pub type lgreco_limit = u32;
 
-/// Nothing: there is no plan.
+/// No limit, because there is no plan.
 pub const LGRECO_LIMIT_NONE: lgreco_limit = 0;
-/// An error: no plan within it is smaller than `lower_bound`.
+/// A limit on the error: `lower_bound` bounds the size of all plans within it.
 pub const LGRECO_LIMIT_ERROR: lgreco_limit = 1;
-/// A size: no plan within it has less error than `error_lower_bound`.
+/// A limit on the size: `error_lower_bound` bounds the error of all plans within it.
 pub const LGRECO_LIMIT_SIZE: lgreco_limit = 2;
 
-/// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
+/// A plan as arrays, owned by a plan handle or by the caller. Begin with LGRECO_PLAN_VIEW_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_plan_view {
@@ -33,25 +33,25 @@ pub struct lgreco_plan_view {
     pub layers: usize,
     /// Per layer, the index of the chosen option among the layer's options.
     pub options: *const u32,
-    /// Bits of the chosen options in all.
+    /// Total bits of the chosen options.
     pub size: u64,
-    /// LGRECO_LIMIT_ERROR: no plan within the budget is smaller than this many bits; the plan is proved optimal when `size`
-    /// equals it. Otherwise 0.
+    /// LGRECO_LIMIT_ERROR: a lower bound, in bits, of the size of all plans within the budget. If `size` equals it, the
+    /// plan is proved optimal. Otherwise 0.
     pub lower_bound: u64,
-    /// Error of the chosen options in all.
+    /// Total error of the chosen options.
     pub error: f64,
-    /// LGRECO_LIMIT_ERROR: the error budget the plan was made for. Otherwise 0.
+    /// LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
     pub budget: f64,
-    /// Who made it, such as "exact"; filled by the library, not read.
+    /// The solver that made the plan, such as "exact"; set by the library, not read.
     pub solver: *const c_char,
-    /// 1 when the plan is proved optimal, else 0; filled by the library, not read.
+    /// 1 when the plan is proved optimal, else 0; set by the library, not read.
     pub proven: u32,
-    /// What the plan was made for.
+    /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
-    /// LGRECO_LIMIT_SIZE: the most bits that the plan may have. Otherwise 0.
+    /// LGRECO_LIMIT_SIZE: the maximum number of bits. Otherwise 0.
     pub size_limit: u64,
-    /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error than this; the plan is proved optimal when `error` is
-    /// within 2^-40 of it, which is how finely the solver tells errors apart. Otherwise 0.
+    /// LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. If `error` is within 2^-40 of it,
+    /// the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
     pub error_lower_bound: f64,
 }
 
@@ -76,7 +76,7 @@ fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_pla
     }
 }
 
-/// A proof in fields.
+/// The fields of a plan view that state a proof of optimality.
 #[derive(Default)]
 pub(super) struct Stated {
     pub(super) limit: lgreco_limit,
@@ -99,7 +99,7 @@ impl From<Proof> for Stated {
     }
 }
 
-/// One option per layer, verified. It never changes.
+/// A verified plan: one option per layer. It never changes.
 pub struct lgreco_plan {
     _private: [u8; 0],
 }
@@ -113,13 +113,13 @@ pub(crate) struct PlanState {
     pub(crate) solver: CString,
 }
 
-/// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
-/// more than the uniform setting has, where that is within it. It keeps the groups and fixed options of the table. The same
-/// input gives the same plan. Allocates its workspace.
+/// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
+/// plan is never worse than the uniform setting, if that is within the limit. It keeps the table's groups and fixed
+/// options. The same input gives the same plan. Allocates its workspace.
 ///
-/// LGRECO_INFEASIBLE when no plan meets the error budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when
-/// none meets the size limit: the message tells the smallest size; LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER for options; codes
-/// from 20 on about the table.
+/// Fails with LGRECO_INFEASIBLE when no plan meets the error budget, with the smallest error in the message, and
+/// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Also fails with
+/// LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER for options, and codes from 20 on for the table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_solve(
     table: *const lgreco_table_view,
@@ -139,12 +139,12 @@ pub unsafe extern "C" fn lgreco_plan_solve(
     })
 }
 
-/// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
-/// within the stated limit, groups and fixed options kept. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
-/// bound of.
+/// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. Its size
+/// and error must be those that it states, within the stated budget or size limit. These checks use exact arithmetic. A
+/// lower bound is only compared with the value that it bounds.
 ///
-/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT, LGRECO_BUDGET,
-/// LGRECO_LENGTH.
+/// Fails with LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT,
+/// LGRECO_BUDGET, LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_check(
     table: *const lgreco_table_view,
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn lgreco_plan_check(
     })
 }
 
-/// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
+/// Fills `view` with the plan. Its pointers into the plan are valid until the plan is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lgreco_plan_view) -> lgreco_status {
     let read = |plan: &PlanState| self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr());
@@ -181,10 +181,10 @@ pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgr
     unsafe { handle::destroy(plan) }
 }
 
-/// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it, and in it the settings that the table
-/// has; `length` as for lgreco_table_to_json.
+/// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it. The file also contains the table's
+/// settings. `length` is as for lgreco_table_to_json. Allocates.
 ///
-/// Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
+/// Also fails with LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan does not fit this table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_to_json(
     plan: *const lgreco_plan,
@@ -202,13 +202,12 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
     })
 }
 
-/// Reads a plan file for `table`, `length` bytes of JSON, and verifies it: layers may stand in another order, but each
-/// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
-/// taken on trust.
+/// Reads a plan file for `table`, `length` bytes of JSON, and verifies it. The order of layers may differ. Each entry must
+/// name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
-/// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
-/// lgreco_plan_check. The message names the layer.
+/// Fails with LGRECO_JSON or LGRECO_JSON_VERSION, the codes of lgreco_setting for a setting in the file, LGRECO_LENGTH
+/// unless there is one entry per layer, LGRECO_UNKNOWN_NAME for a layer or label that the table does not have,
+/// LGRECO_DUPLICATE_NAME, LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check. The message names the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_from_json(
     table: *const lgreco_table,
@@ -223,7 +222,7 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
     })
 }
 
-/// `Err` unless a plan keeps the table's groups and fixed options.
+/// `Err` unless the chosen options keep the table's groups and fixed options.
 fn keeps_constraints(table: &NamedTable, options: &[u32]) -> Result<()> {
     let constraints = table.constraints();
     if constraints.is_empty() {
@@ -262,7 +261,7 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
     }
     let options: Vec<u32> = options.into_iter().flatten().collect();
     keeps_constraints(table, &options)?;
-    // A cast from f64 saturates; the file's bound was rounded down.
+    // The cast from f64 saturates, and the file's bound was rounded down, so the bound stays valid.
     let plan =
         Plan::verified(&table.view(), "file", options, file.summary()).map_err(|error| table.name_error(error))?;
     Ok(PlanState { plan, solver: c_text(&file.solver, "solver")? })

@@ -9,8 +9,8 @@ use lgreco_train::Error;
 use lgreco_train::controller::{PlanResult, PlanTask};
 use std::sync::{Arc, Weak};
 
-/// The work of a controller's next decision: to measure gradients and plan, for seconds with large models. One thread may
-/// run it while others take steps with its controller.
+/// The work of a controller's next decision: measuring gradients and planning, which takes seconds for large models. One
+/// thread may run it while another takes steps with the controller.
 pub struct lgreco_plan_task {
     _private: [u8; 0],
 }
@@ -18,15 +18,15 @@ pub struct lgreco_plan_task {
 kind!(lgreco_plan_task, "plan task", b"lgplntsk", PlanTaskState, names: names, device: device);
 
 pub(crate) struct PlanTaskState {
-    /// Until it is run.
+    /// The work; `None` once it was run.
     task: Option<PlanTask>,
-    /// From then on.
+    /// The result; `None` until the work was run.
     result: Option<PlanResult>,
-    /// What it measures on.
+    /// The device that measures.
     device: Device,
-    /// Gone when the controller is.
+    /// Identifies the controller; dead once the controller is destroyed.
     owner: Weak<()>,
-    /// Of the controller's layers.
+    /// Names of the controller's layers.
     names: Arc<[String]>,
 }
 
@@ -39,14 +39,14 @@ impl PlanTaskState {
     }
 }
 
-/// Makes the work of the controller's next decision a handle: once, on the measuring rank, from the end of the step
-/// before the decision's `lead` on; `task` receives NULL at other times, on other ranks, and
-/// where `lead` is 0. Ask after every step. Does not copy gradients.
+/// Takes the work of the controller's next decision as a handle. There is one such task per decision. It exists only on the
+/// measuring rank, once all steps before step `decision - lead` have ended. At other times, on other ranks and if `lead` is
+/// 0, `task` receives NULL. Call this after every step. It does not copy gradients.
 ///
-/// At the step of the decision all ranks switch. If the task has not been handed in by then, they take the step as they
-/// are and ask again at the next one: nobody waits. If it was not taken, or was destroyed, a call of
-/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved meanwhile has the gradients;
-/// whoever loads it decides by them.
+/// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the old
+/// settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
+/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains the
+/// gradients, and the run that loads it decides by them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,
@@ -64,22 +64,23 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     })
 }
 
-/// Measures and plans, in the calling thread, on the device of the controller's context. The controller may be used
-/// meanwhile, and destroyed. Once. Allocates.
+/// Measures and plans, in the calling thread, on the device of the controller's context. Meanwhile the controller may be
+/// used or destroyed. A task can be run once. Allocates.
 ///
-/// Codes of measuring and planning are this call's, and those of the step of the decision on every rank, if the task is
-/// handed in all the same. LGRECO_STEP_ORDER when it has been run.
+/// Fails with the codes of measuring and planning. If the task is handed in nevertheless, the step of the decision fails
+/// with the same code on every rank. LGRECO_STEP_ORDER when the task was already run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lgreco_status {
     call!(task, PlanTaskState::run)
 }
 
-/// Hands in a task that has been run, frees it and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does
-/// nothing. One that nobody waits for any more, because a saved state has been loaded or the learning rate has fallen
-/// instead, is only freed.
+/// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does nothing.
+/// A task that is no longer needed is only freed: a saved state was loaded, or a fall of the learning rate made the
+/// decision instead.
 ///
-/// LGRECO_STEP_ORDER for a task of another controller and for one that has not been run, LGRECO_BUSY for one that is
-/// being run: it stays as it is. LGRECO_PANIC for one that has panicked: it is freed, and the controller does its work.
+/// Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
+/// running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
+/// its work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_hand_in(
     controller: *mut lgreco_controller,
@@ -103,32 +104,33 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
     })
 }
 
-/// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its work is there to be
-/// taken again.
+/// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. The task can be taken
+/// again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_task) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(task) }
 }
 
-/// Asks for a decision before the schedule's next, because the data or the network have changed: its window begins with the next
-/// step, and it is due `window + lead` steps later, or when it would have been if that is sooner. Tells that step in `due`,
-/// UINT64_MAX under policies that decide nothing any more. All ranks ask, between the same two steps: the next step fails with
-/// LGRECO_PEER_PLAN on every rank when some have not.
+/// Asks for a decision before the next one of the schedule, because the data or the network have changed. Its window begins
+/// with the next step. It is due `window + lead` steps later, or at the scheduled step if that is sooner. `due` receives
+/// the step of the decision, or UINT64_MAX under policies that make no further decisions. All ranks must ask, between the
+/// same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on every rank.
 ///
-/// LGRECO_STEP_ORDER while a step is under way.
+/// Fails with LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_controller, due: *mut u64) -> lgreco_status {
     call!(controller, |state| write(due, "due", || Ok(state.controller.planning().replan()?.unwrap_or(u64::MAX))))
 }
 
-/// Gives a controller that was made with settings other ones, one per layer. All ranks do, between the same two steps, and
-/// switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
-/// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings. In buckets
-/// (lgreco_controller_control) a rank that has given none does not expect what the others ask it first, and hangs.
+/// Gives new settings, one per layer, to a controller that was made with settings. All ranks do so between the same two
+/// steps. They switch at the next step, or at the end of the warm-up if that is later. Residuals and factors stay. If ranks
+/// give different settings, the step fails with LGRECO_PEER_PLAN on every rank. With buckets in flight
+/// (lgreco_controller_control), a rank that gives no settings does not expect the others' request and hangs.
 ///
-/// LGRECO_NOT_FIXED for a controller that was made without; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
-/// many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.
+/// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
+/// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. Nothing
+/// has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_set_settings(
     controller: *mut lgreco_controller,

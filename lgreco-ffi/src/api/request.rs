@@ -2,73 +2,73 @@ use crate::pointers::sized_struct;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Request, Round};
 
-/// Whose memory it is.
+/// The memory that pointers of a request point to.
 pub type lgreco_device = u32;
 
-/// The host's.
+/// Host memory.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
-/// That of the NVIDIA GPU of a lgreco_cuda_bucket.
+/// Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
 
-/// A collective that the caller is to perform.
+/// The kind of collective that the caller performs.
 pub type lgreco_request_kind = u32;
 
-/// None: there is nothing left to do.
+/// No collective: nothing is left to do.
 pub const LGRECO_REQUEST_NONE: lgreco_request_kind = 0;
-/// Replace the `count` f32 of `buffer` by their sums over the workers: the same bits on each, NaN stays NaN.
+/// Replace the `count` f32 of `buffer` by their sums over the workers. All workers get the same bits, and NaN stays NaN.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
-/// Fill `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are in their
-/// place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
+/// Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
+/// already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
 pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
-/// As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
-/// thresholds, SIDCo, AdaComp and the route scatter_reduce ask for it.
+/// Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
+/// hard thresholds, SIDCo, AdaComp and the route scatter_reduce use it.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 /// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
-/// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
-/// ascending. Only the route scatter_reduce and shards ask for it.
+/// For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
+/// received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
-/// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
-/// of the others does not matter. Only shards ask for it.
+/// `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
+/// the workers; the others may change arbitrarily. Only shards use it.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
-/// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
-/// the option `reduce_dtype` asks for it.
+/// Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
+/// every addition. Only the option `reduce_dtype` uses it.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: lgreco_request_kind = 7;
-/// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
+/// Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16. Only shards with the option `reduce_dtype` use it.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
 
-/// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
+/// A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 ///
-/// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
-/// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
-/// same ones with the same lengths, and must start those of different buckets in the same order.
+/// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or of
+/// lgreco_controller_control; pointers are valid until then. All workers get the same requests with the same lengths. They
+/// must start the collectives of different buckets in the same order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_request {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Which collective.
+    /// Kind of collective.
     pub kind: lgreco_request_kind,
-    /// Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
-    /// lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
+    /// The memory that `buffer`, `send` and `received` point to. It is LGRECO_DEVICE_CUDA for lgreco_cuda_bucket_next, else
+    /// LGRECO_DEVICE_CPU.
     pub memory: lgreco_device,
-    /// The worker whose bytes all others get.
+    /// The worker that broadcasts.
     pub root: u32,
-    /// What is replaced or filled; aligned for f32 where it holds them.
+    /// Memory to replace or fill; aligned for f32 if it holds f32.
     pub buffer: *mut c_void,
     /// Number of f32 or bf16.
     pub count: usize,
-    /// Bytes; of one worker where they are gathered.
+    /// Number of bytes; those of one worker for LGRECO_REQUEST_ALL_GATHER.
     pub length: usize,
-    /// Bytes of each worker; of sums that are scattered number of values.
+    /// Bytes per worker for LGRECO_REQUEST_ALL_GATHER_EACH; number of values per worker for scattered sums.
     pub lens: *const u64,
-    /// What to send, by receiver.
+    /// Bytes to send, in order of the receivers.
     pub send: *const u8,
-    /// Bytes for each worker.
+    /// Number of bytes to send to each worker.
     pub send_lens: *const u64,
-    /// What comes, by sender.
+    /// Memory for the received bytes, in order of the senders.
     pub received: *mut u8,
-    /// Bytes from each worker.
+    /// Number of bytes to receive from each worker.
     pub received_lens: *const u64,
 }
 
@@ -117,7 +117,7 @@ impl lgreco_request {
         lgreco_request { kind, send, send_lens, received, received_lens, ..Default::default() }
     }
 
-    /// A collective whose memory is not there yet.
+    /// Describes a collective before its memory exists.
     pub(super) fn announced(round: Option<Round>) -> lgreco_request {
         let (kind, count, length) = match round {
             None => (LGRECO_REQUEST_NONE, 0, 0),

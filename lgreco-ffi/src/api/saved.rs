@@ -6,47 +6,47 @@ use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 
-/// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
-/// controller is destroyed.
+/// The result of lgreco_controller_load. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until
+/// the controller is destroyed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_loaded {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Layers of the model that the state does not have: they start without residual, uncompressed until the next
-    /// decision, which then comes at once.
+    /// Layers of the model that are missing in the state. They start without residual and uncompressed. The next decision
+    /// then comes at once.
     pub missing: *const *const c_char,
-    /// Their number.
+    /// Length of `missing`.
     pub missing_len: usize,
-    /// Layers of the state that the model does not have: they are ignored.
+    /// Layers of the state that the model does not have; they are ignored.
     pub extra: *const *const c_char,
-    /// Their number.
+    /// Length of `extra`.
     pub extra_len: usize,
-    /// Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    /// Layers whose shape or element type differs from the state. They count as missing and as extra.
     pub misshaped: *const *const c_char,
-    /// Their number.
+    /// Length of `misshaped`.
     pub misshaped_len: usize,
     /// The rank that saved the plan.
     pub rank: u32,
-    /// The number of workers then.
+    /// The number of workers when the plan was saved.
     pub world_size: u32,
-    /// The step that the run continues with: that of the plan.
+    /// The step with which the run continues: the step of the plan.
     pub step: u64,
-    /// The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
-    /// residual does not have.
+    /// The earliest step of a loaded residual, or the plan's step if none is earlier. Errors from the steps between the two
+    /// are lost.
     pub oldest_residual: u64,
 }
 
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
 sized_struct!("loaded", lgreco_loaded {});
 
-/// How much of a controller is saved.
+/// Which parts of a controller's state are saved.
 pub type lgreco_save_contents = u32;
 
-/// All of it: a run continues bit for bit.
+/// The whole state: the run continues bit for bit.
 pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
-/// Without the gradients that the next decision would be made by, an f32 per element of the model on the measuring rank:
-/// whoever continues collects new ones.
+/// The state without the gradients for the next decision, which are one f32 per element of the model on the measuring rank.
+/// The continued run collects new ones.
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
@@ -64,12 +64,12 @@ fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
     one_of("contents", contents, [Contents::Everything, Contents::WithoutWindow])
 }
 
-/// Writes this rank's state, the same on every machine: residuals, factors, settings, schedule, but not the
-/// options. Every rank saves its own, between the same two steps. `length`, which must not be
-/// NULL, receives the number of bytes.
+/// Writes this rank's state, the same on every machine: residuals, factors, settings and schedule, but not the options.
+/// Every rank saves its own state, between the same two steps. `length` must not be NULL and receives the number of bytes.
+/// Allocates.
 ///
-/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while
-/// a bucket has not been closed. Allocates.
+/// Fails with LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL. Fails with
+/// LGRECO_IN_FLIGHT while a bucket is not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
@@ -84,11 +84,11 @@ pub unsafe extern "C" fn lgreco_controller_save(
     })
 }
 
-/// As lgreco_controller_save, a part of the state, for checkpoints that are maps by name: part 0 is what belongs to no
-/// layer, and its `name` is NULL; part 1 + l is layer l with its name, which is valid until the controller is destroyed.
-/// lgreco_controller_load_parts takes them in any order.
+/// Like lgreco_controller_save, for one part of the state, as checkpoints that are maps from names need. Part 0 is the
+/// state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid until the controller is
+/// destroyed. lgreco_controller_load_parts takes the parts in any order.
 ///
-/// LGRECO_LAYER_MISMATCH when there is no such part.
+/// Fails with LGRECO_LAYER_MISMATCH for an unknown part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save_part(
     controller: *mut lgreco_controller,
@@ -113,15 +113,18 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
     })
 }
 
-/// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
-/// same step or earlier ones with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
-/// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
-/// Where a rank has died, all give the state of one of the others as `plan` and their own residuals, and whoever takes the dead
-/// one's place the last that it saved. Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
-/// Allocates.
+/// Continues from saved states; any bytes are allowed as input. `plan` is the state of any rank. `residuals` is an array of
+/// states, with their lengths, from the plan's step or earlier ones.
 ///
-/// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
-/// controller is then unchanged.
+/// To resume, give this rank's state as both: the run continues bit for bit. With fewer workers, add the states of the
+/// ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals. After the death of a rank,
+/// all give the same surviving rank's state as `plan`, with their own residuals. The rank that replaces it gives the last
+/// state that the dead rank saved.
+///
+/// A step under way is ended, and buckets from before may only be closed. `loaded` may be NULL. Allocates.
+///
+/// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no
+/// state. The controller is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load(
     controller: *mut lgreco_controller,
@@ -142,9 +145,9 @@ pub unsafe extern "C" fn lgreco_controller_load(
     })
 }
 
-/// As lgreco_controller_load, from parts that lgreco_controller_save_part wrote: `plan` is an array of all parts of any
-/// rank's state, where layers that the model does not have may be left out, `residuals` one of the parts of layers, of one
-/// or more ranks; their order does not matter.
+/// Like lgreco_controller_load, from parts that lgreco_controller_save_part wrote, in any order. `plan` is an array of all
+/// parts of one rank's state; parts of layers that the model does not have may be left out. `residuals` is an array of
+/// parts of layers, from one or more ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load_parts(
     controller: *mut lgreco_controller,
@@ -184,10 +187,10 @@ unsafe fn states<'a>(
 }
 
 impl ControllerState {
-    /// Keeps what a load has found, for C.
+    /// Keeps the layers' names that a load found, and returns the result for C.
     fn told(&mut self, found: Loaded) -> Result<lgreco_loaded> {
         self.loads += 1;
-        // Any bytes may be given, so that names may hold NULs.
+        // Saved states may be any bytes, so names may contain NULs.
         let texts = |names: Vec<String>| {
             let names: Vec<String> = names.iter().map(|name| name.replace('\0', "?")).collect();
             Texts::new(names.iter().map(String::as_str), "name of a layer")

@@ -2,14 +2,14 @@ use crate::pointers::{Range, disjoint, slice, slice_mut, write};
 use crate::status::lgreco_status;
 use lgreco_train::compress::{seal, unseal};
 
-/// Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
+/// Number of bytes that lgreco_payload_seal adds. Sizes in tables and plans do not include them.
 pub const LGRECO_SEAL_BYTES: usize = 8;
 
-/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES after it, for networks and files that may change bits
-/// unnoticed: most changes of a payload decode to other numbers. `sealed_length` receives the length of both. Does not
-/// allocate.
+/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes behind it. It is meant for networks and files
+/// that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length` receives
+/// the length of payload and checksum. Does not allocate.
 ///
-/// LGRECO_LENGTH when `capacity` is less than that; nothing is written.
+/// Fails with LGRECO_LENGTH when `capacity` is less than that length; nothing is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_seal(
     payload: *mut u8,
@@ -24,10 +24,11 @@ pub unsafe extern "C" fn lgreco_payload_seal(
     })
 }
 
-/// Tells how many of the bytes that lgreco_payload_seal closed are the payload: those that lgreco_compressor_decode takes.
-/// Any bytes may be given. Does not allocate.
+/// Verifies the checksum of lgreco_payload_seal, and writes the length of the payload without it to `length`, for
+/// lgreco_compressor_decode. Any bytes are allowed as input. Does not allocate.
 ///
-/// LGRECO_CHECKSUM when a bit has changed or the end is missing; LGRECO_LENGTH when there are fewer than LGRECO_SEAL_BYTES.
+/// Fails with LGRECO_CHECKSUM when a bit has changed or the end is missing, LGRECO_LENGTH when there are fewer than
+/// LGRECO_SEAL_BYTES bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_unseal(
     sealed: *const u8,

@@ -4,25 +4,24 @@ use core::ffi::{CStr, c_char};
 use lgreco_train::compress::Setting;
 use std::io::Write as _;
 
-/// Bytes of a setting's text with the NUL after it. All that the library writes fit.
+/// Bytes of a setting's text including the NUL. It suffices for every text that the library writes.
 pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 
-/// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
-/// plan files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+/// A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
+/// files. README.md lists the words. Calls with a single setting take its text alone. This struct never changes.
 ///
-/// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
-/// LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.
-/// LGRECO_PARAMETER is for a number out of range, LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first
-/// LGRECO_SETTING_TEXT_BYTES bytes.
+/// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
+/// another word or a number is expected, also for an empty text. The message names the word. A number out of range is
+/// LGRECO_PARAMETER. Text that is not UTF-8, or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes, is LGRECO_TEXT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_setting {
-    /// With a NUL after it. The library fills what is left with NULs.
+    /// The text and a NUL. The library fills the remaining bytes with NULs.
     pub text: [c_char; LGRECO_SETTING_TEXT_BYTES],
 }
 
 impl Default for lgreco_setting {
-    /// An empty text, which is no setting.
+    /// An empty text, which is not a valid setting.
     fn default() -> lgreco_setting {
         lgreco_setting { text: [0; LGRECO_SETTING_TEXT_BYTES] }
     }
@@ -31,7 +30,7 @@ impl Default for lgreco_setting {
 impl From<Setting> for lgreco_setting {
     fn from(setting: Setting) -> lgreco_setting {
         let mut text = [0u8; LGRECO_SETTING_TEXT_BYTES];
-        // Only a method of the caller's own could write more, and C has none.
+        // Only an outside method could have a longer text, and the C API has no outside methods.
         let _ = write!(&mut text[..LGRECO_SETTING_TEXT_BYTES - 1], "{setting}");
         lgreco_setting { text: text.map(|byte| byte.cast_signed() as c_char) }
     }
@@ -46,7 +45,7 @@ impl lgreco_setting {
     }
 }
 
-/// The setting that the caller's text states.
+/// Parses the setting in the caller's text.
 ///
 /// # Safety
 /// `text` is null, or valid for reads up to its NUL or of LGRECO_SETTING_TEXT_BYTES bytes.
@@ -65,7 +64,8 @@ pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
     setting.to_core()
 }
 
-/// The settings of the caller's array. Failures tell which of them is at fault. What stands behind a text's NUL is not read.
+/// Reads the settings of the caller's array. Failures name the index of the wrong one. Bytes behind a text's NUL are not
+/// read.
 ///
 /// # Safety
 /// `settings` is null, or points to `count` structs whose texts are as for [`read_setting`].
@@ -76,7 +76,7 @@ pub(super) unsafe fn read_settings(
 ) -> Result<Vec<Setting>> {
     check_array(settings, count, what)?;
     let read = |index: usize| {
-        // SAFETY: the array has as many, not beyond isize::MAX bytes.
+        // SAFETY: the array has `count` elements and at most isize::MAX bytes.
         let setting = unsafe { read_setting(settings.add(index).cast()) };
         setting.map_err(|failure| Failure::OfSetting { what, index, failure: Box::new(failure) })
     };
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::status::{LGRECO_PARAMETER, LGRECO_SETTING_SYNTAX, LGRECO_SETTING_WORD, LGRECO_TEXT};
 
-    /// The longest text of each method: numbers of the most digits, and every word that is not the default.
+    /// Checks the longest text of each method: numbers with the most digits, and every word that differs from the default.
     #[test]
     fn every_setting_fits_with_its_nul() {
         for longest in [
@@ -116,7 +116,7 @@ mod tests {
         let of = |bytes: &[u8]| {
             let mut setting = lgreco_setting::default();
             setting.text.iter_mut().zip(bytes).for_each(|(to, &byte)| *to = byte.cast_signed() as c_char);
-            // SAFETY: as long as that.
+            // SAFETY: the text has LGRECO_SETTING_TEXT_BYTES bytes.
             let read = unsafe { read_setting(setting.text.as_ptr()) };
             read.map(|setting| setting.to_string()).map_err(|failure| (failure.status(), failure.to_string()))
         };

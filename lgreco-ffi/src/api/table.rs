@@ -21,7 +21,7 @@ impl Immutable for lgreco_table {}
 
 pub(crate) struct TableState {
     pub(crate) table: NamedTable,
-    /// Of measured tables, which of the model's layers are in it.
+    /// For measured tables: the index in the model of each layer.
     model_layers: Option<Vec<usize>>,
     pub(crate) budget: Option<f64>,
     ends: Vec<usize>,
@@ -31,23 +31,23 @@ pub(crate) struct TableState {
     metric: CString,
     names: Texts,
     labels: Texts,
-    /// Without any, nothing.
+    /// NULL if no layer has a group.
     groups: Option<Texts>,
     fixed: Option<Vec<u32>>,
 }
 
-/// Texts as C wants them.
+/// C texts and the pointers to them.
 #[derive(Default)]
 pub(super) struct Texts {
     pointers: Vec<*const c_char>,
     _owned: Vec<CString>,
 }
 
-// SAFETY: the pointers are to the owned texts, which never change.
+// SAFETY: the pointers point to the owned texts, which never change.
 unsafe impl Sync for Texts {}
 
 impl Texts {
-    /// `None` becomes NULL.
+    /// A `None` among the texts becomes a NULL pointer.
     pub(super) fn new<'a>(
         texts: impl Iterator<Item = impl Into<Option<&'a str>>>,
         what: &'static str,
@@ -61,7 +61,7 @@ impl Texts {
         Ok(made)
     }
 
-    /// Valid as long as the texts.
+    /// The pointers are valid as long as `self`.
     pub(super) fn pointers(&self) -> &[*const c_char] {
         &self.pointers
     }
@@ -130,7 +130,7 @@ impl TableState {
     }
 }
 
-/// Copies a table into a handle and checks it whole: names and labels too.
+/// Copies a table into a handle, and checks all of it, including names and labels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_create(
     view: *const lgreco_table_view,
@@ -149,17 +149,17 @@ pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> 
     unsafe { handle::destroy(table) }
 }
 
-/// Fills `view` with pointers into the table, valid until it is destroyed. `names`, `labels`, `elements`,
+/// Fills `view` with pointers into the table, valid until the table is destroyed. `names`, `labels`, `elements`,
 /// `uncompressed_sizes` and `metric` are then never NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut lgreco_table_view) -> lgreco_status {
     plain!(|| fill(view, || Ok(handle::shared(table)?.view())))
 }
 
-/// Fills `setting` with the compressor behind an option of a table that was measured by the library, now or before it was
+/// Fills `setting` with the compressor of an option. The library must have measured the table, in this run or before it was
 /// written to a file.
 ///
-/// LGRECO_NO_SETTINGS for tables of other origin; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there is no such layer.
+/// Fails with LGRECO_NO_SETTINGS for other tables, LGRECO_NO_SUCH_OPTION, LGRECO_LENGTH for an unknown layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_setting(
     table: *const lgreco_table,
@@ -179,9 +179,10 @@ pub unsafe extern "C" fn lgreco_table_setting(
     plain!(|| write(setting, "setting", || find(handle::shared(table)?)))
 }
 
-/// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
+/// Reads a table file: `length` bytes of JSON as described by schemas/table.schema.json.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting; the message names layer, option and field.
+/// Fails with LGRECO_JSON or LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting. The message
+/// names layer, option and field.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_from_json(
     json: *const c_char,
@@ -194,11 +195,10 @@ pub unsafe extern "C" fn lgreco_table_from_json(
     })
 }
 
-/// Writes the table as JSON with a NUL after it; `length`, which must not be NULL, receives the number of bytes before
-/// the NUL.
-///
-/// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `json` may be NULL.
+/// Writes the table as JSON with a NUL after it. `length` must not be NULL and receives the number of bytes before the NUL.
 /// Allocates.
+///
+/// Fails with LGRECO_LENGTH unless `capacity` is above that number. `length` is set all the same, and `json` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_to_json(
     table: *const lgreco_table,

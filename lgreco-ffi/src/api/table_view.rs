@@ -8,9 +8,9 @@ use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_choice {
-    /// Bits one worker sends for the layer under this option.
+    /// Bits that one worker sends for the layer under this option.
     pub size: u64,
-    /// How much the option hurts: finite, not negative, in any one metric.
+    /// Error of the option: finite, not negative, in any metric that all options share.
     pub error: f64,
 }
 
@@ -21,7 +21,8 @@ const _: () = assert!(
         && core::mem::offset_of!(lgreco_choice, error) == core::mem::offset_of!(Choice, error)
 );
 
-/// An error table in arrays: the caller's own, or what is in a table handle. Begin with LGRECO_TABLE_VIEW_INIT, all NULL.
+/// An error table as arrays, owned by the caller or by a table handle. Begin with LGRECO_TABLE_VIEW_INIT, which sets all
+/// pointers to NULL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_table_view {
@@ -29,13 +30,14 @@ pub struct lgreco_table_view {
     pub struct_size: usize,
     /// Number of layers, at least 1.
     pub layers: usize,
-    /// Per layer, where its options end in `choices`: layer l has ends[l - 1] .. ends[l], layer 0 begins at 0.
+    /// Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]; those of layer 0
+    /// begin at 0.
     pub ends: *const usize,
     /// All options, layer after layer.
     pub choices: *const lgreco_choice,
-    /// Per layer, the option of the uniform setting, whose size or error a limit may be; may be NULL.
+    /// Per layer, the option of the uniform setting, whose size or error can serve as the limit; may be NULL.
     pub defaults: *const u32,
-    /// The table's own error budget; NULL for none.
+    /// The table's error budget; NULL for none.
     pub budget: *const f64,
     /// Per layer, its name, UTF-8; NULL for names like "0", "1".
     pub names: *const *const c_char,
@@ -43,26 +45,26 @@ pub struct lgreco_table_view {
     pub labels: *const *const c_char,
     /// Per layer, the number of elements of its gradient; NULL for 0.
     pub elements: *const u64,
-    /// Per layer, the bits of its gradient as it is; NULL for 32 per element.
+    /// Per layer, the bits of its uncompressed gradient; NULL for 32 per element.
     pub uncompressed_sizes: *const u64,
-    /// What errors are measured in, such as "l2"; NULL for "".
+    /// The metric of the errors, such as "l2"; NULL for "".
     pub metric: *const c_char,
-    /// Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
+    /// Per layer of the table, its index in the model; set by the library for tables that it measured, else NULL.
     pub model_layers: *const usize,
-    /// Per layer, the name of its group, UTF-8, or NULL: plans give all layers of a group options of one label (tied weights,
-    /// fused projections). NULL for no groups.
+    /// Per layer, the name of its group, UTF-8, or NULL. Plans choose options with the same label for all layers of a group
+    /// (tied weights, fused projections). NULL for no groups.
     pub groups: *const *const c_char,
-    /// Per layer, the option that every plan has, or LGRECO_NO_OPTION. NULL for none.
+    /// Per layer, the option that every plan must choose, or LGRECO_NO_OPTION. NULL for none.
     pub fixed: *const u32,
 }
 
-/// Of `fixed` in a table view: plans choose the layer's option.
+/// In `fixed` of a table view: plans may choose any option of the layer.
 pub const LGRECO_NO_OPTION: u32 = u32::MAX;
 
 // SAFETY: repr(C), starts with a usize; integers and raw pointers only.
 sized_struct!("table view", lgreco_table_view {});
 
-/// A caller's view with its arrays as slices.
+/// A caller's view, with slices in place of its arrays.
 pub(crate) struct TableView<'a> {
     ends: &'a [usize],
     choices: &'a [Choice],
@@ -73,7 +75,7 @@ pub(crate) struct TableView<'a> {
     raw: lgreco_table_view,
 }
 
-/// An array that may be NULL.
+/// The slice of an array; `None` if the pointer is NULL.
 ///
 /// # Safety
 /// As `slice`.
@@ -173,12 +175,12 @@ impl<'a> TableView<'a> {
             }
             table.set_fixed_option(layer, Some(option));
         }
-        // What cannot be kept is told now.
+        // Constraints that cannot be kept fail here.
         table.merged(&table.constraints())?;
         Ok(table)
     }
 
-    /// The table with its groups and fixed options, if it has any.
+    /// Returns the table with names if it has groups or fixed options, else `None`.
     ///
     /// # Safety
     /// README.md, pointers.

@@ -1,4 +1,4 @@
-//! A bucket on a CUDA device.
+//! A bucket of layers that are exchanged on a CUDA device.
 
 use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
 use crate::failure::{Failure, Result};

@@ -1,4 +1,4 @@
-//! Buckets of controllers that are alone in their group: whatever is asked for is done already.
+//! Buckets of controllers that are the only rank, so that every requested collective is already done.
 
 use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, List, State, gradient, pick, setting};
@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use core::fmt::Display;
 use core::ptr::{null, null_mut};
 
-/// One that is sound, unless its setting is not: then NULL.
+/// Makes a valid controller; NULL if its setting is not valid.
 fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     let (collective, fixed) = (collective_of_one(), setting(bytes));
     let layer = lgreco_layer { name: c"fc1".as_ptr(), dims: DIMS.as_ptr(), dims_len: 2, ..Default::default() };
@@ -24,7 +24,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     controller
 }
 
-/// A walk through steps that mostly goes on as steps do; LGRECO_OK when gradients have become means on the way.
+/// Advances through steps, mostly in a valid order; LGRECO_OK if gradients became means.
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     if state.controllers[which].is_null() {
         state.controllers[which] = controller(bytes);
@@ -35,8 +35,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
-        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said;
-        // gradients stay in their place as long as the state; handles are live or NULL.
+        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said. Gradients
+        // stay in place as long as the state. Handles are live or NULL.
         last = unsafe {
             match at {
                 0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs()),
@@ -81,7 +81,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Opens a bucket in place of the one there is, which some controller takes back, or none once that is gone.
+/// Closes the present bucket with some controller, or with none if its controller is gone, and opens a new one.
 fn open(bytes: &mut Bytes, state: &mut State, which: usize, controller: *mut lgreco_controller) -> lgreco_status {
     let place = &raw mut state.buckets[which];
     // SAFETY: handles are live or NULL.

@@ -1,4 +1,4 @@
-//! Compressors, their payloads and what they remember.
+//! Calls on compressors, payloads and residuals.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;
@@ -76,7 +76,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Bytes under a checksum, damaged at times: they come back as they were, or are refused.
+/// Seals and unseals bytes, which are sometimes damaged in between: the same bytes must come back, or an error.
 fn there_and_back(bytes: &mut Bytes) -> lgreco_status {
     const LEN: usize = 76;
     let (mut written, mut length) = ([bytes.next(); LEN + LGRECO_SEAL_BYTES], 0);

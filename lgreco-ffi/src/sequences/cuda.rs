@@ -1,4 +1,4 @@
-//! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
+//! Calls on CUDA handles without a device, to test the checks that come before the device is used.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, ROOM, State, gradient, layer, pick, renew, search, setting};
 use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
@@ -11,18 +11,18 @@ use lgreco_train::CoreError;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::gradient::Shape;
 
-/// The number of no device, whatever there is.
+/// A device number that no machine has.
 const ORDINAL: u32 = 1 << 20;
 
-/// Bytes of a bucket's outcome: of its fault, step, and number of steps that failed.
+/// Bytes of a bucket's outcome: its fault, its step, and the number of failed steps.
 const OUTCOME: usize = 3;
 
-/// `Err` unless there are as many bytes.
+/// `Err` unless there are `expected` bytes.
 fn expect(expected: usize, found: usize) -> Result<(), Failure> {
     if found == expected { Ok(()) } else { Err(CoreError::Length { what: "bytes", expected, found }.into()) }
 }
 
-/// Takes every call that arrives and touches no memory.
+/// A device that accepts every call and touches no memory.
 struct NoDevice;
 
 impl OnDevice for NoDevice {
@@ -101,7 +101,7 @@ impl OnDevice for NoDevice {
     }
 }
 
-/// Of no device.
+/// A bucket on `NoDevice`.
 struct NoBucket;
 
 impl OnDeviceBucket for NoBucket {
@@ -145,7 +145,7 @@ impl OnDeviceBucket for NoBucket {
     }
 }
 
-/// Calls on the bucket of a device that is not there.
+/// Makes a random call on a bucket without a device.
 ///
 /// # Safety
 /// Pointers are NULL, or to what lives as long as the call; handles are live or NULL.
@@ -185,10 +185,10 @@ unsafe fn on_bucket(
             }
             10 | 11 => {
                 let outcome = bytes.maybe_mut(&raw mut outcome);
-                // Aligned or not.
+                // A copy may be unaligned.
                 let copy = bytes.maybe(values.cast::<u8>().cast_const());
                 let copy = if copy.is_null() { copy } else { copy.add(usize::from(bytes.below(2))) };
-                // Perhaps the place of the outcome.
+                // Sometimes the copy overlaps the outcome.
                 let copy = if bytes.below(8) == 7 { outcome.cast_const().cast() } else { copy };
                 lgreco_cuda_bucket_read_outcome(cuda, bucket, copy.cast(), len, outcome)
             }
@@ -197,7 +197,7 @@ unsafe fn on_bucket(
     }
 }
 
-/// A few calls in a row: single ones among all others would hardly ever meet with what they need.
+/// Makes several calls in a row. Single calls among all others would rarely find the state that they need.
 fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status) -> lgreco_status {
     for _ in 0..bytes.below(8) {
         assert_ne!(call(bytes), LGRECO_PANIC);
@@ -273,7 +273,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                         lgreco_cuda_rows_bytes(cuda, layer, layers, search, number, other)
                     }
                     4 | 5 => {
-                        // Of no device, so that nothing is touched there: alone, in each other, not aligned, too short.
+                        // These addresses are never used; they may be valid, overlapping, unaligned or too short.
                         let [workspace, results] = [0, 1].map(|_| {
                             let address = [256usize, 512, 4096, 260][usize::from(bytes.below(4))];
                             bytes.maybe_mut(core::ptr::without_provenance_mut::<c_void>(address))

@@ -1,4 +1,4 @@
-//! Both ends of a cut, between which messages are lost, repeated and damaged.
+//! Calls on both ends of a cut, with lost, repeated and damaged messages.
 
 use super::{Bytes, List, ROOM, State, renew};
 use crate::*;
@@ -10,7 +10,7 @@ const BATCH: usize = 2;
 const FEATURES: usize = 8;
 const VALUES: usize = BATCH * FEATURES;
 
-/// A codec with numbers in and out of range.
+/// A codec's text, with numbers in and out of range.
 pub(super) fn codec(bytes: &mut Bytes) -> String {
     let (bits, number) = (bytes.below(10), bytes.below(10));
     match bytes.below(8) {

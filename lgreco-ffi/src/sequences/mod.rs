@@ -18,10 +18,10 @@ const ROWS: usize = 4;
 const COLS: usize = 6;
 const ELEMENTS: usize = ROWS * COLS;
 const DIMS: [usize; 2] = [ROWS, COLS];
-/// Bytes of room for what calls write.
+/// Bytes of each output buffer.
 const ROOM: usize = 2048;
 
-/// Choices out of bytes, zeros when they are used up.
+/// Turns bytes into choices; zeros when the bytes are used up.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -35,7 +35,7 @@ impl Bytes<'_> {
         self.next() % count
     }
 
-    /// The pointer, one time in eight NULL.
+    /// Returns the pointer, or NULL one time in eight.
     fn maybe<T>(&mut self, pointer: *const T) -> *const T {
         if self.below(8) == 7 { null() } else { pointer }
     }
@@ -44,7 +44,7 @@ impl Bytes<'_> {
         self.maybe(pointer).cast_mut()
     }
 
-    /// Mostly small numbers, sometimes NaN or infinity.
+    /// Returns mostly small numbers, sometimes NaN or infinity.
     fn value(&mut self) -> f32 {
         match self.next() {
             254 => f32::NAN,
@@ -54,14 +54,14 @@ impl Bytes<'_> {
     }
 }
 
-/// Options of a call, as a C program writes them.
+/// The options of a call, as an array of texts like in C.
 struct List {
     _texts: Vec<CString>,
     pointers: Vec<*const c_char>,
 }
 
 impl List {
-    /// At times with a name that is not known, one that is there twice, or one without a value.
+    /// Sometimes adds an unknown name, repeats a name, or leaves out a value.
     fn new(bytes: &mut Bytes, pairs: &[(&str, &dyn Display)]) -> List {
         let mut texts: Vec<CString> = Vec::new();
         let mut add = |text: &dyn Display| texts.push(CString::new(text.to_string()).expect("no NUL"));
@@ -85,7 +85,7 @@ impl List {
         List { _texts: texts, pointers }
     }
 
-    /// One time in eight NULL.
+    /// Returns the array, or NULL one time in eight.
     fn maybe(&self, bytes: &mut Bytes) -> *const *const c_char {
         bytes.maybe(self.pointers.as_ptr())
     }
@@ -95,9 +95,9 @@ impl List {
     }
 }
 
-/// Two of each handle, NULL until they are made and after they are destroyed, and what calls have written.
+/// Two handles of each kind, which are NULL before they are made and after they are destroyed, and outputs of calls.
 struct State {
-    /// A handle that is no context, which no call renews: calls that renew another may be given it.
+    /// A handle of another kind than a context. No call replaces it, so any call may get it.
     foreign: *mut lgreco_table,
     contexts: [*mut lgreco_context; 2],
     tables: [*mut lgreco_table; 2],
@@ -106,9 +106,9 @@ struct State {
     controllers: [*mut lgreco_controller; 2],
     buckets: [*mut lgreco_bucket; 2],
     tasks: [*mut lgreco_plan_task; 2],
-    /// Of the buckets' layer, which keep pointers to them.
+    /// Gradients of the layer in the buckets, which keep pointers to them.
     gradients: [Vec<f32>; 2],
-    /// Upstream and downstream.
+    /// The upstream and the downstream end.
     cuts: [*mut lgreco_cut; 2],
     cudas: [*mut lgreco_cuda; 2],
     cuda_buckets: [*mut lgreco_cuda_bucket; 2],
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// The context; one time in 16 a handle of another kind, one in 32 NULL.
+    /// Returns the context; one time in 16 a handle of another kind, one time in 32 NULL.
     fn context(&self, which: usize, bytes: &mut Bytes) -> *mut lgreco_context {
         match bytes.below(32) {
             30 | 31 => self.foreign.cast(),
@@ -156,13 +156,13 @@ impl State {
     }
 }
 
-/// What is in the thread's message must be text.
+/// Asserts that the thread's message is valid text.
 fn check_message() {
-    // SAFETY: text with a NUL at its end, which no call changes meanwhile.
+    // SAFETY: the text ends with a NUL, and no call changes it meanwhile.
     assert!(unsafe { CStr::from_ptr(lgreco_message()) }.to_str().is_ok());
 }
 
-/// A table of one layer with one option.
+/// Makes a table of one layer with one option.
 fn foreign() -> *mut lgreco_table {
     let mut table = null_mut();
     let view = lgreco_table_view {
@@ -196,13 +196,13 @@ impl Drop for State {
     }
 }
 
-/// Makes the calls that `bytes` say, with NULLs, handles of other kinds, destroyed handles, truncated payloads and
-/// numbers that are no constants among them; returns how many succeed on contexts, on tables and plans, on compressors, on
-/// controllers, on cuts and on CUDA devices, and how many walks through buckets come to means.
+/// Makes the calls that `bytes` encode, including NULLs, handles of other kinds, destroyed handles, truncated payloads and
+/// unknown constants. Returns how many calls succeed on contexts, on tables and plans, on compressors, on controllers, on
+/// cuts and on CUDA devices, and how many bucket exchanges are completed.
 ///
 /// # Panics
-/// When a call returns a status without a name, panics inside, leaves a handle behind a failure, or a message is no text;
-/// when a payload that was just made is not decoded to finite values.
+/// When a call returns a status without a name, panics inside, or leaves a handle after a failure. When a message is not
+/// text. When a payload that was just made does not decode to finite values.
 pub fn check(bytes: &[u8]) -> [usize; 7] {
     let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 7]);
     for _ in 0..64 {
@@ -246,7 +246,7 @@ fn context(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status 
     }
 }
 
-/// A gradient, and the layer that it is of.
+/// A random gradient of the test layer.
 fn gradient(bytes: &mut Bytes) -> [f32; ELEMENTS] {
     core::array::from_fn(|_| bytes.value())
 }
@@ -262,7 +262,7 @@ fn layer(bytes: &mut Bytes, gradient: &[f32; ELEMENTS]) -> lgreco_layer {
     }
 }
 
-/// Every method with numbers in and out of range for `#`, and texts that are no settings.
+/// Settings of every method, with `#` for numbers in and out of range, and texts that are not settings.
 const SETTINGS: [&str; 20] = [
     "dense",
     "qsgd #",
@@ -286,7 +286,7 @@ const SETTINGS: [&str; 20] = [
     "",
 ];
 
-/// Any of them, at times with another byte somewhere, or without a NUL.
+/// Returns one of the settings, sometimes with a byte replaced, or without a NUL.
 fn setting(bytes: &mut Bytes) -> lgreco_setting {
     let template = SETTINGS[usize::from(bytes.next()) % SETTINGS.len()];
     let mut text =
@@ -304,7 +304,7 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
     setting
 }
 
-/// What is asked of searches.
+/// Values of the search option `method`.
 const METHODS: [&str; 7] = ["hybrid", "qsgd", "topk", "powersgd, eden", "adacomp", "topk,,", "qsgd"];
 
 fn search(bytes: &mut Bytes) -> List {
@@ -313,7 +313,7 @@ fn search(bytes: &mut Bytes) -> List {
     List::new(bytes, &[("method", &method), ("min_elements", &least)])
 }
 
-/// One of a list's texts.
+/// Returns one of the texts.
 fn pick(bytes: &mut Bytes, texts: &[&'static str]) -> &'static str {
     texts[usize::from(bytes.below(texts.len() as u8))]
 }
@@ -321,13 +321,13 @@ fn pick(bytes: &mut Bytes, texts: &[&'static str]) -> &'static str {
 const DTYPES: [&str; 4] = ["float32", "bfloat16", "int8", "float64"];
 const TRUTHS: [&str; 3] = ["true", "false", "yes"];
 
-/// Replaces a handle by what `create` makes; a failed creation must leave NULL.
+/// Replaces a handle by a new one from `create`; a failed creation must leave NULL.
 fn renew<T>(
     handle: &mut *mut T,
     destroy: unsafe extern "C" fn(*mut *mut T) -> lgreco_status,
     create: impl FnOnce(*mut *mut T) -> lgreco_status,
 ) -> lgreco_status {
-    // SAFETY: live or NULL.
+    // SAFETY: the handle is live or NULL.
     assert_eq!(unsafe { destroy(handle) }, LGRECO_OK);
     *handle = core::ptr::dangling_mut();
     let status = create(handle);

@@ -1,4 +1,4 @@
-//! Tables and plans.
+//! Calls on tables and plans.
 
 use super::{Bytes, List, State, gradient, layer, pick, renew, search, setting};
 use crate::*;

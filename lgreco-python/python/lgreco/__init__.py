@@ -1,7 +1,7 @@
-"""L-GreCo: decides, layer by layer and while a model trains, how hard to compress gradients, and does the compressing.
+"""L-GreCo: decides, layer by layer and during training, how strongly to compress gradients, and compresses them.
 
-``lgreco.plan`` chooses for gradients that are there already. ``lgreco.torch`` is for training with PyTorch; it is imported
-on its own, so that this package does not need torch.
+``lgreco.plan`` plans for existing gradients. ``lgreco.torch`` is for training with PyTorch. It must be imported
+separately, so that this package does not need torch.
 """
 
 import os

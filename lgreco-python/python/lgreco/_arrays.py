@@ -1,4 +1,4 @@
-"""Where the values of other libraries' arrays lie."""
+"""Finds the values of other libraries' arrays in memory."""
 
 import ctypes
 from typing import Any, NamedTuple, TypeAlias
@@ -7,24 +7,24 @@ from lgreco._dlpack import read
 from lgreco._errors import of_layer
 
 Array: TypeAlias = Any
-"""A tensor of torch, an array of numpy, or anything with DLPack or with a buffer of f32 or f16 values."""
+"""A tensor of torch, an array of numpy, or any object with DLPack or with a buffer of f32 or f16 values."""
 
 
 class Place(NamedTuple):
-    """Contiguous values."""
+    """The place of contiguous values in the host's memory."""
 
     dims: list[int]
     dtype: str
     address: int
     owner: Any
-    """Keeps them alive."""
+    """The object that keeps the values alive."""
 
 
 _FORMATS = {"f": "float32", "e": "float16"}
 
 
 def place(name: str, array: Array) -> Place:
-    """Finds the values of a layer; copies them where they are not contiguous or not in the host's memory."""
+    """Finds the values of a layer, and copies them if they are not contiguous or not in the host's memory."""
     if array is None:
         raise of_layer(name, "the layer has no gradient: leave it out")
     if hasattr(array, "data_ptr"):

@@ -1,4 +1,4 @@
-"""Arrays that have DLPack alone, read without numpy: https://dmlc.github.io/dlpack/latest/c_api.html."""
+"""Reads arrays that only have DLPack, without numpy: https://dmlc.github.io/dlpack/latest/c_api.html."""
 
 import ctypes
 import math
@@ -7,13 +7,13 @@ from typing import Any
 from lgreco._errors import of_layer
 
 _HOSTS = (1, 3)
-"""Codes of the processor's memory, page-locked or not."""
+"""DLPack's codes of host memory: ordinary and page-locked."""
 _FORMATS = {(2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
-"""By code and bits."""
+"""Element types by DLPack's type code and number of bits."""
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, with which a DLManagedTensor begins."""
+    """DLTensor, the first field of DLManagedTensor."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -34,10 +34,11 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 
 
 def read(name: str, array: Any) -> tuple[list[int], str, int, Any]:
-    """Dims, type and address of contiguous values, and what keeps them alive; a copy where they are strided."""
+    """Returns dims, type and address of contiguous values, and the object that keeps them alive. Copies strided
+    values."""
     if array.__dlpack_device__()[0] not in _HOSTS:
         raise of_layer(name, "the values are on a device: copy them to the host's memory first")
-    # Whoever does not take a capsule's tensor over leaves it to the capsule.
+    # # The capsule keeps ownership of the tensor, because the code below does not rename it.
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     dtype = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
@@ -55,12 +56,12 @@ def read(name: str, array: Any) -> tuple[list[int], str, int, Any]:
 
 
 def _contiguous(dims: list[int]) -> list[int]:
-    """The strides of values that lie one after the other."""
+    """The strides of contiguous values."""
     return [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
 
 
 def _copy(to: int, start: int, dims: list[int], strides: list[int], size: int) -> int:
-    """Copies values of ``size`` bytes one after the other; gives where they end."""
+    """Copies values of ``size`` bytes to consecutive places, and returns the end of the copy."""
     end = to + math.prod(dims) * size
     if strides == _contiguous(dims):
         ctypes.memmove(to, start, end - to)

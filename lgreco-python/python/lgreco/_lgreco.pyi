@@ -1,4 +1,4 @@
-"""The extension module: what the crate lgreco-python makes of lgreco-train. lgreco.torch is made of it."""
+"""The extension module, made by the crate lgreco-python from lgreco-train. lgreco.torch builds on it."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -26,59 +26,63 @@ __all__ = [
 __version__: str
 
 class LgrecoError(ValueError):
-    """Something that lgreco refuses, or that went wrong on some rank."""
+    """An argument that lgreco refuses, or a failure on some rank."""
 
     code: int | None
-    """The permanent number of the kind of error, shared with the C API. Errors in arguments have none."""
+    """The permanent number of the kind of error, as in the C API; None for errors in arguments."""
     layer: str | None
     """The name of the layer at fault."""
     peer: int | None
-    """The rank that failed, in an error of other ranks than that."""
+    """The rank that failed, if it was another one."""
     peer_code: int | None
-    """The code of the error on the rank that failed: ``peer_code or code`` is the same on all ranks."""
+    """The code of the error on the rank that failed. ``peer_code or code`` is the same on all ranks."""
 
 def make_plan(
     model: list[tuple[str, list[int], str, int]] | str,
     solver: str,
     **options: Any,
 ) -> str:
-    """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
+    """Measures layers and plans; returns the JSON of a plan file.
 
-    Instead of layers, the path of a safetensors file, of an index of several or of a folder with them.
+    ``model`` is a list of layers (name, dims, dtype, address of contiguous values). It can also be the path of a
+    safetensors file, of an index of several files, or of a folder with them.
 
     Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements``,
     ``random_seed``, ``alpha``, ``budget``, ``size``, ``groups`` and ``fixed``.
     """
 
 def check_plan(json: str) -> str:
-    """The same plan file, once it has been checked."""
+    """Checks a plan file and returns it."""
 
 def payload_len(setting: str, dims: list[int], dtype: str) -> int:
-    """Bytes that a layer sends under a setting."""
+    """Number of bytes that a layer sends under a setting."""
 
 def run_command(arguments: list[str]) -> int:
-    """The lgreco command with these arguments, the program's name first; gives its exit code."""
+    """Runs the lgreco command with these arguments, beginning with the program's name; returns its exit code."""
 
 def after_fork() -> None:
-    """Forgets the threads of the process that this one was forked from."""
+    """Drops the thread pool of the parent process, after a fork."""
 
 def peer_error(rank: int, code: int) -> LgrecoError:
-    """The error on a rank when another has failed with an error of this code; with 0, when that one wants something else."""
+    """The error for a failure with this code on another rank; code 0 means that the ranks disagree about the
+    exchange."""
 
 @final
 class Request:
-    """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on.
+    """A collective on memory of a bucket or controller, which stays in place until its next ``next`` or ``control``.
 
-    On a device what comes by an all-to-all lies before this rank's message to itself, which is as long as each of the others'.
+    For an all-to-all on a device, the received bytes lie before this rank's message to itself. All messages have the
+    same length.
     """
 
     kind: str
     """all_reduce, all_reduce_bf16, all_gather, all_gather_each, broadcast, all_to_all, reduce_scatter or reduce_scatter_bf16."""
     address: int
     length: int
-    """Bytes at ``address``."""
+    """Number of bytes at ``address``."""
     lens: list[int]
-    """Bytes of each rank's part, of a reduce-scatter values; empty where parts are equal or there are none."""
+    """Bytes of each rank's part, or values of each part for a reduce-scatter; empty if parts are equal or there are
+    none."""
     root: int
     received_address: int
     received_length: int
@@ -86,13 +90,13 @@ class Request:
 
 @final
 class Report:
-    """What became of a step."""
+    """The report of a step."""
 
     step: int
     outcome: str
     """exchanged, passed_through (some rank's gradients were not finite) or failed."""
     switched: bool
-    """Whether it was the first under new settings."""
+    """Whether this was the first step under new settings."""
     bytes_in: int
     bytes_out: int
     planning_seconds: float | None
@@ -100,50 +104,50 @@ class Report:
 
 @final
 class PlanTask:
-    """The work of a decision, for any thread."""
+    """The work of a decision, which any thread may do."""
 
     def run(self) -> PlanResult: ...
 
 @final
 class PlanResult:
-    """What became of a PlanTask."""
+    """The result of a PlanTask."""
 
 @final
 class Bucket:
-    """Layers that are exchanged together in one step; none before it is opened."""
+    """Layers that are exchanged together in one step; empty until a controller opens it."""
 
     def __new__(cls) -> Bucket: ...
     def rounds(self) -> int:
-        """How many collectives there will be, at the most."""
+        """The largest possible number of collectives."""
 
     def submit(self, addresses: list[int], hold_zeros: bool) -> None:
-        """Takes this step's gradients, adds residuals and compresses.
+        """Submits this step's gradients, adds residuals and compresses.
 
-        ``addresses`` are those of contiguous values, one per layer, which stay in their place, alive and used by nobody
-        else, until ``next`` returns None or raises, or the bucket is closed. With ``hold_zeros`` a layer whose gradient is
-        all zeros keeps its residual instead of sending it.
+        ``addresses`` has the address of contiguous values for each layer. The values must stay in place, unused by
+        others, until ``next`` returns None or raises, or the bucket is closed. With ``hold_zeros``, a layer whose
+        gradient is all zeros keeps its residual instead of sending it.
         """
 
     def submit_failure(self, out_of_memory: bool) -> None:
-        """Instead of gradients: tells all ranks that this one's trainer has failed; ``next`` raises on all of them."""
+        """Submits a failure instead of gradients, which all ranks are told; ``next`` raises on all of them."""
 
     def next(self) -> Request | None:
-        """Goes on, once the collective asked for before is done, to the next; None when the gradients are means.
+        """Continues after the previous collective is done, and returns the next; None when the gradients are means.
 
-        Raises LgrecoError on all ranks when something went wrong on one.
+        Raises LgrecoError on all ranks after a failure on one.
         """
 
     @property
     def is_closed(self) -> bool:
-        """Whether its controller has the layers: it is not open yet, or no longer."""
+        """Whether the bucket has no layers: it is not open yet, or no longer."""
 
 @final
 class Controller:
-    """Which settings a rank's layers have, what it remembers of them, and when to decide anew.
+    """A rank's controller: the layers' settings, their residuals, and the schedule of decisions.
 
-    ``layers`` are (name, dims, dtype, ends): float32, float16 or bfloat16; with ``route="sharded"`` ``ends`` tells at which
-    element each rank's shard ends, else it is empty. With ``loss_scaling`` gradients that are not finite are no error. Options
-    are those of ``lgreco.torch.LGreCoState``.
+    ``layers`` are (name, dims, dtype, ends); dtype is float32, float16 or bfloat16. With ``route="sharded"``, ``ends``
+    has the end of each rank's shard in elements; else it is empty. With ``loss_scaling``, gradients that are not finite
+    are no error. Options are those of ``lgreco.torch.LGreCoState``.
     """
 
     def __new__(
@@ -157,226 +161,247 @@ class Controller:
     ) -> Controller: ...
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
 
     def begin_step(self, learning_rate: float) -> None:
-        """Begins a step; all ranks do."""
+        """Begins a step, on all ranks."""
 
     def control(self) -> Request | None:
-        """What ranks have to say to each other before the step's buckets; None at once at most steps."""
+        """Returns the next request of the ranks' agreement before the step's buckets; in most steps None at once."""
 
     def open(self, layers: list[int], bucket: Bucket) -> None:
-        """Lends layers to a bucket that has none, for an exchange; all ranks open the same in the same order."""
+        """Lends layers to a bucket for an exchange; all ranks open the same layers in the same order."""
 
     def close(self, bucket: Bucket) -> None:
-        """Takes them back."""
+        """Takes the layers back from a bucket."""
 
     def finish_step(self) -> Report:
-        """Ends the step, when all buckets are closed."""
+        """Ends the step, after all buckets were closed."""
 
     def watches(self) -> bool:
-        """Whether this rank's gradients of the step under way are to be observed."""
+        """Whether this rank must observe the gradients of the step under way."""
 
     def observe(self, layers: list[int], addresses: list[int]) -> None:
-        """Takes note of the gradients, on the host, of layers that are exchanged elsewhere."""
+        """Observes gradients, by host address, of layers that are exchanged outside the controller."""
 
     def window_step(self) -> int:
-        """Which of the window's steps the one under way is, from 1 on; 0 where its gradients are not to be observed."""
+        """Number of the step under way in its window, from 1 on; 0 if its gradients need not be observed."""
 
     def observes_elsewhere(self) -> bool:
-        """Whether a ``DeviceWindow`` has gradients that the next plan is to be made of."""
+        """Whether a ``DeviceWindow`` has gradients for the next plan."""
 
     def note_observed(self, layers: list[int]) -> None:
-        """Takes note that gradients of the step under way are in a ``DeviceWindow``, which the next plan's task then needs."""
+        """Records that a ``DeviceWindow`` has gradients of the step under way; the next plan's task then needs it."""
 
     def forget_observed(self) -> None:
-        """Between two steps: collects gradients for the next plan anew, as the last step has failed elsewhere."""
+        """Between two steps: discards the observed gradients and starts again, because the last step failed on the
+        device."""
 
     def note_exchanged(self, layers: list[int]) -> None:
-        """Takes note that layers are exchanged elsewhere in the step under way."""
+        """Records that these layers are exchanged outside the controller in the step under way."""
 
     def meter_elsewhere(self, elsewhere: bool) -> None:
-        """Between two steps, with ``objective="seconds"``: whether seconds are, from the next step on, those that are recorded."""
+        """Between two steps, with ``objective="seconds"``: says whether, from the next step on, exchange times come
+        from ``record_exchange`` instead of the controller's clock."""
 
     def probe_bytes(self) -> int | None:
-        """In a step, on all ranks: how many bytes a probe gathers in all, if this is the step for it and for trials."""
+        """In a step, on all ranks: bytes that a probe gathers in total; None unless it is the step for probes and
+        trials."""
 
     def record_exchange(self, wire_bytes: float, seconds: float, computing: float) -> None:
-        """Between two steps: what the last one took where layers are exchanged elsewhere, ``computing`` seconds of it compressing."""
+        """Between two steps: records the last step's exchange outside the controller; ``computing`` is its time for
+        compression."""
 
     def record_probe(self, nothing: float, all: float) -> None:
-        """Between two steps: the shortest seconds of gathering 8 bytes of each rank, and a probe's."""
+        """Between two steps: records the shortest seconds of gathering 8 bytes of each rank, and of a probe."""
 
     def trials(self, layers: list[int]) -> list[list[str]]:
-        """Settings to be tried out on layers that are exchanged together: a list of one per layer for each kind of method."""
+        """Settings to time on layers that are exchanged together: for each kind of method, one setting per layer."""
 
     def record_trial(self, layers: list[int], settings: list[str], seconds: float) -> None:
-        """Between two steps: seconds of compressing them so once, and of decompressing what all ranks would have sent."""
+        """Between two steps: records the seconds of compressing once under these settings, and of decompressing all
+        ranks' payloads."""
 
     def record_error(self, layer: int, relative_error: float) -> None:
-        """Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one."""
+        """Between two steps: records a layer's relative squared error in the last step, for an exchange outside the
+        controller."""
 
     def memory(self, bucket_bytes: int, at_once: int) -> list[tuple[str, int]]:
-        """Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time."""
+        """Bytes of memory by purpose, for at most ``at_once`` buckets of ``bucket_bytes`` each in flight."""
 
     def is_plan_due(self) -> bool:
-        """Whether the next step is that of a plan, whose task has to be done before."""
+        """Whether the next step begins with a decision, whose task must be done before."""
 
     def roll_back(self) -> None:
-        """Takes back what the last step has done to residuals, because its means were not applied."""
+        """Undoes the last step's changes of the residuals, because its means were not applied."""
 
     def abandon_step(self) -> None:
-        """Gives up the step under way, whose buckets are closed: residuals are what they were before it, and it may be begun again."""
+        """Abandons the step under way, whose buckets are closed. Residuals return to their values before it, and it may
+        begin again."""
 
     def rescale_residuals(self, factor: float) -> None:
-        """Multiplies all residuals, because gradients are from now on so many times what they were."""
+        """Multiplies all residuals by ``factor``, because later gradients are multiplied by it too."""
 
     @property
     def scale(self) -> float:
-        """What the gradients that are remembered were multiplied by."""
+        """Loss scale of the gradients in the residuals."""
 
     def note_scale(self, scale: float) -> None:
-        """Says what that was."""
+        """Sets the loss scale without changing the residuals."""
 
     def follow_scale(self, scale: float) -> None:
-        """Multiplies all residuals, because gradients are from now on multiplied by this; an interrupt comes before or after it."""
+        """Rescales all residuals to a new loss scale. An interrupt takes effect before or after this, not within it."""
 
     def forget_moved(self, addresses: list[int]) -> None:
-        """Forgets residuals where means are not zero; ``addresses`` are those of contiguous float32 values, one per layer."""
+        """Clears residuals where means are not zero; ``addresses`` has the address of contiguous float32 means for each
+        layer."""
 
     def compress_warmup(self) -> None:
-        """The default settings instead of none before the first decision; before the first step."""
+        """Compresses with the default settings before the first decision; to be called before the first step."""
 
     def set_settings(self, settings: list[str]) -> None:
-        """Other settings, one per layer, for a controller with fixed ones; they take effect with the next step."""
+        """Gives new settings, one per layer, to a controller with fixed settings; they apply from the next step on."""
 
     def replan(self) -> int | None:
-        """Asks for a decision before the schedule's next; the step at which it is due, None where nothing is left to decide."""
+        """Asks for a decision before the schedule's next; returns the step at which it is due, or None if there are no
+        more decisions."""
 
     def take_plan_task(self) -> PlanTask | None:
-        """The next decision's work, on the rank that measures, where ``lead`` lets it be done beforehand or a ``DeviceWindow`` has its
-        gradients."""
+        """Takes the work of the next decision, on the rank that measures. There is one if ``lead`` allows it before the
+        decision, or if a ``DeviceWindow`` has the gradients."""
 
     def hand_in(self, result: PlanResult) -> bool:
-        """Takes what became of a task; whether anybody still waits for it."""
+        """Takes the result of a task; returns whether it is still needed."""
 
     def settings(self) -> list[str]:
-        """Settings at the last step as text, one per layer."""
+        """Settings of the last step as text, one per layer."""
 
     def decision(self) -> dict[str, Any] | None:
         """The last decision."""
 
     def metrics(self, layer: int) -> dict[str, Any]:
-        """What is known of a layer."""
+        """Measurements of a layer."""
 
     def residual(self, layer: int) -> bytes:
         """A layer's residual: f32 values."""
 
     def save(self, window: bool) -> list[tuple[str | None, bytes]]:
-        """This rank's state in parts: what belongs to no layer with None, and each layer's with its name."""
+        """This rank's state in parts: (None, the state that belongs to no layer), then (name, bytes) per layer."""
 
     def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[list[str]], int, int]:
-        """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped, the step, the
-        oldest residual's."""
+        """Continues from one rank's parts, with the residuals of one or more ranks.
+
+        Returns the layers that are missing, extra and misshaped, the step, and the step of the oldest residual.
+        """
 
 @final
 class DeviceBucket:
-    """Layers that are exchanged together in a device's memory, under the settings that their controller had when it was made."""
+    """Layers that are exchanged together in a device's memory, under their settings when the bucket was made."""
 
     @property
     def outcome(self) -> tuple[int, int]:
-        """Where the device has what it knows of the last step, and how many bytes. A copy, enqueued behind the step, is of that."""
+        """Device address and number of bytes of the last step's outcome, to be copied behind the step."""
 
     def fault(self, outcome: bytes) -> tuple[bool, int | None, LgrecoError | None, bool]:
-        """What such a copy says: whether the step has failed on some rank, the first rank at fault, and this rank's error, or that of
-        the other's payload.
+        """Reads a copy of an outcome.
 
-        And whether this rank alone knows of it: it is about what it has got of its own shards.
+        Returns whether the step failed on some rank, the first rank at fault, the error, and whether only this rank
+        knows of the failure. The error is this rank's, or that of the other rank's payload. Only this rank knows if the
+        failure is in what it received for its shards.
         """
 
     @property
     def residuals(self) -> tuple[int, int]:
-        """The address of what is remembered of all layers, float32, one after the other, and of as much behind it; and that of an
-        int32 that says which of both counts between two steps, 0 or 1."""
+        """Two addresses: of the residuals of all layers, and of an int32 that is 0 or 1.
+
+        There are two copies of the float32 residuals, one after the other. The int32 says which of them is current
+        between two steps.
+        """
 
     @property
     def forgetful(self) -> list[int]:
-        """The places of layers that are to go without error feedback."""
+        """Places in the bucket of layers without error feedback."""
 
     def suits(self, controller: Controller) -> bool:
-        """Whether its layers still have those settings."""
+        """Whether the layers' settings are still those of the bucket."""
 
 @final
 class Device:
-    """A stream of a CUDA device, by its handle; both outlive this. The context of the default stream is the current one.
+    """A stream of a CUDA device, by its handle; stream and context outlive it. The default stream uses the current
+    context.
 
-    Calls enqueue, and wait where they say so. Addresses are of device memory, which is used in the order of the stream.
+    Calls only enqueue work unless their description begins with "Waits". Addresses are of device memory, which is used
+    in the order of the stream.
     """
 
     def __new__(cls, stream: int) -> Device: ...
     def bytes(self, controller: Controller, layers: list[int], settings: list[str] | None = None) -> int:
-        """Bytes of memory for a bucket of these layers, under these settings or the controller's.
+        """Bytes of device memory for a bucket of these layers, under these settings or the controller's.
 
-        Raises LgrecoError for settings that are not exchanged on devices.
+        Raises LgrecoError for settings that cannot be exchanged on a device.
         """
 
     def bucket(self, controller: Controller, layers: list[int], memory: int, settings: list[str] | None = None) -> DeviceBucket:
-        """Waits: a bucket with the controller's residuals, in ``memory``, which it has for itself until its work is done.
+        """Waits: makes a bucket with the controller's residuals in ``memory``, which it owns until its work is done.
 
-        Under ``settings`` of its own, one per layer, it remembers nothing.
+        With separate ``settings``, one per layer, it keeps no residuals.
         """
 
     def take_over(self, bucket: DeviceBucket, other: DeviceBucket) -> None:
-        """Waits: a bucket takes over residuals and step of another of the same layers, both of this device."""
+        """Waits: a bucket takes over residuals and step of another one with the same layers, both on this device."""
 
     def submit(self, bucket: DeviceBucket, gradients: int) -> None:
-        """Takes this step's gradients, adds residuals and compresses.
+        """Submits this step's gradients, adds residuals and compresses.
 
-        They lie one after the other from the address ``gradients`` on, and stay there, used by nobody else, until ``next`` has
-        returned None.
+        The gradients lie one after the other from the address ``gradients`` on. They stay there, unused by others,
+        until ``next`` has returned None.
         """
 
     def submit_failure(self, bucket: DeviceBucket, gradients: int) -> None:
-        """In place of ``submit``: all ranks are told that this one has failed; ``next`` raises that in place of None."""
+        """Submits a failure in place of gradients, which all ranks are told; ``next`` raises it in place of returning
+        None."""
 
     def next(self, bucket: DeviceBucket) -> Request | None:
-        """Goes on, once the collective asked for before is enqueued, to the next; None when the making of the means is.
+        """Continues after the previous collective was enqueued, and returns the next; None once the means are enqueued.
 
-        Raises LgrecoError in place of None when the device has refused something: all ranks have made the same collectives then.
+        Raises LgrecoError in place of None when the device refused a call. All ranks have then made the same
+        collectives.
         """
 
     def forget(self, bucket: DeviceBucket) -> None:
-        """After a step that has not failed: forgets what was not sent of layers that are to go without error feedback."""
+        """After a step without failure: clears the residuals of layers without error feedback."""
 
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
-        """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.
+        """Waits: copies residuals to the controller, as they were before step ``before``, the last submitted or the
+        next.
 
-        Zeros of layers in the places that are ``forgotten``.
+        Layers in the places ``forgotten`` get zeros.
         """
 
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:
-        """Waits: the controller's residuals become the bucket's, between two steps."""
+        """Waits: copies the controller's residuals to the bucket, between two steps."""
 
 @final
 class DeviceWindow:
-    """The mean of the gradients of a window's steps, of all layers of a controller, in a device's memory."""
+    """The mean gradients of a window's steps, for all layers of a controller, in a device's memory."""
 
     def __new__(cls, device: Device, controller: Controller, memory: int) -> DeviceWindow:
-        """One without gradients in ``memory``, aligned to 16 bytes, which it has for itself until its work is done."""
+        """Makes an empty window in ``memory``, aligned to 16 bytes, which it owns until its work is done."""
 
     @staticmethod
     def bytes(controller: Controller) -> int:
-        """Bytes of memory for a window."""
+        """Bytes of device memory for a window."""
 
     def observe(self, device: Device, layers: list[int], addresses: list[int], step: int) -> None:
-        """Blends the gradients of these layers, each of them once, with their means, as those of the window's ``step``-th step."""
+        """Averages gradients of these layers into their means, as step ``step`` of the window; each layer at most once
+        per step."""
 
     def take_home(self, device: Device, controller: Controller, layers: list[int]) -> None:
-        """Waits: the means of these layers become the controller's, between two steps."""
+        """Waits: copies the means of these layers to the controller, between two steps."""
 
     def plan(self, device: Device, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
-        """Waits: does a task with what was observed, on a stream behind all of that.
+        """Waits: runs a plan task on the observed gradients, on a stream behind their work.
 
-        ``allocate`` gives the address of as many bytes as it is asked for, aligned to 256, which stay until then. Raises what goes wrong on
-        the device; the task can be taken again.
+        ``allocate`` takes a number of bytes and returns the address of memory aligned to 256 bytes, which is used until
+        then. Raises errors of the device; the task can then be taken again.
         """

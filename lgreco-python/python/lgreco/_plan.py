@@ -1,4 +1,4 @@
-"""Plans for gradients that are there already."""
+"""Plans for existing gradients."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from lgreco._plot import bars
 
 
 class Plan:
-    """A setting per layer, with what it costs: what ``lgreco plan --json`` writes.
+    """A setting per layer, with sizes and errors, as ``lgreco plan --json`` writes it.
 
     >>> import array, pathlib, tempfile
     >>> values = memoryview(array.array("f", range(4096))).cast("B").cast("f", (64, 64))
@@ -25,13 +25,13 @@ class Plan:
     """
 
     def __init__(self, text: str) -> None:
-        """Of the JSON of a plan file; LgrecoError says what is wrong with it."""
+        """Reads the JSON of a plan file; raises LgrecoError if it is not valid."""
         self._text = check_plan(text)
         self._file: dict[str, Any] = json.loads(self._text)
 
     @property
     def settings(self) -> dict[str, str]:
-        """Each layer's setting as text, for ``LGreCoState(settings=…)``; layers that stay uncompressed are left out."""
+        """Each layer's setting as text, for ``LGreCoState(settings=…)``, without the layers that stay uncompressed."""
         return {layer["name"]: layer["setting"] for layer in self._file["layers"] if layer.get("setting")}
 
     @property
@@ -46,17 +46,18 @@ class Plan:
 
     @property
     def budget(self) -> float | None:
-        """The most error that the plan was allowed; None where its size was limited."""
+        """The largest error that the plan may have; None if the size was limited instead."""
         return self._file.get("budget")
 
     @property
     def size_limit(self) -> int | None:
-        """The most bits that the plan was allowed; None where its error was limited."""
+        """The most bits that the plan may have; None if the error was limited instead."""
         return self._file.get("size_limit")
 
     @property
     def lower_bound(self) -> float:
-        """No plan within the budget has fewer bits than this, or none within the size limit less error."""
+        """A lower bound: of the bits of all plans within the budget, or of the error of all plans within the size
+        limit."""
         return float(self._file["lower_bound"])
 
     @property
@@ -66,7 +67,7 @@ class Plan:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the gradients."""
+        """Bytes of the gradients divided by bytes sent."""
         return float(self._file["uncompressed_size"] / self.size) if self.size else float("inf")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -75,7 +76,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Reads a plan file; LgrecoError names the file and what is wrong, also where there is none."""
+        """Reads a plan file; raises LgrecoError with the path if it is missing or not valid."""
         try:
             return cls(pathlib.Path(path).read_bytes().decode())
         except OSError as error:
@@ -105,7 +106,7 @@ class Plan:
         return f"<Plan of {layers} layer{'' if layers == 1 else 's'}, {self.ratio:.2f} times smaller>"
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        """Draws each layer's bits and error; the ending of ``path`` sets the picture's format. Needs matplotlib."""
         rows = self._rows()
         columns = {"bits": [float(size) for *_, size in rows], "error": [error for *_, error, _ in rows]}
         title = f"{self.ratio:.2f} times smaller"
@@ -142,34 +143,38 @@ def plan(
     min_elements: int = 1024,
     random_seed: int = 0,
 ) -> Plan:
-    """Chooses a compressor for each layer: the smallest plan within an error, or the one of least error within a size.
+    """Chooses a compressor for each layer: the least error within a size, or the smallest size within an error.
 
     Parameters
     ----------
     gradients
-        A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, whatever has DLPack or a
-        buffer. Or the path of a safetensors file, of an index of several or of a folder with them, as for the command. Matrices
-        keep their rows; other dimensions are columns.
+        A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, or any object with
+        DLPack or a buffer. Or the path of a safetensors file, of an index of several files, or of a folder with them,
+        as for the command. The first dimension of an array is the rows of a matrix, and the others together are its
+        columns.
     method, default, candidates
-        As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters that are offered.
+        As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters to choose
+        from.
     budget, size, alpha
-        The plan has the least error in a size: at most that of the uniform setting ``default``, or ``size``, a number of bits.
-        With ``budget``, it has the least size within an error: ``"uniform"``, at most that of the uniform setting, or a number.
-        ``alpha`` multiplies what the uniform setting has.
+        The limit of the plan. By default it is a size, and the plan minimises the error: ``size``, a number of bits, or
+        the size of the uniform setting ``default``. With ``budget`` it is an error, and the plan minimises the size: a
+        number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform setting's size
+        or error.
     groups
-        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, the same in all names
-        of a group: ``["h.*.q", "h.*.k"]``.
+        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, which is the
+        same in all names of a group: ``["h.*.q", "h.*.k"]``.
     fixed
-        Settings that are given, by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
+        Fixed settings by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
     widths
-        How TopK may send the values that it keeps: ``"full"`` and 1 to 8, bits per value; unless given, full.
+        Formats of the values that TopK sends: ``"full"``, or 1 to 8 bits per value. The default is full.
     solver
-        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, with the paper's metric and
-        budget unless others are given.
+        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, by default with the
+        paper's metric and budget.
     metric
-        ``"squared-l2"``, unless given, which ranks plans best by the loss they lead to, or ``"l2"``, the paper's.
+        ``"squared-l2"``, the default, which predicts the training loss best, or the paper's ``"l2"``.
     workers
-        How many workers' payloads are averaged, which decides between methods: EDEN's and QSGD's errors are independent, and average out.
+        Number of workers whose payloads are averaged. It matters for the choice between methods: errors of EDEN and
+        QSGD are independent between workers and average out.
     min_elements
         Layers with fewer elements stay uncompressed and are not in the plan.
 

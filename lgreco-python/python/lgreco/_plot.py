@@ -1,4 +1,4 @@
-"""Layers as bars."""
+"""Bar charts of layers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ def bars(
     labels: Sequence[str],
     columns: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draws a bar per layer and column, the first one's with the layers' labels."""
+    """Draws a bar per layer and column; the bars of the first column have the layers' labels."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

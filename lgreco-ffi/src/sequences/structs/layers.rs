@@ -1,4 +1,4 @@
-//! Layers of any shape and element type: rows, tables, compressors, controllers, cuts.
+//! Calls with layers of any shape and element type: rows, tables, compressors, controllers, cuts.
 
 use super::memory::{Buffer, CallerStructs, Values, caller_structs};
 use super::{Bytes, expect};
@@ -12,7 +12,7 @@ use core::ptr::null_mut;
 
 const HUGE: usize = 1 << 32;
 
-/// Shapes: of any number of dimensions, empty ones, and those whose sides, elements or bytes no computer has.
+/// Shapes with any number of dimensions, including empty ones and ones too large for any computer.
 const SHAPES: [&[usize]; 20] = [
     &[4, 6],
     &[24],
@@ -36,7 +36,7 @@ const SHAPES: [&[usize]; 20] = [
     &[3, HUGE, HUGE],
 ];
 
-/// A layer and the memory it names.
+/// A layer and its memory.
 struct Owned {
     dims: &'static [usize],
     dtype: u32,
@@ -48,7 +48,7 @@ impl Owned {
     fn new(bytes: &mut Bytes) -> Owned {
         let dims = SHAPES[usize::from(bytes.below(64)) % SHAPES.len()];
         let dtype = [0, 1, 2, 0, 1, 2, 0, 3][usize::from(bytes.below(8))];
-        // Of a shape that nobody has there are no values, because none may be read.
+        // Shapes that are too large have no values, because no call may read them.
         let elements = dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim)).filter(|&all| all <= 64);
         let elements = elements.unwrap_or(0);
         Owned { dims, dtype, values: Values::new(bytes, elements, dtype), elements }
@@ -61,7 +61,7 @@ impl Owned {
             name: bytes.maybe(name.as_ptr()),
             dims: bytes.maybe(self.dims.as_ptr()),
             dims_len: self.dims.len(),
-            // Something that must not be read is no NULL.
+            // A pointer that must not be read, but is not NULL.
             values: if self.elements == 0 { core::ptr::dangling::<u64>().cast() } else { values },
             dtype: self.dtype,
             ..Default::default()
@@ -69,7 +69,7 @@ impl Owned {
     }
 }
 
-/// Layers as structs that name the memory they have.
+/// Makes structs for the layers; pointers and lengths stay valid.
 fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     let kept = [
         offset_of!(lgreco_layer, name),
@@ -81,7 +81,7 @@ fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     caller_structs(bytes, views, &kept)
 }
 
-/// A row of errors of one layer, or the table of up to three.
+/// Measures a row of one layer, or the table of up to three layers.
 pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
     let views = owned.each_mut().map(|layer| layer.view(bytes));
@@ -117,7 +117,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
     }
 }
 
-/// A compressor of a layer: made, asked for its bound, one or two payloads there and back, saved and loaded.
+/// Makes a compressor, asks for its bound, encodes and decodes one or two payloads, saves and loads.
 pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = Owned::new(bytes);
     let view = owned.view(bytes);
@@ -171,7 +171,7 @@ unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
     0
 }
 
-/// A controller of up to three layers, alone in its group: made, a few steps, what it tells.
+/// Makes a controller of up to three layers as the only rank, takes a few steps, and reads its state.
 pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
     let mut views = owned.each_mut().map(|layer| layer.view(bytes));
@@ -189,7 +189,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let fixed = if bytes.below(3) == 0 { fixed.place(bytes) } else { null_mut() };
     let method = METHODS[usize::from(bytes.below(METHODS.len() as u8))];
     let policy = pick(bytes, &["lgreco", "uniform", "uncompressed", "kmeans", "paper"]);
-    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    // Few states of the solver suffice for three layers. Clearing the default number of states would dominate the run time.
     let mut pairs: Vec<(&str, &dyn Display)> =
         vec![("method", &method), ("start_iter", &2), ("period", &1), ("states", &256), ("min_elements", &4)];
     if fixed.is_null() {
@@ -256,7 +256,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     }
 }
 
-/// Both ends of a cut of any small setting: a micro-batch there and back, in any element type.
+/// Makes both ends of a cut with a random small setting, and sends a micro-batch there and back in any element type.
 pub(super) fn cut(bytes: &mut Bytes) -> lgreco_status {
     let (batch, features) = (1 + usize::from(bytes.below(3)), 1 + usize::from(bytes.below(12)));
     let (forward, backward, memory) = (codec(bytes), codec(bytes), memory(bytes));

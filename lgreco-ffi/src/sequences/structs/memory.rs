@@ -1,4 +1,4 @@
-//! The caller's memory: structs as large as they say, buffers with guards behind them.
+//! The caller's memory: structs as large as they state, and buffers with guards behind them.
 
 use super::Bytes;
 use crate::pointers::SizedStruct;
@@ -6,17 +6,17 @@ use core::ffi::c_void;
 
 const WORD: usize = size_of::<u64>();
 
-/// Structs one after the other, each as large as its first word says.
+/// Consecutive structs, each as large as its first word states.
 pub(super) struct CallerStructs {
     words: Vec<u64>,
-    /// Words of the structs; behind them is a guard.
+    /// Number of words of the structs; a guard follows.
     used: usize,
     null: bool,
 }
 
 const GUARD: u64 = 0x5aa5_a55a_5aa5_a55a;
 
-/// Numbers that callers get wrong.
+/// Numbers that callers often get wrong.
 const WORDS: [u64; 12] = [
     0,
     1,
@@ -32,8 +32,8 @@ const WORDS: [u64; 12] = [
     0x0000_0001_0000_0001,
 ];
 
-/// `values` as a caller may pass them: of their size, or of another. Numbers may have been overwritten by any, but for
-/// those in the words at the offsets `kept`: pointers, and numbers that say what they point to.
+/// Makes structs from `values` as a caller may pass them: of the right size, or of another. Any field may be overwritten,
+/// except the words at the offsets `kept`: pointers, and lengths of what they point to.
 pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> CallerStructs {
     let size = match bytes.below(64) {
         0 => size_of::<T>() - WORD,
@@ -48,7 +48,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
     words[used] = GUARD;
     for (value, to) in values.iter().zip(words.chunks_exact_mut(stride / WORD)) {
         let (len, to) = (to.len(), to.as_mut_ptr());
-        // SAFETY: both are as long as that. What a struct pads with is never read.
+        // SAFETY: both are at least that long. Padding of a struct is never read.
         unsafe {
             (&raw const *value).cast::<u8>().copy_to_nonoverlapping(to.cast(), stride.min(size_of::<T>()));
             to.write(u64::from(crate::LGRECO_HEADER_REVISION) << 16 | size as u64);
@@ -65,7 +65,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
             // SAFETY: within the struct.
             let to = unsafe { to.add(at) };
             match bytes.below(2) {
-                // A half of it, where two numbers share a word.
+                // Half of a word, for two numbers that share it.
                 // SAFETY: as above.
                 0 => unsafe { to.cast::<u32>().write(word as u32) },
                 // SAFETY: as above.
@@ -91,7 +91,7 @@ impl CallerStructs {
     }
 }
 
-/// An array of exactly so many elements, so that sanitizers see what goes beyond.
+/// An array with its exact length allocated, so that sanitizers detect accesses beyond it.
 pub(super) struct Buffer<T> {
     values: Vec<T>,
 }
@@ -105,7 +105,7 @@ impl<T: Clone + Default> Buffer<T> {
         Buffer { values: vec![T::default(); len] }
     }
 
-    /// NULL one time in 16.
+    /// Returns the pointer, or NULL one time in 16.
     pub(super) fn place(&mut self, bytes: &mut Bytes) -> *mut T {
         if bytes.below(16) == 15 { core::ptr::null_mut() } else { self.values.as_mut_ptr() }
     }
@@ -119,7 +119,7 @@ impl<T: Clone + Default> Buffer<T> {
     }
 }
 
-/// Values of a layer in one of the element types; a type that is none has those of f32.
+/// Values of a layer in one of the element types; f32 for an unknown type.
 pub(super) struct Values {
     wide: Vec<f32>,
     narrow: Vec<u16>,
@@ -130,7 +130,7 @@ impl Values {
         match dtype {
             1 | 2 => {
                 let narrow = |byte: u8| match byte {
-                    // NaN and infinity in both 16-bit types.
+                    // NaN in both 16-bit types; then infinity in bf16, NaN in f16.
                     254 => 0x7fc0,
                     255 => 0x7f80,
                     byte => u16::from(byte) << 7 & 0x3fff | u16::from(byte & 1) << 15,
@@ -149,7 +149,7 @@ impl Values {
         bytes.maybe_mut(place)
     }
 
-    /// Whether all are finite, as values of `dtype`.
+    /// Whether all values are finite in the type `dtype`.
     pub(super) fn are_finite(&self, dtype: u32) -> bool {
         let exponent = if dtype == 1 { 0x7c00 } else { 0x7f80 };
         self.wide.iter().all(|x| x.is_finite()) && self.narrow.iter().all(|x| x & exponent != exponent)

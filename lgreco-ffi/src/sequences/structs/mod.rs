@@ -1,6 +1,7 @@
-//! Structs of the right size or another, with any numbers in them; layers of any shape and element type; arrays of any length.
+//! Calls with structs of a right or wrong size with any numbers in them, layers of any shape and type, and arrays of any
+//! length.
 //!
-//! All memory is there, as long as the lengths say, but where a call must refuse a length before it reads anything.
+//! All memory exists and is as long as the lengths say. The exception is a length that a call must refuse before it reads.
 
 mod layers;
 mod memory;
@@ -11,12 +12,12 @@ use crate::*;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 
-/// Makes the calls that `bytes` say on structs whose size may be wrong and whose numbers are any. Returns how many calls succeed on layers alone, on compressors, on controllers, on cuts, and on
-/// tables and plans.
+/// Makes the calls that `bytes` encode, on structs of any size and content. Returns how many calls succeed on layers alone,
+/// on compressors, on controllers, on cuts, and on tables and plans.
 ///
 /// # Panics
-/// When a call panics inside, returns a status without a name, writes beyond what it was told, leaves a handle behind a
-/// failure, or gives values that are not finite as good.
+/// When a call panics inside, returns a status without a name, or writes beyond its outputs. When it leaves a handle after
+/// a failure, or returns values that are not finite as valid.
 pub fn check(bytes: &[u8]) -> [usize; 5] {
     let (mut bytes, mut done) = (Bytes(bytes), [0; 5]);
     let mut context = null_mut();
@@ -42,7 +43,7 @@ pub fn check(bytes: &[u8]) -> [usize; 5] {
     done
 }
 
-/// Asserts that a status has a name and is no panic.
+/// Asserts that a status has a name and is not LGRECO_PANIC.
 fn expect(status: lgreco_status) -> lgreco_status {
     assert_ne!(status, LGRECO_PANIC);
     // SAFETY: static text.

@@ -1,4 +1,4 @@
-//! Tables and plans as views.
+//! Calls with tables and plans as views.
 
 use super::memory::{Buffer, caller_structs};
 use super::{Bytes, expect};
@@ -9,8 +9,8 @@ use core::fmt::Display;
 use core::mem::offset_of;
 use core::ptr::{null, null_mut};
 
-/// A table of up to three layers, as a view and as a handle; its plan, as a handle and in the caller's buffers; and the
-/// check of a plan of any numbers.
+/// Makes a table of up to three layers, as a view and as a handle. Solves for a plan, as a handle and in the caller's
+/// buffers. Checks a plan of random numbers.
 pub(super) fn table_and_plan(bytes: &mut Bytes) -> lgreco_status {
     let layers = usize::from(bytes.below(4));
     let mut ends = Buffer::<usize>::new(layers);
@@ -44,10 +44,10 @@ pub(super) fn table_and_plan(bytes: &mut Bytes) -> lgreco_status {
         metric: if bytes.below(2) == 0 { c"l2".as_ptr() } else { null() },
         ..Default::default()
     };
-    // All of a view are pointers, and the number of what they point to.
+    // All fields of a view are pointers, except the number of layers; all keep their values.
     let kept: Vec<usize> = (1..size_of::<lgreco_table_view>() / 8).map(|word| 8 * word).collect();
     let view = caller_structs(bytes, &[view], &kept);
-    // Levels and states are what the caller has memory and time for.
+    // Levels and states are limited to what memory and time allow.
     let solver = pick(bytes, &["exact", "dp", "paper"]);
     let (levels, states, bits) = (bytes.next(), bytes.next(), bytes.next().to_string());
     let budget = [bits.as_str(), "size", "error"][usize::from(bytes.below(3))];

@@ -13,8 +13,8 @@ from lgreco._lgreco import Request
 class ExchangeError(RuntimeError):
     """A collective has failed: a rank has died or stalled, or the network has failed.
 
-    The step is taken back: residuals are what they were before it, and ``state_dict()`` saves them. Ranks may have failed at
-    different steps. So those that go on in a new group load the state of one of them, each with its own residuals:
+    The step is undone: residuals are as before it, and ``state_dict()`` saves them. Ranks may have failed at different
+    steps. The ranks that continue in a new group all load the state of one of them, each with its own residuals:
     ``load_state_dict(of_one, [own])``. A rank that replaces a dead one loads the dead rank's last residuals.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -33,21 +33,21 @@ class Started(Protocol):
     """A collective under way."""
 
     def wait(self) -> None:
-        """Waits until it is done."""
+        """Waits until the collective is done."""
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """Whether the collective is done."""
 
 
 def memory(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over ``length`` bytes at an address. It does not keep them alive."""
+    """A tensor over ``length`` bytes at an address. The caller must keep them alive."""
     if length == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer((ctypes.c_uint8 * length).from_address(address), dtype=dtype)
 
 
 class _All:
-    """Several collectives, done when all are."""
+    """Several collectives, which are done when each of them is done."""
 
     def __init__(self, works: list[dist.Work | None]) -> None:
         # In a group of one rank, torch.distributed returns None.
@@ -68,7 +68,7 @@ class _All:
 
 
 class _ReduceScatter:
-    """A reduce-scatter of parts that differ in length. Parts are sent to their owners, who add them."""
+    """A reduce-scatter of parts of different lengths. Each part is sent to its owner, which sums all ranks' parts."""
 
     def __init__(self, values: torch.Tensor, lens: list[int], group: dist.ProcessGroup) -> None:
         rank, world = group.rank(), group.size()
@@ -95,11 +95,12 @@ _SUMS = {
 
 
 Memory = Callable[[int, int, torch.dtype], torch.Tensor]
-"""Makes a tensor of a type over a number of bytes at an address."""
+"""Makes a tensor of a type over this number of bytes at this address."""
 
 
 def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -> Started:
-    """Starts a collective on the host's memory, or on that of ``memory``. All ranks start the same ones in the same order."""
+    """Starts a collective on host memory, or on memory that ``memory`` finds. All ranks start the same ones in the same
+    order."""
     if request.kind in _SUMS:
         values = memory(request.address, request.length, _SUMS[request.kind])
         if request.lens:
@@ -122,7 +123,8 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
 
 
 def complete(request: Request, group: dist.ProcessGroup) -> None:
-    """Performs a collective on copies of its memory. An interrupt may end the wait, and the copies stay alive until it is done."""
+    """Performs a collective on copies of its memory, which live until it is done, even if an interrupt ends the
+    wait."""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def copied(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -136,6 +138,6 @@ def complete(request: Request, group: dist.ProcessGroup) -> None:
 
 
 def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
-    """Starts the all-gather of equal parts. This rank's part is in its place already."""
+    """Starts the all-gather of equal parts. This rank's part is already in place."""
     own = parts.chunk(group.size())[group.rank()].clone()
     return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])

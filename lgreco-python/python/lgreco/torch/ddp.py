@@ -24,9 +24,9 @@ else:
 def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Replaces a bucket's gradients by their mean over the workers, compressed as ``state`` has decided.
 
-    Register it by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps the backward
-    pass, and the others follow at its end. A hook of your own may call this one and wait for its future. If some rank has such a
-    hook, the backward pass waits for every bucket on all ranks.
+    Register it by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps the
+    backward pass, and the others follow at its end. Your own hook may call this one and wait for its future. If some
+    rank has such a hook, the backward pass waits for every bucket on all ranks.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, settings={"weight": "topk 41"}, start_iter=2)
@@ -37,9 +37,9 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
     >>> int(model.module.weight.grad.count_nonzero())  # the residual has the others
     41
 
-    Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or something went wrong on one rank. If
-    gradients stay on a GPU, the next ``backward`` raises it, and the means of the bucket at fault were zeros. With
-    ``grad_scaler`` gradients that are not finite reach the GradScaler on every rank instead.
+    Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or one rank failed. For
+    gradients on a GPU, the next ``backward`` raises it, and the failed bucket's means are zeros. With ``grad_scaler``,
+    gradients that are not finite are no error; they reach the GradScaler on every rank.
     """
     if shard:
         raise TypeError(
@@ -70,87 +70,101 @@ class LGreCoState(Training):
     >>> state.residual("weight").shape
     torch.Size([4096])
 
-    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in its memory,
-    and plans are measured there. The means are those of the host, but of more than two processes sums are rounded in another
-    order. What goes wrong in a step is raised at the beginning of the next one, which is not taken. Gradients are instead copied to
-    the host and back, which is logged once, with another ``residual_dtype`` than float32 and with ``route="scatter_reduce"``. The same
-    happens, from then on, to a bucket whose settings have no kernel, or for which a GPU has no memory.
+    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in
+    its memory, and plans are measured there. The means are those of the host, but with more than two processes sums are
+    rounded in another order. Errors of a step are raised when the next step begins, which is then not performed.
+
+    With another ``residual_dtype`` than float32, and with ``route="scatter_reduce"``, gradients are instead copied to
+    the host and back, which is logged once. The same happens to a bucket whose settings have no kernel, or for which a
+    GPU has no memory, from then on.
 
     Parameters
     ----------
     process_group
-        The group that DDP averages over. None is that of a ``model`` wrapped in DDP, or else the default group. All its ranks make
-        a state at the same time. What lgreco sends travels in groups of the same ranks, made here: Gloo's, and for gradients that
-        stay on a GPU NCCL's.
+        The group over which DDP averages. None means the group of a ``model`` wrapped in DDP, or else the default
+        group. All its ranks make a state at the same time. lgreco makes its own groups of the same ranks for its
+        collectives: one of Gloo's, and for gradients on a GPU one of NCCL's.
     model
         The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
         ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"``
         (rank, default 4), or ``"hybrid"``, the default: EDEN, TopK or PowerSGD per layer. Also ``"clt-k"`` and ``"sidco"`` (density,
         0.01), ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500) and ``"loco"`` (elements per group, 512).
-        Of several, as in ``"qsgd,topk,sidco"``, one is chosen per layer; the uniform setting is the first one's default.
+        With several methods, as in ``"qsgd,topk,sidco"``, plans choose one per layer; the uniform setting is the first
+        method's default.
     default
-        The method's parameter in the uniform setting. Plans are held to that setting, and search around it. Layers of fewer than
-        1024 elements (``min_elements``) stay uncompressed, and so do vectors of any length, such as biases and norms.
+        The method's parameter in the uniform setting. Plans get their limit from this setting, and search around it.
+        Layers of fewer than 1024 elements (``min_elements``) stay uncompressed, and so do vectors of any length, such
+        as biases and norms.
     budget
-        ``"size"``: plans have at most the bytes of the uniform setting, and the least error. ``"error"``: at most its error, and
-        the fewest bytes, as in the paper. A number: so many bits per step and process. ``"size"`` costs less of the final loss.
+        ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
+        at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and
+        process. ``"size"`` gives the lower final loss.
     objective
-        ``"bits"``; or ``"seconds"``: what sending and compressing costs is measured while training, on the slowest rank, and each
-        layer is compressed only if that is faster on the network as it is now. On a GPU events in its stream measure the time, and
-        no step waits for them. With ``budget="error"`` plans are as fast as their error allows. With ``"size"`` they have the least
-        error in the uniform setting's seconds. A network that changes is followed at the next plan or the one after. Rank 0 logs a
-        line per plan, by ``logging.getLogger("lgreco")``.
+        ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
+        rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
+        measure the time, and no step waits for them. With ``budget="error"``, plans are as fast as their error allows.
+        With ``"size"``, they have the least error in the uniform setting's seconds. After a change of the network, the
+        next plan or the one after it adapts. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
-        ``"lgreco"``, the default, plans after ``start_iter`` steps and then every ``period`` steps. ``"paper"`` follows the L-GreCo
-        paper: l2 errors, at most those of the uniform setting, by the dynamic program. ``"uniform"`` uses the default everywhere.
-        ``"kmeans"`` clusters layers as CGX does. ``"accordion"`` has two levels, by how gradients' norms change. ``"legacy"`` has levels
-        by the size of a layer and the phase of training. ``"uncompressed"`` is plain DDP.
+        ``"lgreco"``, the default, plans after ``start_iter`` steps and then every ``period`` steps. ``"paper"`` follows
+        the L-GreCo paper: l2 errors, at most those of the uniform setting, by the dynamic program. ``"uniform"`` uses
+        the default everywhere. ``"kmeans"`` clusters layers as CGX does. ``"accordion"`` has two levels, chosen by
+        changes of gradients' norms. ``"legacy"`` has levels by the size of a layer and the phase of training.
+        ``"uncompressed"`` is plain DDP.
     settings
-        Instead of ``method`` and ``policy``: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``, ``"dense"``).
-        Layers that are left out stay uncompressed. A setting that sends more than the layer uncompressed is logged as a warning.
+        Instead of ``method`` and ``policy``: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``,
+        ``"dense"``). Other layers stay uncompressed. A warning is logged for a setting that sends more than the
+        uncompressed layer.
     start_iter, period, window
-        Steps without compression at first, at least 2; steps between plans; steps whose gradients a plan looks at.
+        Number of uncompressed steps at the start, at least 2; steps between plans; steps whose gradients are averaged
+        for a plan.
     error_feedback, residual_dtype
-        Whether residuals keep what TopK and PowerSGD do not send, and their format: torch.float32, torch.bfloat16 or torch.int8.
+        Whether residuals keep the errors of TopK and PowerSGD, and their format: torch.float32, torch.bfloat16 or
+        torch.int8.
     reduce_dtype
-        The format of values that are summed on the network: torch.float32, or torch.bfloat16 in half the bytes. These are
-        PowerSGD's factors and layers that stay uncompressed. Residuals keep the rounding errors of a process's own factors. Those of
-        uncompressed layers are lost, as in plain DDP of bfloat16. The default is bfloat16 if all parameters are, as in plain DDP, and
-        else float32.
+        The format of sums on the network: torch.float32, or torch.bfloat16 in half the bytes. It applies to PowerSGD's
+        factors and to uncompressed layers. Residuals keep the rounding errors of a process's own factors. Rounding
+        errors of uncompressed layers are lost, as in plain DDP of bfloat16. The default is bfloat16 if all parameters
+        are, as in plain DDP, and else float32.
     grad_scaler
-        The GradScaler of mixed precision. Steps that it skips are taken back, residuals follow its scale, and gradients that are
-        not finite reach it on all ranks instead of being an error. If ``model`` is wrapped in DDP, steps on a GPU do not wait to know
-        the scale. A step after a change of the scale waits for residuals, which the host rescales.
+        The GradScaler of mixed precision. Steps that it skips are undone, and residuals follow its scale. Gradients
+        that are not finite are no error; they reach the scaler on all ranks. If ``model`` is wrapped in DDP, reading
+        the scale never makes a step on a GPU wait. A step after a change of the scale waits for residuals, which the
+        host rescales.
     hold_zeros
-        Layers whose gradient is all zeros keep their residual. This is for ``find_unused_parameters=True``, where DDP drops the mean of
-        parameters that no rank has used. The default is whether ``model`` is such a DDP.
+        Layers whose gradient is all zeros keep their residual. It is needed for ``find_unused_parameters=True``, where
+        DDP drops the mean of parameters that no rank has used. The default is whether ``model`` is such a DDP.
     on_plan
         Called with the state after every step with new settings.
     ramp_up
-        ``(first, steps)``: after ``start_iter`` plans use ``first``, a milder parameter, and reach ``default`` in so many steps. Early
-        steps are worth more.
+        ``(first, steps)``: plans after ``start_iter`` use ``first``, a milder parameter, and reach ``default`` in this
+        many steps. Errors in early steps harm more.
     lead
-        Steps before its own at which a plan is begun, below ``start_iter`` and ``period``. With more than 0 rank 0 plans on a thread
-        while training goes on. The plan's own step waits for it, so that runs are reproducible. The default is 0. For models of 4
-        million parameters and more whose gradients are on the host, it is 10, or half of ``start_iter`` or ``period`` if that is less.
+        How many steps before its own step a plan is begun; fewer than ``start_iter`` and ``period``. With more than 0,
+        rank 0 plans on a thread while training continues. The plan's own step waits for it, so that runs are
+        reproducible. The default is 0. For models of 4 million parameters and more with gradients on the host, it is
+        10, or half of ``start_iter`` or ``period`` if that is less.
     undo
-        Whether the residuals of the step before are kept, in as much memory again. A step whose network has failed then leaves no
-        trace in residuals. With ``grad_scaler``, which skips steps, they always are. ``memory()`` tells how much memory a run takes.
+        Whether the residuals of the previous step are kept, which doubles their memory. A step whose network failed
+        then leaves residuals unchanged. With ``grad_scaler``, which skips steps, they are always kept. ``memory()``
+        tells how much memory a run takes.
     **options
-        As in the Rust crate's ``controller::Config`` and ``search::Search``: ``alpha``, ``metric`` (``"squared-l2"`` or the paper's
-        ``"l2"``), ``workers`` (whose mean is taken; by default the group's), ``candidates`` (first, last, step), ``widths`` (of TopK's
-        values: ``"full"`` and 1 to 8 bits; by default all but 1 and 7), ``min_elements``, ``metrics_every``, ``route``, ``clusters``.
-        ``accordion`` has Accordion's parameters of critical and of other layers, then, unless they are 0.5 and 1.5, the change of a
-        norm and the fall of the learning rate that make layers critical. The rate is that of the first group of ``optimizer``. With
-        ``policy="lgreco"`` budgets come from Accordion's levels. ``legacy`` has LEGACY's bounds between sizes, a parameter per size
-        for each phase, and steps of training.
+        As in the Rust crate's ``controller::Config`` and ``search::Search``. ``alpha``; ``metric``, ``"squared-l2"`` or
+        the paper's ``"l2"``; ``workers``, the number of workers in the mean (default: those of the group);
+        ``candidates`` (first, last, step). ``widths`` are the formats of TopK's values: ``"full"`` and 1 to 8 bits
+        (default: all but 1 and 7). ``min_elements``, ``metrics_every``, ``route``, ``clusters``.
+
+        ``accordion`` has Accordion's parameters of critical and of other layers. Two numbers may follow, 0.5 and 1.5 by
+        default: the change of a norm and the fall of the learning rate that make layers critical. The rate is that of
+        the first group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's levels. ``legacy`` has
+        LEGACY's bounds between sizes, a parameter per size for each phase, and steps of training.
 
     Raises
     ------
     LgrecoError
-        For options and parameters that do not fit, with the name of the layer. Also if ``process_group`` has other ranks than the
-        group over which DDP averages ``model``.
+        For invalid options and parameters, with the name of the layer. Also if ``process_group`` has other ranks than
+        the group over which DDP averages ``model``.
     """
 
     def __init__(
@@ -232,7 +246,7 @@ class LGreCoState(Training):
             self._note_scales(model)
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Begins the exchange of a bucket. The future's value is the bucket's buffer with the means."""
+        """Begins the exchange of a bucket. The future's value is the bucket's buffer, which then holds the means."""
         if self._uncompressed:
             return self._average(bucket)
         if bucket.buffer().layout != torch.strided:
@@ -250,10 +264,10 @@ class LGreCoState(Training):
         return exchange.future
 
     def _a_hook_may_wait(self) -> bool:
-        """Whether on some rank a hook of the user's calls lgreco_hook. It may wait for the future.
+        """Whether on some rank a hook of the user's calls lgreco_hook. Such a hook may wait for the future.
 
-        Usually a bucket's later collectives start at the end of the backward pass, which a hook that waits would never reach. Ranks
-        agree at their first bucket, so that all start collectives in the same order.
+        Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would never get
+        there. Ranks agree at their first bucket, so that all start collectives in the same order.
         """
         if self._waits is None:
             waits = torch.tensor(int(_called_by_user()))
@@ -266,7 +280,7 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
-        # The sum of sparse buffers puts other ranks' indices into this one, so its size is read before.
+        # # The all-reduce of a sparse buffer inserts other ranks' indices, so its size is read before.
         sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
@@ -287,7 +301,7 @@ class LGreCoState(Training):
 
 
 def _called_by_user() -> bool:
-    """Whether Python code that is not PyTorch's has called this package. PyTorch's own threads have no caller."""
+    """Whether Python code outside PyTorch has called this package. PyTorch's own threads have no Python caller."""
     frame = sys._getframe(1)
     while frame is not None and _package_of(frame.f_globals) == "lgreco":
         frame = frame.f_back  # type: ignore[assignment]
@@ -302,7 +316,7 @@ _SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=
 
 
 def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
-    """The error for parameters on the meta device. They are replaced when they get values."""
+    """The error for parameters on the meta device, which are replaced when they get values."""
     for name, p in parameters:
         if p.is_meta:
             return of_layer(name, "the parameter is on the meta device, without values: make the state after to_empty() and initialisation")
@@ -310,7 +324,8 @@ def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoE
 
 
 def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
-    """The error for layers with sparse gradients. It is raised before training, because DDP does not go on after one."""
+    """The error for layers with sparse gradients. It is raised before training, because DDP cannot continue after an
+    error there."""
     for name, part in module.named_modules():
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
             return of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
@@ -318,7 +333,7 @@ def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoErro
 
 
 def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group that DDP averages over. None is the default group."""
+    """The group over which DDP averages. None is the default group."""
     expect_group(group)
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return group
@@ -338,15 +353,16 @@ def _module(model: torch.nn.Module) -> torch.nn.Module:
 def _stored(parameter: torch.Tensor) -> list[int]:
     """A parameter's dims, from the outermost in memory to the innermost.
 
-    DDP's buckets have gradients in their parameter's order in memory. The rows of a transposed matrix are its columns there.
+    Gradients in DDP's buckets have their parameter's order in memory. For a transposed matrix, rows of the memory are
+    its columns.
     """
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    # Dims of one element may have any stride. They come first, so that none is the innermost.
+    # # Dims of one element may have any stride. They are put first, so that none of them is the innermost.
     outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
-    # DDP makes a gradient contiguous if its parameter is not dense.
+    # # If a parameter has gaps in memory, DDP makes its gradient contiguous.
     return list(stored.shape if stored.is_contiguous() else parameter.shape)
 
 
@@ -358,7 +374,8 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     exchanged: dict[torch.nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, p in part.named_parameters(recurse=False):
-            # In DDP's list the root's own parameters have a dot before their names. Tied parameters may have any of their names.
+            # # In DDP's list, names of the root's own parameters begin with a dot. Tied parameters may have any of
+            # their names.
             if p.requires_grad and f"{prefix}.{name}" not in ignored:
                 exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))
     return [(name, p) for p, name in exchanged.items()]

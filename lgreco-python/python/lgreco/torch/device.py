@@ -1,11 +1,12 @@
-"""The buckets of one process that stay in a GPU's memory. Between steps it reads what went wrong there, and moves residuals.
+"""The buckets of one process that stay in a GPU's memory. Between steps this module reads failures and moves residuals.
 
-The controller decides as it does for buckets on the host. It also keeps the residuals of layers that no bucket on the GPU has. A step
-never waits for the GPU: its outcome is copied to the host behind the step, and read when the next one begins. The gradients for the
-next plan are kept and measured on the GPU, too (``observed.py``).
+The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the
+GPU. A step never waits for the GPU: its outcome is copied to the host behind the step, and read when the next step
+begins. Gradients for the next plan are also kept and measured on the GPU (``observed.py``).
 
-With a GradScaler gradients that are not finite are no error. The means of their bucket are NaN on all ranks, which the scaler finds.
-When the scaler changes its scale, residuals go to the host, are undone and rescaled there, and return.
+With a GradScaler, gradients that are not finite are no error. The means of their bucket become NaN on all ranks, and
+the scaler detects them. When the scale changes, residuals are moved to the host, undone and rescaled there, and moved
+back.
 """
 
 import contextlib
@@ -53,16 +54,16 @@ class Buckets:
         self._refused: set[tuple[int, ...]] = set()
         self._failed: list[ResidentBucket] = []
         self._has_observed = False
-        """Whether the next plan needs the last step's gradients."""
+        """Whether gradients of the last step were kept for the next plan."""
         self.observed = Observed(cuda, controller)
         self._untold: LgrecoError | None = None
-        """What the GPU refused when no message was left to tell the other ranks with."""
+        """A failure of the GPU at the end of a step, when no message was left to report it to the other ranks."""
         self._alone: LgrecoError | None = None
-        """What is wrong with the means of this rank's shards, until it tells the other ranks."""
+        """An error in the means of this rank's shards, until this rank reports it to the others."""
         self._taken_out: int | None = None
-        """The step before which residuals were last moved from the controller to the GPU."""
+        """The step before which residuals were last copied from the controller to the GPU."""
         self.is_behind = False
-        """Whether the controller's residuals are newer than the GPU's: ``take_out`` is due, or was interrupted."""
+        """Whether the controller's residuals are newer than the GPU's: ``take_out`` must follow, or was interrupted."""
 
     @property
     def device(self) -> Device:
@@ -70,7 +71,8 @@ class Buckets:
         return self._device
 
     def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
-        """Makes the exchange of a bucket. None on all ranks if the host must compress it; the controller then has its residuals."""
+        """Makes the exchange of a bucket. On all ranks None if the host must compress it; the controller then has its
+        residuals."""
         key = tuple(layers)
         if key in self._refused:
             return None
@@ -91,8 +93,9 @@ class Buckets:
         return DeviceExchange(self, bucket, buffer, is_measured)
 
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
-        """Makes a bucket under new settings, with the residuals of the old ones. None when some rank cannot make it."""
-        # A bucket that has missed steps is made again for this one.
+        """Makes a bucket under the present settings, with the old bucket's residuals. None if some rank cannot make
+        it."""
+        # # A bucket that was not in the last step is made anew.
         for other, bucket in list(self._buckets.items()):
             lags = other == key and bucket.step != self._controller.steps
             if lags or (other != key and not set(other).isdisjoint(key)):
@@ -106,7 +109,8 @@ class Buckets:
             why = str(error)
         could = torch.tensor(int(made is not None))
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
-        # An interrupt may come anywhere. So the old bucket stays until the new one, or the controller, has its residuals.
+        # # An interrupt may come at any time. So the old bucket stays until the new one or the controller has its
+        # residuals.
         if made is not None and could.item() == 1:
             self._buckets[key] = made
             return made
@@ -134,7 +138,8 @@ class Buckets:
         return ResidentBucket(bucket, memory, self._controller.steps)
 
     def _observe(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        """Keeps the gradients for the next plan. Those that the GPU cannot keep are copied to the host, which waits for them."""
+        """Keeps the gradients for the next plan. If the GPU cannot keep them, copies them to the host and waits for the
+        copy."""
         places = self.observed.observe(self.device, layers, gradients)
         if not places:
             return
@@ -147,17 +152,18 @@ class Buckets:
         try:
             self._controller.observe([layers[place] for place in places], addresses)
         except LgrecoError as error:
-            # The GPU finds gradients that are not finite, too, and tells all ranks.
+            # # The GPU also detects gradients that are not finite, and reports them to all ranks.
             if error.code != _NOT_FINITE:
                 raise
 
     def begin_step(self) -> None:
-        """Starts the clock, when ranks have agreed on a step."""
+        """Starts the clock, after the ranks' agreement on the step."""
         if self.times is not None:
             self.times.begin()
 
     def finish_step(self, was_copied: bool) -> None:
-        """Stops the clock, when all means are enqueued. ``was_copied`` says that the host has compressed some buckets."""
+        """Stops the clock, once all means are enqueued. ``was_copied`` says that the host has compressed some
+        buckets."""
         if self.times is not None:
             if was_copied:
                 with self.cuda.stream():
@@ -167,15 +173,15 @@ class Buckets:
         self.cuda.rejoin()
 
     def tell_times(self) -> None:
-        """Gives the controller the times of the last step, which has not failed."""
+        """Gives the controller the times of the last step, if it has not failed."""
         if self.times is not None:
             self.times.tell()
             self._controller.meter_elsewhere(bool(self._buckets) or not self._refused)
 
     def fault(self) -> LgrecoError | None:
-        """Reads, before a step, what went wrong on a GPU in the last one. All ranks get an error.
+        """Before a step: reads the failures of the last step on the GPUs. All ranks get an error.
 
-        Raises RuntimeError for what only this rank knows of.
+        Raises RuntimeError for a failure that only this rank knows of.
         """
         self._catch_up()
         self._settle()
@@ -203,7 +209,7 @@ class Buckets:
         return error
 
     def _found_alone(self, bucket: ResidentBucket) -> bool:
-        """Whether only this rank knows what went wrong in the last step."""
+        """Whether only this rank knows of the failure of the last step."""
         _, error, alone = bucket.fault
         if alone:
             self._alone = self._alone or bucket.refusal or error
@@ -211,14 +217,15 @@ class Buckets:
         return alone
 
     def alone(self) -> LgrecoError | None:
-        """Takes what only this rank found wrong in the last step. The first bucket of the next one tells the others."""
+        """Takes the failure of the last step that only this rank knows of. The next step's first bucket reports it to
+        the others."""
         alone, self._alone = self._alone, None
         return alone
 
     def _worst(self, failed: list[ResidentBucket]) -> LgrecoError | None:
-        """Agrees on the first error among buckets that failed on some rank.
+        """Agrees on the first error of the buckets that failed on some rank.
 
-        None if the errors are gradients that are not finite, and the loss is scaled.
+        None if the loss is scaled and the only errors are gradients that are not finite.
         """
         own = [bucket.refusal or bucket.fault[1] for bucket in failed]
         codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
@@ -235,7 +242,7 @@ class Buckets:
         return None
 
     def _settle(self) -> None:
-        """Reads, between steps, how the last one ended."""
+        """Between steps: reads the outcome of the last step."""
         for layers, bucket in self._buckets.items():
             if bucket.outcome is None:
                 continue
@@ -244,7 +251,7 @@ class Buckets:
             bucket.fault = (first, error, alone)
             errors, bucket.errors = bucket.errors, None
             if errors is not None and not failed:
-                # As on the host, held layers are not measured.
+                # # Held layers are not measured, as on the host.
                 for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
                     if relative is not None:
                         self._controller.record_error(layer, relative)
@@ -262,9 +269,9 @@ class Buckets:
         self._has_observed = False
 
     def bring_home(self, taken_back: bool = False) -> None:
-        """Copies the GPU's residuals to the controller, between steps. Waits for the GPU.
+        """Between steps: copies the GPU's residuals to the controller. Waits for the GPU.
 
-        With ``taken_back`` they are those before the last step, unless that was taken back already.
+        With ``taken_back`` they are the residuals before the last step, unless that was already undone.
         """
         self._catch_up()
         self._settle()
@@ -275,7 +282,7 @@ class Buckets:
             self.device.take_home(self._controller, bucket.bucket, before, forgotten)
 
     def take_out(self) -> None:
-        """Copies the controller's residuals to the GPU, between steps. Waits for the GPU."""
+        """Between steps: copies the controller's residuals to the GPU. Waits for the GPU."""
         self._taken_out, self.is_behind = self._controller.steps, True
         for bucket in self._buckets.values():
             self.device.take_out(self._controller, bucket.bucket)
@@ -287,12 +294,12 @@ class Buckets:
             self.take_out()
 
     def bring_observed_home(self) -> None:
-        """Copies the gradients for the next plan to the controller, between steps. Waits for the GPU."""
+        """Between steps: copies the gradients for the next plan to the controller. Waits for the GPU."""
         if self._device is not None:
             self.observed.bring_home(self._device)
 
     def abandon(self) -> None:
-        """Moves residuals to the controller after a step that was given up, as they were before it.
+        """Copies residuals to the controller after an abandoned step, as they were before it, and drops all buckets.
 
         May be called again after an interrupt.
         """
@@ -317,5 +324,5 @@ class Buckets:
             self.times.forget()
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Times what is enqueued meanwhile as compressing or decompressing."""
+        """Measures the time of work that is enqueued within it, as compression or decompression."""
         return contextlib.nullcontext() if self.times is None else self.times.computing()

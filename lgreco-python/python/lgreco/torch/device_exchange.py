@@ -1,6 +1,6 @@
-"""The exchange of one bucket in a GPU's memory, and what a step keeps beside it: held residuals and measured errors.
+"""The exchange of one bucket in a GPU's memory, with the residuals that a step holds and the errors that it measures.
 
-Nothing here waits for the GPU: every call enqueues. ``device.py`` reads the outcome when the next step begins.
+Every call only enqueues work, unless it says that it waits. ``device.py`` reads the outcome when the next step begins.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Residuals:
         self._bucket = bucket
         self._memory = memory
         self.lens = lens
-        """Elements of each layer."""
+        """Number of elements of each layer."""
 
     def both(self) -> torch.Tensor:
-        """The bucket's two copies, a row each. One is current, and the other is of the step before."""
+        """The two copies of the residuals, one row each: the current one and that of the previous step."""
         return self._cuda.part(self._memory, self._bucket.residuals[0], 8 * sum(self.lens), torch.float32).view(2, -1)
 
     def current(self) -> torch.Tensor:
@@ -47,9 +47,10 @@ class Residuals:
 class Held:
     """Holds the residuals of layers whose gradient is all zeros in a step.
 
-    DDP drops the mean of a parameter that no rank has used, so a residual that was sent with its zeros would be lost. Zeros are
-    exchanged instead, and the residual is put back when the means are enqueued. It is put back into both copies, because the step
-    may fail, and a GradScaler may undo it. The host does not learn which gradients are zeros, so it need not wait.
+    DDP drops the mean of a parameter that no rank has used. A residual that was sent with its zeros would be lost. So
+    zeros are exchanged instead, and the residual is restored once the means are enqueued. It is restored in both
+    copies, because the step may fail or be undone by a GradScaler. The host does not learn which gradients are zeros,
+    so it need not wait.
     """
 
     def __init__(self, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
@@ -59,40 +60,40 @@ class Held:
         self._kept = residuals.current()
 
     def put_aside(self) -> None:
-        """Replaces the held residuals by zeros. The caller must be able to put them back if this is interrupted."""
+        """Replaces the held residuals by zeros. The caller must be able to restore them after an interrupt."""
         self._residuals.both().masked_fill_(self._mask, 0.0)
 
     def put_back(self) -> None:
-        """Restores the held residuals, when the means are enqueued or will never be."""
+        """Restores the held residuals, once the means are enqueued or the step has failed."""
         both = self._residuals.both()
         torch.where(self._mask, self._kept, both, out=both)
 
     def forget(self, places: list[int]) -> None:
-        """Zeroes the residuals of the layers in these places that are not held."""
+        """Clears the residuals of these layers, except held ones; ``places`` are in the bucket."""
         layers = torch.split(self._residuals.both(), self._residuals.lens, dim=1)
         for place in places:
             layers[place].masked_fill_(self._is_zero[place].logical_not(), 0.0)
 
     def holds(self, place: int) -> bool:
-        """Whether the layer in this place is held. Waits for the GPU."""
+        """Whether the residual of this layer is held. Waits for the GPU."""
         return bool(self._is_zero[place].item())
 
 
 class Errors:
     """The relative squared compression errors of a bucket's layers in one step.
 
-    The residual after the step is what compression lost.
+    The residual after the step is the compression error.
     """
 
     def __init__(self, cuda: Cuda, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
-        """To be made before the gradients are compressed, because they become means."""
+        """Must be created before the gradients are compressed, because means replace them."""
         self._cuda = cuda
         self._residuals = residuals
         self._offered = residuals.current().add_(torch.cat([gradient.flatten() for gradient in gradients]))
         self._told: Callable[[], torch.Tensor] | None = None
 
     def measured(self) -> "Errors":
-        """Measures when the means are enqueued. Returns itself."""
+        """Measures the errors, once the means are enqueued. Returns itself."""
         norms = [self._norms(values) for values in (self._residuals.current(), self._offered)]
         self._told = self._cuda.later((norms[0] / norms[1]).square())
         return self
@@ -102,33 +103,35 @@ class Errors:
         return torch.stack([torch.linalg.vector_norm(layer, dtype=torch.float64) for layer in layers])
 
     def told(self, nothing: float | None) -> list[float | None]:
-        """Errors by layer, when the step's outcome is known; ``nothing`` for layers that had nothing to compress."""
+        """Errors by layer, once the step's outcome is known; ``nothing`` for layers whose gradient and residual were
+        zeros."""
         errors: list[float] = [] if self._told is None else self._told().tolist()
         return [error if math.isfinite(error) else nothing for error in errors]
 
 
 class ResidentBucket:
-    """A bucket with its memory on the GPU. It lives from step to step, until its settings change."""
+    """A bucket with its memory on the GPU. It is reused in every step until its settings change."""
 
     def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
         self.bucket = bucket
         self.memory = memory
         self.step = step
-        """The next step that it takes part in."""
+        """The next step of the bucket."""
         self.outcome: Callable[[], torch.Tensor] | None = None
-        """Gives the GPU's record of the last step, until the host has read it."""
+        """Returns the GPU's status record of the last step; None once the host has read it."""
         self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
-        """What went wrong in the last step: the first rank at fault, the error, and whether only this rank knows of it."""
+        """The failure of the last step: the first rank at fault, the error, and whether only this rank knows of it."""
         self.refusal: LgrecoError | None = None
-        """What the GPU refused in the last step on this rank."""
+        """The error of the GPU on this rank in the last step."""
         self.is_to_forget = False
-        """Whether residuals of layers without error feedback are still to be zeroed after the last step."""
+        """Whether the last step's residuals of layers without error feedback must still be cleared."""
         self.held: Held | None = None
         self.errors: Errors | None = None
-        """Errors of the last step, until the controller has them."""
+        """Errors of the last step, until the controller gets them."""
 
     def forgotten(self) -> list[int]:
-        """Places of the layers whose residuals are to be zeroed after the last step. Waits for the GPU where layers are held."""
+        """Places of the layers whose residuals must be cleared after the last step. Waits for the GPU if layers are
+        held."""
         return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
 
 
@@ -147,10 +150,10 @@ class DeviceExchange:
         self._work: Started | None = None
 
     def open(self, controller: Controller, layers: list[int]) -> None:
-        """The controller lends nothing: the residuals are on the GPU."""
+        """Does nothing: the controller need not lend layers, because the residuals are on the GPU."""
 
     def close(self, controller: Controller) -> None:
-        """Nothing was lent."""
+        """Does nothing, because no layers were lent."""
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         assert self._buffer is not None
@@ -165,7 +168,7 @@ class DeviceExchange:
             own.refusal = failure
 
     def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
-        """Keeps what is needed when the means are enqueued. Returns the error if residuals cannot be held."""
+        """Prepares held residuals and the measurement of errors. Returns the error if residuals cannot be held."""
         own = self._bucket
         residuals = Residuals(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
         try:
@@ -181,7 +184,8 @@ class DeviceExchange:
         return None
 
     def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
-        """Measures. Without memory on the GPU it logs that, returns None, and ``metrics()`` lacks the step's errors."""
+        """Runs ``measure``. If the GPU lacks memory, logs it and returns None; ``metrics()`` then lacks the step's
+        errors."""
         try:
             return measure()
         except (MemoryError, RuntimeError) as error:
@@ -202,7 +206,7 @@ class DeviceExchange:
                 with self._buckets.computing():
                     request = self._buckets.device.next(own.bucket)
             except LgrecoError as error:
-                # Messages tell the other ranks, and all ranks raise it when the next step begins.
+                # # Messages report the error to the other ranks, and all ranks raise it when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
                 if own.errors is not None:
@@ -222,15 +226,16 @@ class DeviceExchange:
         return self._work is not None
 
     def is_done(self) -> bool:
-        """Always true of a collective under way, because ``go_on`` only enqueues."""
+        """Whether a collective is under way. ``go_on`` only enqueues, so it never waits for one."""
         return self._work is not None
 
     def is_last(self) -> bool:
-        """Always false: the means are enqueued in every step, in the order of the stream."""
+        """Always false: every step enqueues the means, in the order of the stream."""
         return False
 
     def can_end(self) -> bool:
-        """Always false: the means are enqueued at the end of the backward pass, whose kernels so do not wait for collectives."""
+        """Always false: means are enqueued at the end of the backward pass, so that its kernels do not wait for
+        collectives."""
         return False
 
     def give_up(self, error: Exception) -> None:
@@ -245,7 +250,7 @@ class DeviceExchange:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """The means are in place already. What the current stream does from now on comes after them."""
+        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
         self._buckets.cuda.rejoin()
 
     def let_go(self) -> None:

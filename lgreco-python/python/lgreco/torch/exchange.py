@@ -1,4 +1,4 @@
-"""The exchange of one bucket: what every exchange does, and the exchange in the host's memory.
+"""The exchange of one bucket: the interface, and the exchange in the host's memory.
 
 ``device_exchange.py`` has the exchange in a GPU's memory.
 """
@@ -13,44 +13,45 @@ from lgreco._lgreco import Bucket, Controller, LgrecoError, Request
 from lgreco.torch.collectives import Started, start
 
 _LOST: "list[HostExchange]" = []
-"""Exchanges that are never freed. Nobody can wait for their last collective, which may still write to their memory."""
+"""Exchanges that are never freed. Their last collective cannot be waited for, and may still write to their memory."""
 
 
 class BucketExchange(Protocol):
-    """Turns the gradients of one bucket into means, collective by collective."""
+    """Replaces the gradients of one bucket by means, one collective after another."""
 
     future: torch.futures.Future[torch.Tensor]
-    """Gets the buffer when it holds the means."""
+    """Its result is the buffer, once that holds the means."""
     is_lost: bool
-    """Whether an interrupt came while a collective was started. Nobody can wait for that collective."""
+    """Whether an interrupt came while a collective was started. That collective cannot be waited for."""
 
     @property
     def lends(self) -> bool:
-        """Whether the controller lends it layers."""
+        """Whether the controller lends layers to the exchange."""
 
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Borrows the layers from the controller, if the exchange works on the host."""
 
     def close(self, controller: Controller) -> None:
-        """Returns the layers. May be called again after an interrupt, and before ``open``."""
+        """Returns the layers. May be called again after an interrupt, and also before ``open``."""
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
-        """Compresses the gradients, which are parts of the buffer. Given a ``failure``, tells all ranks of that instead.
+        """Compresses the gradients, which are parts of the buffer. Given a ``failure``, reports it to all ranks
+        instead.
 
-        Raises what keeps this rank from telling the others.
+        Raises only errors that keep this rank from telling the others.
         """
 
     def go_on(self) -> bool:
-        """Ends the collective under way and starts the next one. False when the buffer holds the means.
+        """Waits for the collective under way and starts the next one. False when the buffer holds the means.
 
-        Raises LgrecoError on all ranks when something went wrong on one.
+        Raises LgrecoError on all ranks after a failure on one.
         """
 
     def is_flying(self) -> bool:
         """Whether a collective is under way."""
 
     def is_done(self) -> bool:
-        """Whether a collective is under way that ``go_on`` would not wait for."""
+        """Whether the collective under way has ended, so that ``go_on`` would not wait."""
 
     def is_last(self) -> bool:
         """Whether ``go_on`` would start no other collective on this rank."""
@@ -59,13 +60,13 @@ class BucketExchange(Protocol):
         """Whether ``go_on`` would neither wait nor start another collective on this rank."""
 
     def give_up(self, error: Exception) -> None:
-        """Waits until no collective uses the bucket's memory. The future gets the error."""
+        """Waits until no collective uses the bucket's memory, and sets the future's exception."""
 
     def deliver(self) -> None:
-        """Puts the means where the gradients were, once. Later the trainer has changed them."""
+        """Copies the means to the gradients' place, but only once, because the trainer may change them afterwards."""
 
     def let_go(self) -> None:
-        """Keeps the buffer no longer. The means have been delivered, and nobody waits for the future."""
+        """Releases the buffer. The means were delivered, and the future is not used."""
 
     def land(self) -> None:
         """Delivers the means and completes the future."""
@@ -74,7 +75,7 @@ class BucketExchange(Protocol):
 class HostExchange:
     """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
 
-    Without a bucket, in a step that all ranks have refused, the gradients stay as they are.
+    In a step that all ranks have refused there is no ``bucket``, and the gradients stay unchanged.
     """
 
     def __init__(self, bucket: Bucket | None, buffer: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -90,7 +91,7 @@ class HostExchange:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._rounds = 0
-        """Collectives that this rank has not started yet."""
+        """Number of collectives that this rank must still start."""
         self.is_lost = False
 
     @property

@@ -1,4 +1,4 @@
-"""A fragment of the model in outer steps: the layers that are sent, averaged and moved together."""
+"""A fragment of the model in outer steps: layers that are sent, averaged and updated together."""
 
 import functools
 from collections.abc import Mapping
@@ -23,29 +23,29 @@ Named = list[tuple[str, torch.nn.Parameter]]
 
 @dataclass
 class Ready:
-    """No outer step is on its way."""
+    """No outer step is under way."""
 
 
 @dataclass
 class Sent:
-    """An outer step is on its way."""
+    """An outer step is under way."""
 
     parameters: list[torch.Tensor]
-    """Their values when they were sent."""
+    """The parameters' values when they were sent."""
     buffer: torch.Tensor
-    """Pseudo-gradients, which become their mean."""
+    """Pseudo-gradients, which their means replace."""
 
 
 @dataclass
 class Torn:
-    """An interrupt came while the outer step was made. Some parameters have made it, and others have not."""
+    """An interrupt came during the update of the parameters. Some are updated, and others are not."""
 
 
 class Fragment(Training):
     """Layers that are averaged together.
 
-    An outer step goes from ``Ready`` by ``send`` to ``Sent``, and by ``receive`` back to ``Ready``. An interrupt of the latter may
-    leave ``Torn``, until a saved state is loaded.
+    ``send`` begins an outer step and leads from ``Ready`` to ``Sent``, and ``receive`` ends it and leads back to
+    ``Ready``. An interrupt of ``receive`` may leave ``Torn``, until a saved state is loaded.
     """
 
     _advice = None  # Pseudo-gradients are not scaled.
@@ -66,7 +66,7 @@ class Fragment(Training):
         self.layers = [name for name, _ in named]
         layers = [Layer(name, list(local(p).shape), self._dtype) for name, p in named]
         super().__init__(group, [Layer(joined, [elements(named), 1], self._dtype)] if joined else layers, **options)
-        self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
+        self._controller.compress_warmup()  # Outer steps are few, and an uncompressed one is as large as a hundred others.
         self._whole = [p for _, p in named]
         self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
         self._joined, self._forget_moved = joined is not None, forget_moved
@@ -75,11 +75,11 @@ class Fragment(Training):
         self._loaded = LoadedWeights(self._group)
         self._outer: Ready | Sent | Torn = Ready()
         self._has_planned = False
-        """Whether there is a plan that ``on_plan`` is still to be called for."""
+        """Whether ``on_plan`` must still be called for a plan."""
 
     @property
     def has_sent(self) -> bool:
-        """Whether an outer step is on its way."""
+        """Whether an outer step is under way."""
         return isinstance(self._outer, Sent)
 
     def _take_back_left_over(self, layers: list[int] | None = None) -> None:
@@ -98,7 +98,7 @@ class Fragment(Training):
     # Weights that change otherwise than by training
 
     def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
-        """Continues from those of its parameters that are ``loaded``, if their values are known."""
+        """Continues from the parameters in ``loaded``, if their values are known."""
         if not are_known:
             self._loaded.note_unknown()
             return
@@ -110,7 +110,7 @@ class Fragment(Training):
                 self._loaded.note(at, self._starts[at])
 
     def start_from(self, parameters: list[torch.Tensor]) -> None:
-        """Continues from parameters that are the same on all ranks."""
+        """Continues from these parameters, which are the same on all ranks."""
         self._loaded.forget()
         for start, velocity, p in zip(self._starts, self._velocities, parameters):
             start.copy_(p.detach())
@@ -118,16 +118,17 @@ class Fragment(Training):
 
     @torch.no_grad()
     def start_anew(self) -> None:
-        """Sets parameters to those that the next outer step starts from."""
+        """Sets parameters to the values from which the next outer step starts."""
         for p, start in zip(self.parameters, self._starts):
             p.copy_(start)
 
     # The outer step
 
     def send(self, changed: LgrecoError | None) -> None:
-        """Sends pseudo-gradients. ``changed`` says that this rank's model is no longer the one to be averaged."""
+        """Sends pseudo-gradients. ``changed`` is the error if this rank's model has changed since the OuterStep was
+        made."""
         if self.has_sent:
-            return  # This step is taken again, because the turn of another fragment has failed.
+            return  # This step is repeated after an error in another fragment's turn.
         self._expect_whole()
         self._loaded.send(changed)
         sent = [p.detach().clone() for p in self.parameters]
@@ -137,30 +138,31 @@ class Fragment(Training):
         self._outer = Sent(sent, buffer)
 
     def go_on(self) -> None:
-        """Starts the next collective if the last one is done. Does not wait, and leaves the last one to ``receive``."""
+        """Starts the next collective if the previous one is done. Never waits, and leaves the end of the last one to
+        ``receive``."""
         for exchange in self._under_way():
             try:
                 while exchange.is_done() and not exchange.is_last() and self._go_on(exchange):
                     pass
-            except BaseException:  # also an interrupt: the outer step is taken back
+            except BaseException:  # also an interrupt: the outer step is undone
                 self._outer = Ready()
                 raise
 
     def give_up(self, error: ExchangeError) -> None:
-        """Takes back what is on its way, because the network has failed."""
+        """Abandons the exchange under way, because the network has failed."""
         if self.has_sent:
             self._outer = Ready()
             self._abandoned(error)
 
     def receive(self) -> None:
-        """Waits for the means, and makes the outer step."""
+        """Waits for the means, and updates the parameters."""
         sent = self._outer
         assert isinstance(sent, Sent)
         try:
             for exchange in self._under_way():
                 while exchange.is_flying() and not exchange.is_last() and self._go_on(exchange):
                     pass
-            # Residuals change with the means. An outer step that cannot be made must end before.
+            # # Ending the step changes residuals. Checks that may refuse the outer step must come before.
             self._expect_alike()
             self._finish_step()
             self._end_step()
@@ -170,7 +172,7 @@ class Fragment(Training):
                 self._outer = Ready()
 
     def _expect_alike(self) -> None:
-        """Raises on all ranks if they have loaded different weights, or if the model of one has changed."""
+        """Raises on all ranks if they have loaded different weights, or if some rank's model has changed."""
         try:
             failure = self._loaded.compare()
         except RuntimeError as error:
@@ -180,7 +182,8 @@ class Fragment(Training):
             raise failure
 
     def _make(self, sent: Sent) -> None:
-        """Moves parameters by SGD with Nesterov's momentum. What was learned since they were sent is added."""
+        """Updates parameters by SGD with Nesterov's momentum, and adds what this rank has learned since they were
+        sent."""
         means, exchanged = self._parts(sent.buffer), self._exchanged(sent.buffer)
         if self._forget_moved:
             on_host = [mean.to("cpu", torch.float32) for mean in exchanged]
@@ -201,21 +204,22 @@ class Fragment(Training):
             raise LgrecoError("an outer step was interrupted while it was made: load a saved state")
 
     def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """A part of the buffer per parameter."""
+        """Splits the buffer by parameter."""
         return list(torch.split(buffer, [start.numel() for start in self._starts]))
 
     def _exchanged(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """A part of the buffer per layer of the controller."""
+        """Splits the buffer by layer of the controller."""
         return [buffer] if self._joined else self._parts(buffer)
 
     # Reports and saved states
 
     def _tell_of_plan(self) -> None:
-        """``on_plan`` is called when the outer step has been made, because it may save the state."""
+        """Defers ``on_plan`` until the parameters are updated, because it may save the state."""
         self._has_planned = True
 
     def take_planned(self) -> bool:
-        """Whether ``on_plan`` is to be called for a plan, whose outer step has been made. True once per plan."""
+        """Whether ``on_plan`` must be called now, because an outer step with a new plan has ended. True once per
+        plan."""
         planned = self._has_planned and not self.has_sent
         self._has_planned = self._has_planned and not planned
         return planned
@@ -231,7 +235,7 @@ class Fragment(Training):
         return self.as_it_is(window=window)
 
     def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
-        """The state, even if it is ``Torn``."""
+        """The state, even while ``Torn``."""
         if self.has_sent:
             raise LgrecoError("an outer step is on its way: finish() it before states are saved or loaded")
         outer = {"starts": self._starts, "velocities": self._velocities}
@@ -250,10 +254,10 @@ class Fragment(Training):
         return loaded
 
     def mend(self) -> None:
-        """All fragments have loaded a state, so none is ``Torn``."""
+        """Ends ``Torn``, because all fragments have loaded a state."""
         self._outer = Ready()
 
 
 def elements(named: Named) -> int:
-    """Elements that this process holds of all parameters."""
+    """Number of elements that this process holds of all parameters."""
     return sum(local(p).numel() for _, p in named)

@@ -25,43 +25,45 @@ class _Parameter(NamedTuple):
 
     name: str
     shard: list[int]
-    """Dims of each rank's shard. Shorter shards are padded to them."""
+    """Dims of each rank's shard; shorter shards are padded to this size."""
     whole: list[int]
-    """Dims of all shards together, one after the other, without the padding at the end."""
+    """Dims of the tensor of all shards, stacked without the padding at the end."""
     dtype: torch.dtype
-    """The type of its gradients."""
+    """Type of the parameter's gradients."""
 
 
 class _Unit:
-    """The parameters of one FSDP module. FSDP's buffers have their gradients rank by rank, and for each rank parameter by parameter."""
+    """The parameters of one FSDP module. In FSDP's buffers gradients are ordered by rank, and within a rank by
+    parameter."""
 
     def __init__(self, parameters: list[_Parameter], first: int, group: Any) -> None:
         self.parameters = parameters
         self.group = group
-        """FSDP's group of these parameters."""
+        """FSDP's parameter group."""
         self.layers = list(range(first, first + len(parameters)))
         self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
         self.present = list(range(len(parameters)))
         """Indices of the parameters that have a gradient in this step, in the order of FSDP's buffer."""
         self.later: str | None = None
-        """A parameter that has a gradient, but was frozen when the state was made."""
-        # A module's gradients travel together, in the smallest type that holds all of theirs.
+        """Name of a parameter that has a gradient, but was frozen when the state was made."""
+        # # A module's gradients are exchanged together, in the smallest type that holds all their types.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
     @property
     def divide_factor(self) -> float | None:
-        """The user's divisor for sums of gradients, instead of the number of ranks."""
+        """The user's divisor for sums of gradients, if it is not the number of ranks."""
         factor: float | None = getattr(self.group, "gradient_divide_factor", None)
         return factor
 
     def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
-        """Has FSDP tell which parameters of the unit have a gradient, if its version can. It leaves out the others."""
+        """Records in each step which parameters of the unit have a gradient, if this version of FSDP allows it. FSDP
+        omits the others."""
         group = self.group
         prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
         if prepare is None:
             return
-        # A state that was made before has wrapped the method. Wrap FSDP's own.
+        # # An earlier state may have wrapped the method. Wrap FSDP's own method instead.
         prepare = getattr(prepare, "_of_fsdp", prepare)
 
         def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
@@ -73,7 +75,7 @@ class _Unit:
         group._prepare_reduce_scatter_inputs = noted
 
     def lens_of(self, elements: int) -> list[int]:
-        """Elements of each shard whose parameter has a gradient. ``elements`` is their sum."""
+        """Number of elements of each shard whose parameter has a gradient. ``elements`` is the expected sum."""
         lens = [self.lens[index] for index in self.present]
         if self.later is not None:
             raise of_layer(self.later, "the parameter was frozen when the state was made: make another state")
@@ -87,10 +89,11 @@ class _Unit:
 class LGreCoShardedState(Training):
     """Settings, residuals and plans of one process under ``fully_shard``.
 
-    Without ``replicate_group`` the reduce-scatter is compressed: each rank gets the mean of its own shard. With ``replicate_group``
-    (HSDP), ``module`` is sharded over an inner group alone, such as the processes of a node. FSDP reduces and scatters within that
-    group as usual, and compressed gradients average the shards over ``replicate_group``, between nodes. On an NVIDIA GPU, in a
-    group of NCCL's, gradients stay in its memory, as under ``LGreCoState``, and nothing waits for the host.
+    Without ``replicate_group``, the reduce-scatter is compressed: each rank gets the mean of its own shard. With
+    ``replicate_group`` (HSDP), ``module`` is sharded only within an inner group, such as the processes of a node. FSDP
+    reduces and scatters within that group as usual. Compressed gradients then average the shards over
+    ``replicate_group``, between nodes. On an NVIDIA GPU, in a group of NCCL's, gradients stay in its memory, as under
+    ``LGreCoState``, and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -104,18 +107,18 @@ class LGreCoShardedState(Training):
     Parameters
     ----------
     module
-        The root, after ``fully_shard`` of it and of its parts.
+        The root module, after ``fully_shard`` of it and of its parts.
     replicate_group
         The ranks that hold the same shard.
     **options
-        As in ``LGreCoState``. Every FSDP module is a bucket, which is exchanged as soon as its gradients are there. On the host the
-        backward pass waits for it.
+        As in ``LGreCoState``. Every FSDP module is a bucket, which is exchanged as soon as its gradients are ready. For
+        gradients on the host, the backward pass waits for the exchange.
 
     Raises
     ------
     LgrecoError
-        For modules that are not sharded, or not over one group. For modules that FSDP itself replicates (a mesh of two dimensions),
-        because their all-reduce would stay uncompressed. For options that do not fit.
+        For modules that are not sharded, or not over a single group. For modules that FSDP itself replicates (a mesh of
+        two dimensions), because their all-reduce would stay uncompressed. For invalid options.
     """
 
     def __init__(
@@ -169,18 +172,18 @@ class LGreCoShardedState(Training):
 
 
 class _AllReduce:
-    """Replaces a shard's mean within the node by its mean over all nodes."""
+    """Replaces the mean of a shard within the node by its mean over all nodes."""
 
     def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
         self._state, self._unit = state, unit
         self._awaiting: dict[int, torch.Tensor] = {}
-        """Sums of gradients, by parameter, from backward passes without an exchange."""
+        """Sums of gradients, by parameter, of backward passes without an exchange."""
 
     def __call__(self, shard: torch.Tensor) -> None:
         unit = self._unit
         parts = torch.split(shard, unit.lens_of(shard.numel()))
         if not getattr(unit.group, "all_reduce_grads", True):
-            # After set_requires_all_reduce(False), FSDP sums gradients within the node. So does this.
+            # # After set_requires_all_reduce(False), FSDP sums gradients within the node, and so does this code.
             for index, part in zip(unit.present, parts):
                 if index in self._awaiting:
                     self._awaiting[index] += part
@@ -193,7 +196,7 @@ class _AllReduce:
                 part += awaiting
         self._state._exchange(unit, shard, parts)
         if unit.divide_factor is not None:
-            # The factor divides sums over all ranks, but FSDP only knows the ranks of the node.
+            # # The factor is meant for sums over all ranks, but FSDP only sums over the ranks of the node.
             shard.mul_(self._state._group.size())
 
 
@@ -216,16 +219,16 @@ class _ReduceScatter:
     ) -> None:
         world, rank = group.size(), group.rank()
         times = self._times_of_mean(op, world)
-        if world == 1:  # older PyTorch calls this even then
+        if world == 1:  # older PyTorch also calls this for a single rank
             output_tensor.copy_(input_tensor)
             return
-        # Reorders from rank by rank to layer by layer, without padding.
+        # # Reorders the gradients from rank by rank to layer by layer, and removes the padding.
         lens = self._unit.lens_of(output_tensor.numel())
         wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
         if input_tensor.device.type == "cpu":
-            # FSDP would keep this memory, which is from allocate(), beside the buffer.
+            # # FSDP would keep this memory, which came from allocate(), in addition to the buffer.
             input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)
@@ -238,7 +241,7 @@ class _ReduceScatter:
             output_tensor.mul_(times)
 
     def _times_of_mean(self, op: Any, world: int) -> float:
-        """FSDP's requested reduction, divided by the mean."""
+        """The result that FSDP asks for, divided by the mean."""
         if op == dist.ReduceOp.AVG:
             return 1.0
         if op == dist.ReduceOp.SUM:
@@ -246,12 +249,12 @@ class _ReduceScatter:
         if self._unit.divide_factor is None:
             name = self._unit.parameters[0].name
             raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
-        # FSDP sums gradients that it has divided by the factor.
+        # # FSDP has divided gradients by the factor, and asks for their sum.
         return world / self._unit.divide_factor
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
-    """The unit's layers: whole parameters of as many ranks' shards, or this rank's shards."""
+    """The unit's layers: whole parameters with ``ranks`` shards, or only this rank's shards."""
     layers = []
     for parameter, length, whole in zip(unit.parameters, unit.lens, unit.wholes):
         ends = [min(length * (rank + 1), whole) for rank in range(ranks)] if sharded else []
@@ -261,7 +264,7 @@ def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
 
 def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
     shard, ranks = list(parameter.padded_sharded_param_size), group._reduce_scatter_process_group.size()
-    # Other dimensions than the first are sharded evenly, and the shards lie one below the other.
+    # # Dimensions other than the first are sharded evenly, and the shards are stacked.
     along_rows = parameter.fsdp_placement.dim == 0
     whole = list(parameter._orig_size) if along_rows else [ranks * shard[0], *shard[1:]]
     return _Parameter(name, shard, whole, _reduced(group, parameter))
@@ -271,7 +274,7 @@ def _param_groups(module: torch.nn.Module) -> list[Any]:
     if not isinstance(module, FSDPModule):
         return []
     state = module._get_fsdp_state()
-    # In older PyTorch a module has one group, or none.
+    # # In older PyTorch a module has one group or none.
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

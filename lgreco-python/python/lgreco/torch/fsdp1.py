@@ -34,7 +34,7 @@ class _Flat:
         self.layers = list(range(first, first + len(self.names)))
 
     def layers_of(self, shard: int, world: int) -> list[Layer]:
-        """The layers, for ``world`` shards of so many elements. 0 elements: the gradient is not sharded."""
+        """The layers, for ``world`` shards of ``shard`` elements; with 0 elements the gradient is not sharded."""
         layers = []
         for name, shape, (start, end) in zip(self.names, self.shapes, self.spans):
             ends = [min(max(shard * (rank + 1) - start, 0), end - start) for rank in range(world)]
@@ -45,10 +45,10 @@ class _Flat:
 class LGreCoFSDP1State(Training):
     """Settings, residuals and plans of one process under FullyShardedDataParallel.
 
-    ``module`` is the root. With FULL_SHARD or SHARD_GRAD_OP each rank gets the mean of its shard; NO_SHARD works, too. Other
-    parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it. The original
-    parameters in it are the layers. On an NVIDIA GPU gradients stay there, as under ``LGreCoState``. FullyShardedDataParallel has no
-    hook for HYBRID_SHARD: use ``fully_shard``.
+    ``module`` is the root. With FULL_SHARD or SHARD_GRAD_OP each rank gets the mean of its shard; NO_SHARD is supported
+    too. Other parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits
+    for its exchange. The original parameters in it are the layers. On an NVIDIA GPU gradients stay there, as under
+    ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD; use ``fully_shard`` instead.
 
     >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
     >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)
@@ -57,7 +57,7 @@ class LGreCoFSDP1State(Training):
     >>> state.settings
     {'weight': 'qsgd 4', 'bias': 'dense'}
 
-    Raises LgrecoError for modules that are sharded otherwise, and for options that do not fit.
+    Raises LgrecoError for modules with another sharding, and for invalid options.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Process groups of lgreco's own, and how their ranks agree on options and layers when they make a state."""
+"""Process groups for lgreco's collectives, and the agreement of their ranks on options and layers when states are
+made."""
 
 import atexit
 import contextlib
@@ -25,10 +26,10 @@ def expect_group(group: object) -> None:
 
 
 def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:
-    """Makes a group of the same ranks and with the same timeout, for lgreco's collectives alone.
+    """Makes a group of the same ranks with the same timeout, for lgreco's collectives alone.
 
-    They so need no order with other collectives. What the host compresses needs Gloo, whatever the backend of ``group``.
-    Raises LgrecoError if there is no process group, or ``group`` is none.
+    In a separate group, the collectives need no order relative to other collectives. Host memory needs Gloo, whatever
+    the backend of ``group``. Raises LgrecoError if there is no process group, or if ``group`` is not one.
     """
     expect_group(group)
     of = group if group is not None else dist.group.WORLD
@@ -49,17 +50,17 @@ def release_with(owner: object, group: dist.ProcessGroup) -> None:
 
 
 def release(group: dist.ProcessGroup, made_by: int) -> None:
-    """Closes the sockets and ends the threads of a group, in the process that has made it."""
+    """Closes the sockets and ends the threads of a group, but only in the process that made it."""
     if os.getpid() != made_by:
-        return  # A forked child does not have the threads that would be waited for.
-    # If all groups were destroyed before, so was this one.
+        return  # A forked child does not have the group's threads, and would wait for them.
+    # # The group is already destroyed if the user has destroyed all groups.
     with contextlib.suppress(ValueError):
         dist.destroy_process_group(group)
 
 
 @contextlib.contextmanager
 def meeting(group: dist.ProcessGroup) -> Iterator[None]:
-    """Names the likely cause if some rank does not take part while states are made."""
+    """Adds the likely cause to an error while ranks wait for each other to make a state."""
     try:
         yield
     except LgrecoError:
@@ -72,9 +73,9 @@ def meeting(group: dist.ProcessGroup) -> Iterator[None]:
 
 @functools.cache
 def _await_threads_at_exit() -> None:
-    """Gives Gloo's threads time to free what the last collectives held, before the interpreter ends.
+    """Gives Gloo's threads time to free the memory of the last collectives before the interpreter ends.
 
-    PyTorch 2.15 aborts the process if one of them asks for the interpreter later.
+    PyTorch 2.15 aborts the process if one of these threads calls the interpreter after that.
     """
     atexit.register(time.sleep, 0.2)
 
@@ -84,8 +85,8 @@ def agree(
 ) -> None:
     """Raises on all ranks if options (``told``) or layers differ, or if some rank has a ``failure``.
 
-    Options are compared as text. Layers are names with descriptions. The rank that failed raises its own error, and the others
-    one with its text.
+    Options are compared as text. Layers are names with descriptions. The rank that failed raises its own error. The
+    others raise an error with its text.
     """
     fingerprint = hashlib.sha256(repr(layers).encode()).hexdigest()
     options = {name: repr(value) for name, value in told.items() if value is not None}

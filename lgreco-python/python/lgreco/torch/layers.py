@@ -14,7 +14,7 @@ from lgreco._lgreco import LgrecoError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Parts that torch.compile, checkpoint_wrapper and FullyShardedDataParallel add to parameters' names."""
+"""Name parts that torch.compile, checkpoint_wrapper and FullyShardedDataParallel insert into parameters' names."""
 
 
 class Layer(NamedTuple):
@@ -24,15 +24,15 @@ class Layer(NamedTuple):
     shape: list[int]
     dtype: torch.dtype
     ends: list[int] = []
-    """At which element each rank's shard ends. Empty unless each rank gets the mean of its shard."""
+    """The element at which each rank's shard ends; empty unless each rank gets the mean of its shard."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of its gradient."""
+        """Bytes of the layer's gradient."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def described(self) -> tuple[str, str]:
-        """Its name, shape and type as text, which ranks compare."""
+        """The layer's name, and its shape and type as text, which ranks compare."""
         return self.name, f"{list(self.shape)} of {self.dtype}"
 
     def dtype_name(self) -> str:
@@ -43,19 +43,19 @@ class Layer(NamedTuple):
 
 
 def no_module(model: object) -> LgrecoError | None:
-    """The error for a model that is no module."""
+    """The error for a model that is not a module, or None."""
     if isinstance(model, torch.nn.Module):
         return None
     return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that torch.compile was given, or the model itself."""
+    """The module that torch.compile wraps, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without wrappers, so that settings and saved states fit a model with and without them."""
+    """A parameter's name without wrappers, so that settings and saved states fit the model with and without them."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -65,7 +65,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> list[int]:
-    """The ranks of all processes that hold a part of the model. Empty if it is not sharded."""
+    """The ranks that hold a part of the model; empty if it is not sharded."""
     ranks: set[int] = set()
     for parameter in parameters:
         if isinstance(parameter, DTensor):
@@ -77,5 +77,5 @@ def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> 
 
 
 def is_flat(model: torch.nn.Module) -> bool:
-    """Whether FullyShardedDataParallel (FSDP1) keeps the parameters in flat ones."""
+    """Whether FullyShardedDataParallel (FSDP1) keeps the parameters in flat parameters."""
     return any(isinstance(part, FullyShardedDataParallel) for part in model.modules())

@@ -1,4 +1,4 @@
-"""Weights that the user loads into a model during local training: noticing them, and comparing them between ranks."""
+"""Notices weights that the user loads into a model during local training, and compares them between ranks."""
 
 import hashlib
 import weakref
@@ -13,31 +13,31 @@ from lgreco.torch.collectives import Started, gather
 
 
 class LoadedWeights:
-    """Which weights this rank has loaded since the last outer step. Ranks compare them in the next one."""
+    """The weights that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._loaded: dict[int, str] = {}
-        """Hashes of the values by parameter, since they were last sent."""
+        """Hashes of loaded values by parameter, since hashes were last sent."""
         self._lacks_some = False
-        """Whether weights were loaded whose values are unknown."""
+        """Whether weights with unknown values were loaded."""
         self._sent: dict[int, str] = {}
-        """Hashes that were sent in an outer step that is on its way or has failed. The next one sends them, too."""
+        """Hashes sent in an outer step that is under way or has failed. The next outer step sends them too."""
         self._sent_lacks_some = False
         self._under_way: tuple[Started, torch.Tensor, LgrecoError | None] | None = None
-        """The all-gather, its memory, and what is wrong on this rank."""
+        """The all-gather, its memory, and this rank's error."""
 
     def note(self, parameter: int, values: torch.Tensor) -> None:
-        """Notes that a parameter was loaded."""
+        """Records the values that were loaded into a parameter."""
         part = values.cpu().reshape(-1).view(torch.uint8)
         self._loaded[parameter] = hashlib.sha256(part.numpy().tobytes()).hexdigest()
 
     def note_unknown(self) -> None:
-        """Notes that weights were loaded whose values are unknown."""
+        """Records that weights with unknown values were loaded."""
         self._lacks_some = True
 
     def forget(self) -> None:
-        """Forgets all weights, because all ranks continue from the same ones."""
+        """Forgets all weights, because all ranks continue from the same weights."""
         self._loaded.clear()
         self._lacks_some = False
         self._forget_sent()
@@ -46,7 +46,7 @@ class LoadedWeights:
         self._sent, self._sent_lacks_some = {}, False
 
     def send(self, failure: LgrecoError | None) -> None:
-        """Starts the comparison. A ``failure`` of this rank is sent, too."""
+        """Starts the comparison, and also sends whether this rank has a ``failure``."""
         self._sent, self._loaded = self._sent | self._loaded, {}
         self._sent_lacks_some, self._lacks_some = self._sent_lacks_some or self._lacks_some, False
         if failure is None and self._sent_lacks_some:
@@ -58,9 +58,9 @@ class LoadedWeights:
         self._under_way = gather(told, self._group), told, failure
 
     def compare(self) -> LgrecoError | None:
-        """Waits for the comparison. Returns the error that all ranks get.
+        """Waits for the comparison. Returns the error, which all ranks get.
 
-        Without one, what was sent is forgotten. Raises RuntimeError when the network has failed.
+        Without an error, the sent hashes are forgotten. Raises RuntimeError when the network has failed.
         """
         assert self._under_way is not None
         (work, told, failure), self._under_way = self._under_way, None
@@ -77,15 +77,15 @@ class LoadedWeights:
         return failure
 
     def give_up(self) -> None:
-        """Drops a comparison that was started in an outer step that has failed."""
+        """Drops the comparison of an outer step that has failed."""
         self._under_way = None
 
 
 class Loads:
-    """Notices parameters that ``load_state_dict`` gives values to, as long as it is alive."""
+    """Notices parameters that are loaded by ``load_state_dict``, as long as this object is alive."""
 
     def __init__(self, model: torch.nn.Module, told: Callable[[list[torch.Tensor]], None]) -> None:
-        """``told`` is a method. Its object is not kept alive."""
+        """``told`` is a method; its object is not kept alive."""
         self._told = weakref.WeakMethod(told)
         handles: list[Any] = []
         for part in model.modules():
@@ -106,7 +106,7 @@ def _remove(handles: list[Any]) -> None:
 
 
 class _Hook:
-    """A hook of one module. Copies and pickles of the model get a hook without effect."""
+    """A hook of one module. Copies and pickles of the model get a hook that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoHook, ()
@@ -120,7 +120,7 @@ class _NoHook:
 
 
 class _Before(_Hook):
-    """Notes which of the module's own parameters are about to be loaded."""
+    """Records which of the module's own parameters will be loaded."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -130,7 +130,7 @@ class _Before(_Hook):
 
 
 class _After(_Hook):
-    """Tells of the module's parameters that were loaded."""
+    """Reports the module's parameters that were loaded."""
 
     def __init__(self, before: _Before, loads: Loads) -> None:
         self._before, self._loads = before, weakref.ref(loads)

@@ -1,4 +1,4 @@
-"""Outer steps of local training: averages models that processes train apart, in few bytes (DiLoCo, SparseLoCo)."""
+"""Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
 
 import math
 import os
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class OuterStep(Reports, Checkpointed[None]):
-    """Averages models that are trained apart, every so many steps, by compressed pseudo-gradients.
+    """Averages separately trained models every few steps, by compressed pseudo-gradients.
 
-    Each process trains with its own optimizer, which this neither takes nor touches. The pseudo-gradient of a layer is its value at
-    the last outer step minus its value now. After ``every`` steps pseudo-gradients are compressed with error feedback and averaged.
-    SGD with Nesterov's momentum makes an outer step of the means, and all processes continue from there: Douillard et al., "DiLoCo"
-    (2023); with feedback that decays, SparseLoCo (2025).
+    Each process trains with its own optimizer, which this class neither takes nor changes. The pseudo-gradient of a
+    layer is its value at the last outer step minus its value now. After ``every`` steps pseudo-gradients are compressed
+    with error feedback and averaged. SGD with Nesterov's momentum makes an outer step with the means, and all processes
+    continue from the result. Source: Douillard et al., "DiLoCo" (2023); with decaying feedback, SparseLoCo (2025).
 
     >>> model = torch.nn.Linear(64, 64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -48,39 +48,42 @@ class OuterStep(Reports, Checkpointed[None]):
     Parameters
     ----------
     model
-        Its trainable parameters, float32, float16 or bfloat16, are the layers. Those of rank 0 are copied to all ranks. Frozen
-        parameters and buffers, such as BatchNorm's running means, are neither copied nor averaged: each process has its own. If
-        ranks load the same weights by ``load_state_dict`` afterwards, they continue from these. After any other change of the
-        weights call ``restart``. A parameter that is unfrozen later is an error on all ranks at the next outer step. Of a sharded
-        model each process averages its own shards, and ``process_group`` has the ranks that hold the same ones.
+        Its trainable parameters, float32, float16 or bfloat16, are the layers. Rank 0's parameters are copied to all
+        ranks. Frozen parameters and buffers, such as BatchNorm's running means, are neither copied nor averaged: each
+        process has its own. If ranks later load the same weights by ``load_state_dict``, they continue from these.
+        After any other change of the weights call ``restart``. A parameter that is unfrozen later is an error on all
+        ranks at the next outer step. For a sharded model, each process averages its own shards, and ``process_group``
+        has the ranks that hold the same shards.
     every
-        Inner steps between outer ones, at least 1; 30 in SparseLoCo.
+        Number of inner steps between outer ones, at least 1; SparseLoCo has 30.
     learning_rate, momentum
-        Of the outer step. DiLoCo's momentum is 0.9. Under TopK that made ``examples/outer.py`` lose what it had learned, because
-        residuals send late what momentum repeats. MuLoCo's 0.6 did not.
+        Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and 0.9, ``examples/outer.py``
+        unlearned: residuals send values late, and momentum repeats them. MuLoCo's 0.6 did not have this effect.
     feedback_decay
-        Residuals are multiplied by it after every outer step. 1 is classic error feedback, 0.95 SparseLoCo's.
+        Factor of residuals after every outer step: 1 is classic error feedback, and SparseLoCo has 0.95.
     fragments
-        With more than 1, the layers are divided into so many parts of about equal size, which are averaged in turn at equal
-        intervals. So less is sent at a time (Streaming DiLoCo).
+        With more than 1, the layers are divided into this many parts of about equal size, which are averaged in turn at
+        equal intervals. So less is sent at a time (Streaming DiLoCo).
     delay
-        Inner steps, fewer than ``every``, that are taken while pseudo-gradients are on their way. The mean is then of the models as
-        they were when they were sent, and what a process has learned since is added to it. The network so has the time of ``delay``
-        steps. Without a delay processes wait for it. If there are several collectives, each needs a step.
+        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are
+        then those of the models when they were sent, and each process adds what it has learned since. So the network
+        has the time of ``delay`` steps, and without a delay processes wait for it. If there are several collectives,
+        each needs a step.
     joined
-        Whether the layers of a fragment, vectors among them, are compressed as one. In ``settings``, ``metrics()`` and errors it is
-        named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one header for all.
+        Whether all layers of a fragment, including vectors, are compressed as one. In ``settings``, ``metrics()`` and
+        errors it is named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one
+        header for all.
     forget_moved
-        Whether a process forgets its residual of an element that the mean moves, because others have moved it. This is for TopK,
-        whose mean leaves most elements alone, and allows a higher learning rate. With ``joined=True``, ``learning_rate=4``,
-        ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]`` half of SparseLoCo's bytes gave a lower loss (BENCHMARKS.md, "Outer
-        steps to the end").
+        Whether a process clears its residual of an element that the mean changes, because other processes have sent it.
+        This is for TopK, whose mean leaves most elements unchanged, and allows a higher learning rate. With
+        ``joined=True``, ``learning_rate=4``, ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]``, half of
+        SparseLoCo's bytes gave a lower loss (BENCHMARKS.md, "Outer steps to the end").
     process_group, **options
-        As in ``LGreCoState``, where a step is an outer one; ``start_iter`` is 2 unless told otherwise, ``period`` 100, ``window`` 1.
-        Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers. Each fragment has a share in
-        proportion to its elements.
+        As in ``LGreCoState``, where a step means an outer step. The default of ``start_iter`` is 2, of ``period`` 100,
+        of ``window`` 1. Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers;
+        each fragment gets a share in proportion to its elements.
 
-    Raises LgrecoError for options and parameters that do not fit.
+    Raises LgrecoError for invalid options and parameters.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class OuterStep(Reports, Checkpointed[None]):
             failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
         if failure is None:
             failure = _shared(model, named, process_group)
-        # A shard that is empty here is empty on all ranks of the group. There is nothing to average.
+        # # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
         named = [(name, p) for name, p in named if local(p).numel() > 0]
         if failure is None and not named:
             failure = LgrecoError("this rank holds no element of any trainable parameter of the model")
@@ -149,7 +152,7 @@ class OuterStep(Reports, Checkpointed[None]):
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
         self._resumes = False
-        """Whether a state was loaded since the last step. The weights that the model loads belong to it."""
+        """Whether a state was loaded since the last step. Weights that are loaded then belong to it."""
         for _, p in named:
             dist.broadcast(local(p.detach()), group=process_group, group_src=0)
         self._fragments = [
@@ -168,11 +171,11 @@ class OuterStep(Reports, Checkpointed[None]):
         self._loads = Loads(model, self._was_loaded)
 
     def step(self) -> bool:
-        """To be called after every inner step on all ranks. Returns whether it has made an outer step.
+        """Must be called after every inner step on all ranks. Returns whether it has made an outer step.
 
-        Raises LgrecoError on all ranks when a parameter was not finite on one, and ExchangeError when the network has failed. With a
-        ``delay`` they are raised when the means would come. Parameters and residuals are then as they were, and the outer step is
-        over. An ExchangeError ends all outer steps that are on their way.
+        Raises LgrecoError on all ranks when a parameter was not finite on one, and ExchangeError when the network has
+        failed. With a ``delay`` they are raised when the means are due. Parameters and residuals are then unchanged,
+        and the outer step has ended. An ExchangeError ends all outer steps that are under way.
         """
         self.steps += 1
         self._resumes = False
@@ -193,7 +196,8 @@ class OuterStep(Reports, Checkpointed[None]):
         return bool(received)
 
     def finish(self) -> None:
-        """Ends the outer steps that a ``delay`` has left on their way. All ranks call it before the model is used, or its state saved.
+        """Ends the outer steps that are under way with a ``delay``. All ranks call it before the model is used or its
+        state saved.
 
         Raises the errors of ``step``.
         """
@@ -201,9 +205,10 @@ class OuterStep(Reports, Checkpointed[None]):
 
     @torch.no_grad()
     def _all(self, do: Callable[[Fragment, int], None]) -> None:
-        """Has each fragment ``do`` its turn. A failed network ends all turns at once.
+        """Calls ``do`` for each fragment. A failure of the network ends all turns at once.
 
-        All ranks get other errors, so they all take the remaining turns. The first error is raised at the end.
+        All ranks get the same other errors, so they all continue with the remaining fragments. The first error is
+        raised at the end.
         """
         failed: LgrecoError | None = None
         for index, fragment in enumerate(self._fragments):
@@ -226,10 +231,10 @@ class OuterStep(Reports, Checkpointed[None]):
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Continues from rank 0's parameters as they are now. All ranks call it between two steps.
+        """Continues from rank 0's present parameters. All ranks call it between two steps.
 
-        It is needed after weights were changed otherwise than by training and ``load_state_dict``. Raises LgrecoError while outer
-        steps are on their way: ``finish`` them first.
+        It is needed after weights were changed by other means than training and ``load_state_dict``. Raises LgrecoError
+        while outer steps are under way: call ``finish`` before.
         """
         for fragment in self._fragments:
             fragment.expect_none_sent()
@@ -239,7 +244,7 @@ class OuterStep(Reports, Checkpointed[None]):
             fragment.start_from(fragment.parameters)
 
     def _was_loaded(self, loaded: list[torch.Tensor]) -> None:
-        """Continues from weights that the user has loaded, unless they belong to a state that was loaded, too."""
+        """Continues from weights that the user has loaded, unless they belong to a loaded state."""
         if self._resumes:
             return
         for fragment in self._fragments:
@@ -264,14 +269,15 @@ class OuterStep(Reports, Checkpointed[None]):
         return {name: setting for fragment in self._fragments for name, setting in fragment.settings.items()}
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """The compression ratio of this process so far, the bytes of all pseudo-gradients, and the bytes that were sent for them."""
+        """The compression ratio of this process so far, the bytes of all pseudo-gradients, and the bytes sent for
+        them."""
         gradients, sent = (sum(f.compression_stats()[i] for f in self._fragments) for i in (1, 2))
         return (gradients / sent if sent else 1.0, int(gradients), int(sent))
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Setting, outer steps, bytes, relative error and norm of the residual by layer. Reads residuals.
 
-        Norms of layers that are on their way are None.
+        Norms of layers in an outer step under way are None.
         """
         return {name: layer for fragment in self._fragments for name, layer in fragment.metrics().items()}
 
@@ -279,16 +285,18 @@ class OuterStep(Reports, Checkpointed[None]):
         return [plan for fragment in self._fragments for plan in fragment._plans()]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat. Zeros if there is none. Raises LgrecoError while it is on its way."""
+        """A copy of a layer's residual on this rank: float32, flat; zeros if there is none. Raises LgrecoError while it
+        is in use."""
         for fragment in self._fragments:
             if name in fragment.layers:
                 return fragment.residual_of(name)
         raise LgrecoError(f"no layer is called {name!r}")
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state. Every rank saves its own, beside its model and inner optimizer. ``weights_only=True`` can load it.
+        """This rank's state. Every rank saves its own, together with its model and inner optimizer.
+        ``weights_only=True`` can load it.
 
-        Raises LgrecoError while outer steps are on their way: ``finish`` them first.
+        Raises LgrecoError while outer steps are under way: call ``finish`` before.
         """
         return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
 
@@ -301,13 +309,14 @@ class OuterStep(Reports, Checkpointed[None]):
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Continues from a state with as many fragments. The model and its optimizer are loaded separately.
 
-        Workers may leave or join between outer steps. A new ``OuterStep`` is then made in the new group, and all its ranks load a
-        state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as both. If it also gives
-        the state of a rank that left among ``residuals``, it takes over that one's residuals; otherwise they are lost. A rank that
-        joins gives any rank's state and no residuals (``[]``). With ``residuals`` parameters become those that the next outer step
-        starts from. Without, they stay.
+        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks
+        load a state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as both.
+        It may add the state of a rank that left to ``residuals``, and takes over its residuals; otherwise they are
+        lost. A rank that joins gives any rank's state and no residuals (``[]``). With ``residuals``, parameters become
+        those from which the next outer step starts. Without, they stay unchanged.
 
-        Raises ValueError for other fragments or shapes, and LgrecoError for a damaged state. Nothing has changed then.
+        Raises ValueError for other fragments or shapes, and LgrecoError for a damaged state. Everything is then
+        unchanged.
         """
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
@@ -333,7 +342,7 @@ class OuterStep(Reports, Checkpointed[None]):
 
 
 def _averaged(model: torch.nn.Module) -> LgrecoError | None:
-    """The error for a model whose processes do not train apart."""
+    """The error for a model whose processes do not train separately, or None."""
     if not isinstance(uncompiled(model), torch.nn.parallel.DistributedDataParallel):
         return None
     way_out = "give OuterStep the module within, which processes train apart, or workers of several processes each"
@@ -343,7 +352,7 @@ def _averaged(model: torch.nn.Module) -> LgrecoError | None:
 def _shared(
     model: torch.nn.Module, named: Named, group: dist.ProcessGroup | None
 ) -> LgrecoError | None:
-    """The error for a group whose ranks hold different shards of the model."""
+    """The error for a group whose ranks hold different shards of the model, or None."""
     expect_group(group)
     if not dist.is_initialized():
         return None
@@ -361,7 +370,7 @@ def _options_of(
     part: Named,
     named: Named,
 ) -> Options:
-    """Options of the controller of a fragment."""
+    """The options of a fragment's controller."""
     options: Options = {**told}
     if isinstance(budget := told.get("budget"), int):
         options["budget"] = budget * elements(part) // max(1, elements(named))
@@ -372,7 +381,7 @@ def _options_of(
 
 
 def _divided(named: Named, parts: int) -> list[Named]:
-    """Divides layers into parts of consecutive ones with about as many elements each. No part is empty."""
+    """Divides layers into consecutive parts with about as many elements each. No part is empty."""
     total = elements(named)
     divided: list[Named] = [[] for _ in range(parts)]
     at = before = 0

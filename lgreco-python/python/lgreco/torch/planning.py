@@ -1,4 +1,5 @@
-"""Plans: when their work begins, the thread that does it, and the memory that a new plan leaves free."""
+"""Plans: when their work begins, and which thread does it. Also returns the memory that a new plan frees to the
+system."""
 
 import ctypes
 import logging
@@ -15,13 +16,13 @@ from lgreco.torch.options import Options
 
 _LOG = logging.getLogger("lgreco")
 _LEAD = 10
-"""Steps that planning a large model has on its thread, unless ``lead`` is given."""
+"""Default ``lead`` for a large model: the number of steps for its planning on the thread."""
 _LARGE = 1 << 22
-"""Elements of a large model. Planning it takes a tenth of a second and more."""
+"""Elements of a large model. Its planning takes a tenth of a second or more."""
 
 
 def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -> int:
-    """How many steps before its own a plan is begun on a thread. More than 0 where planning would delay a step noticeably."""
+    """The default of ``lead``. It is above 0 if planning would noticeably delay a step."""
     elements = sum(math.prod(layer.shape) for layer in layers)
     looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in ("lgreco", "kmeans", "accordion")
     if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
@@ -32,20 +33,21 @@ def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -
 
 
 class Planning:
-    """Plans on a thread. Only the rank that measures gradients has anything to do.
+    """Makes plans on a thread, on the rank that measures gradients. Other ranks have no work.
 
-    Otherwise the controller plans itself, in the step that the plan is for.
+    Without this, the controller makes the plan in the plan's own step.
     """
 
     def __init__(self, leads: bool, device: Buckets | None) -> None:
         self.leads = leads
-        """Whether plans are begun before their own step (``lead``)."""
+        """Whether plans begin before their own step (``lead``)."""
         self._device = device
         self._thread: ThreadPoolExecutor | None = None
         self.under_way: Future[PlanResult] | None = None
 
     def begin(self, controller: Controller) -> None:
-        """Begins the next plan if its gradients are complete. Waits for it if it is due now, with gradients on a GPU."""
+        """Begins the next plan if its gradients are complete. With gradients on a GPU and without ``lead``, waits for
+        the plan."""
         task = controller.take_plan_task() if self.under_way is None else None
         work = None
         if task is not None:
@@ -60,15 +62,16 @@ class Planning:
                 self.take_over(controller)
 
     def take_over(self, controller: Controller) -> None:
-        """Gives the controller a plan that is ready. Waits for one that is due, so that every run switches at the same step."""
+        """Gives the controller a finished plan. Waits for a plan that is due, so that every run switches at the same
+        step."""
         if self.under_way is None or not (self.under_way.done() or controller.is_plan_due()):
             return
         planning, self.under_way = self.under_way, None
         if (error := planning.exception()) is None:
             controller.hand_in(planning.result())
             return
-        # The controller then plans in the plan's own step, and tells all ranks what fails there.
-        # The error is logged as text, because it refers to the task.
+        # # The controller then plans in the plan's own step, and reports failures there to all ranks. The error is
+        # logged as text, because the exception refers to the task.
         _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
         del planning, error
         if self._device is not None:
@@ -86,6 +89,6 @@ def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
 
 
 def trim_memory() -> None:
-    """Returns freed memory to the system. The C library would keep what the old settings needed."""
+    """Returns freed memory to the system. The C library would keep the memory that the old settings needed."""
     if (trim := _malloc_trim()) is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""One call that compresses gradients, whatever the module is wrapped in."""
+"""One call that compresses a module's gradients under DDP, FSDP1 or FSDP2."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The loss scale of mixed precision: reading it without waiting for a GPU, and having residuals follow it."""
+"""The loss scale of mixed precision. It is read without waiting for a GPU, and residuals are rescaled with it."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from lgreco.torch.options import Scaler
 
 
 class Scale:
-    """The factor that a GradScaler multiplies losses by; 1 without a GradScaler."""
+    """The factor by which a GradScaler multiplies losses; 1 without a GradScaler."""
 
     def __init__(self, scaler: Scaler | None) -> None:
         self._scaler = scaler
@@ -41,7 +41,7 @@ class Scale:
     def follow(self, controller: Controller, device: Buckets | None) -> None:
         """Rescales residuals if the scale has changed, and undoes the last step if the GradScaler has skipped it.
 
-        A scale that has become smaller says that the step was skipped. May be called again after an interrupt.
+        A smaller scale means that the step was skipped. May be called again after an interrupt.
         """
         scale, before = self.now(), controller.scale
         if scale == before:

@@ -1,6 +1,6 @@
-"""Steps: buckets are exchanged, the first one begins the step, and the last one or the end of the backward pass ends it.
+"""Steps: the first bucket begins a step, and the last bucket or the end of the backward pass ends it.
 
-``step_state.py`` has the states of a step. This file performs what leads from one to the next.
+``step_state.py`` has the states of a step. This file performs the transitions between them.
 """
 
 import logging
@@ -21,9 +21,9 @@ from lgreco.torch.scale import Scale
 from lgreco.torch.step_state import Between, Ended, Exchanging, Refused, StepState, UnderWay
 
 _NOT_BEGUN = 103
-"""The permanent error code of a call in the wrong state of a step."""
+"""The permanent error code of a call at the wrong point of a step."""
 _TOLD_TOO_LARGE = re.compile("error code (101|8)\\b")
-"""In the error on other ranks: a value is not finite, or too large for the type in which it is sent."""
+"""Matches errors on other ranks: a value is not finite, or too large for the type in which it is sent."""
 _LOG = logging.getLogger("lgreco")
 
 
@@ -34,7 +34,7 @@ class Steps:
     """
 
     _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
-    """What to add to an error about values that are not finite."""
+    """Advice to add to an error about values that are not finite."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Steps:
         optimizer: torch.optim.Optimizer | None,
         on_plan: Callable[[Any], None] | None,
     ) -> None:
-        """``optimizer`` is that whose learning rate Accordion follows. With ``is_timed`` plans are logged."""
+        """Accordion follows the learning rate of ``optimizer``. With ``is_timed`` plans are logged."""
         self._group = group
         self._controller = controller
         self._scale = scale
@@ -59,9 +59,9 @@ class Steps:
         self._on_plan = on_plan
         self._state: StepState = Between()
         self._has_new_plan = False
-        """Whether ``on_plan`` is still to be called. This outlives the step if its backward pass ends early."""
+        """Whether ``on_plan`` must still be called. It stays set if the step's backward pass ends early."""
         self._bytes = [0, 0]
-        """All bytes of gradients so far, and the bytes that this process sent for them."""
+        """Total bytes of gradients so far, and total bytes that this process sent for them."""
         self._rate = 1.0
         """The learning rate of the last step that began without an error."""
         self.last_report: Report | None = None
@@ -69,7 +69,7 @@ class Steps:
     # Exchanging buckets
 
     def _under_way(self) -> list[BucketExchange]:
-        """The exchanges of the step under way. None between steps."""
+        """The exchanges of the step under way; empty between steps."""
         return self._state.exchanges if isinstance(self._state, UnderWay) else []
 
     def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> BucketExchange:
@@ -77,7 +77,7 @@ class Steps:
         self._take_back_left_over(layers)
         failure = None
         if not isinstance(self._state, UnderWay):
-            # From here on a backward pass that ends early leaves a step to be taken back.
+            # # If the backward pass ends early from here on, the step must be undone.
             self._state = self._state.begin(BackwardPass(self._end_backward))
             failure = self._begin_step(self._state)
         step = self._state
@@ -85,7 +85,7 @@ class Steps:
         step.layers.update(layers)
         try:
             exchange = self._exchange_of(layers, buffer, gradients)
-            # The step has the exchange before that has layers, because an interrupt may come between.
+            # # An interrupt may come at any time, so the step records the exchange before the exchange has layers.
             step.exchanges.append(exchange)
             exchange.open(self._controller, layers)
         except (LgrecoError, RuntimeError) as error:
@@ -107,7 +107,8 @@ class Steps:
         return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group)
 
     def _go_on(self, exchange: BucketExchange) -> bool:
-        """As the exchange's ``go_on``, but notes errors that all ranks get. They all go on with the other buckets."""
+        """Calls the exchange's ``go_on``, and records an error that all ranks get. The other buckets continue after
+        it."""
         try:
             return exchange.go_on()
         except LgrecoError as error:
@@ -127,16 +128,16 @@ class Steps:
         exchange = self._begin(layers, buffer, gradients, False)
         self._complete(exchange)
         exchange.deliver()
-        # The next unit needs the memory.
+        # # Frees the memory, which the next unit needs.
         exchange.close(self._controller)
         exchange.let_go()
 
     # Beginning a step
 
     def _begin_step(self, step: Exchanging) -> LgrecoError | None:
-        """Has ranks agree on the step. An error that all ranks get refuses it.
+        """Runs the ranks' agreement on the step. An error that all ranks get refuses the step.
 
-        Returns an error of this rank alone. The first bucket tells the others of it.
+        Returns an error of this rank alone, which the first bucket reports to the others.
         """
         failure = None
         try:
@@ -188,14 +189,15 @@ class Steps:
         if not isinstance(step, UnderWay):
             return
         left = [exchange for exchange in step.exchanges if exchange.is_flying()]
-        # Every rank starts collectives in this order: the second ones of all buckets after all first ones.
+        # # All ranks start collectives in this order: first each bucket's second collective, then each bucket's third,
+        # and so on.
         while left:
             left = [exchange for exchange in left if self._go_on(exchange)]
         for exchange in step.exchanges:
             exchange.close(self._controller)
             exchange.land()
         if self._device is not None:
-            # Exchanges have kept alive what is under way. They are no longer needed.
+            # # The exchanges kept the memory of running collectives alive, and are no longer needed.
             self._device.finish_step(was_copied=any(exchange.lends for exchange in step.exchanges))
         if isinstance(step, Refused):
             self._state = step.end()
@@ -216,23 +218,24 @@ class Steps:
             self._has_new_plan = self._on_plan is not None
 
     def _end_with_last_bucket(self) -> None:
-        """Ends the step, and tells of it at once where the end of the backward pass is unknown."""
+        """Ends the step, and raises its error at once if the end of the backward pass cannot be detected."""
         self._finish_step()
         if isinstance(self._state, Ended) and not self._state.backward.is_known:
             self._end_step()
 
     def _end_backward(self) -> None:
-        """The backward pass has ended. The last bucket may not have come.
+        """Ends the step at the end of the backward pass. The last bucket may be missing.
 
-        DDP leaves out buckets of unused parameters if ``skip_all_reduce_unused_params`` is set, and FSDP marks no last bucket.
+        DDP omits buckets of unused parameters if ``skip_all_reduce_unused_params`` is set, and FSDP marks no last
+        bucket.
         """
         self._finish_step()
         if self._has_new_plan or (isinstance(self._state, Ended) and self._state.failure is not None):
-            # After DDP's own callback, which ends its step. DDP can so go on after an error.
+            # # Runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
             queue(self._end_step)
 
     def _end_step(self) -> None:
-        """Calls ``on_plan``, and raises the error that all ranks get."""
+        """Calls ``on_plan``, and raises the step's error, which all ranks get."""
         has_new_plan, self._has_new_plan = self._has_new_plan, False
         failure = None
         if isinstance(self._state, Ended):
@@ -259,7 +262,7 @@ class Steps:
     # Taking a step back
 
     def _abandoned(self, cause: Exception) -> ExchangeError:
-        """Takes the step back, and returns the error to raise."""
+        """Undoes the step, and returns the error to raise."""
         error = self._broken(cause)
         self._take_back(error)
         return error
@@ -269,12 +272,12 @@ class Steps:
         return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
 
     def _take_back_left_over(self, layers: list[int] | None = None) -> None:
-        """Takes back a step whose backward pass ended early, by the user's exception or an interrupt."""
+        """Undoes a step whose backward pass ended early, by the user's exception or an interrupt."""
         if isinstance(self._state, UnderWay) and self._state.is_left_over(layers):
             self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
 
     def _take_back(self, why: Exception) -> None:
-        """Takes back the step under way, if there is one. May be called again after an interrupt."""
+        """Undoes the step under way, if there is one. May be called again after an interrupt."""
         step = self._state
         for exchange in self._under_way():
             exchange.give_up(why)
@@ -292,9 +295,9 @@ class Steps:
             self._device.abandon()
         if not isinstance(step, Between):
             step.backward.forget()
-        # Last, because after an interrupt the step is still to be taken back.
+        # # This comes last, because an interrupt before it leaves a step that must still be undone.
         self._state = Between()
 
     def _is_lost(self) -> bool:
-        """Whether a step is under way that cannot be taken back."""
+        """Whether a step is under way that cannot be undone."""
         return isinstance(self._state, UnderWay) and self._state.is_lost

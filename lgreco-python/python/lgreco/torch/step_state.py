@@ -7,7 +7,7 @@
     Ended      -- told -->   Between       the step's error has been raised
     Ended      -- begin -->  Exchanging
 
-Taking a step back, and loading a saved state, lead from any state to ``Between``.
+Undoing a step, or loading a saved state, leads from any state to ``Between``.
 """
 
 from dataclasses import dataclass, field
@@ -27,37 +27,38 @@ class Between:
 
 @dataclass
 class Ended:
-    """The step is over, and the end of its backward pass is to raise ``failure``."""
+    """The step is over. At the end of its backward pass ``failure`` is raised."""
 
     backward: BackwardPass
     failure: LgrecoError | None
 
     def begin(self, backward: BackwardPass) -> "Exchanging":
-        """Begins the next step. Its end also raises this one's failure, if both are within one pass with reentrant checkpoints."""
+        """Begins the next step. If both steps are in one pass with reentrant checkpoints, its end also raises this
+        one's failure."""
         return Exchanging(backward, self.failure if self.backward.is_between else None)
 
 
 @dataclass
 class UnderWay:
-    """A step has begun. It is to be taken back if its backward pass ends early."""
+    """A step has begun. If its backward pass ends early, the step must be undone."""
 
     backward: BackwardPass
     failure: LgrecoError | None
-    """The first error of the step that all ranks know of."""
+    """The first error of the step that all ranks know."""
     exchanges: list[BucketExchange] = field(default_factory=list)
-    """Those of its buckets so far, in their order."""
+    """The exchanges of the step's buckets so far, in their order."""
     layers: set[int] = field(default_factory=set)
     """The layers in these buckets."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether an interrupt came while a collective was started. The step then cannot be taken back."""
+        """Whether an interrupt came while a collective was started. The step then cannot be undone."""
         return any(exchange.is_lost for exchange in self.exchanges)
 
     def is_left_over(self, layers: list[int] | None = None) -> bool:
-        """Whether the step's backward pass has ended early. ``layers`` are those of a bucket that comes now.
+        """Whether the step's backward pass ended early. ``layers`` are those of a new bucket.
 
-        While reentrant checkpoints run, the end of the outer pass may be unknown. But no layer comes twice in a pass.
+        With reentrant checkpoints, the end of the outer pass may be unknown. But no layer appears twice in a pass.
         """
         if layers is not None and self.backward.is_between and not self.layers.isdisjoint(layers):
             return True
@@ -69,20 +70,20 @@ class UnderWay:
 
 @dataclass
 class Exchanging(UnderWay):
-    """Buckets are exchanged. After an error that all ranks know of they go on with the other buckets."""
+    """Buckets are exchanged. After an error that all ranks know, the other buckets continue."""
 
     def fail(self, failure: LgrecoError) -> None:
-        """Notes an error that all ranks get. The first one counts."""
+        """Records an error that all ranks get. The first one is kept."""
         self.failure = self.failure or failure
 
     def refuse(self, failure: LgrecoError) -> "Refused":
-        """All ranks have found that the step cannot be taken."""
+        """Refuses the step, because all ranks know that it cannot be performed."""
         return Refused(self.backward, failure, self.exchanges, self.layers)
 
 
 @dataclass
 class Refused(UnderWay):
-    """All ranks know that the step cannot be taken. Nothing is exchanged in it, and gradients stay as they are."""
+    """All ranks know that the step cannot be performed. Nothing is exchanged in it, and gradients stay unchanged."""
 
     failure: LgrecoError
 

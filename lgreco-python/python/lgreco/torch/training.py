@@ -1,4 +1,5 @@
-"""What all states have in common: options, reports about layers and plans, and saved states. ``step.py`` has the steps."""
+"""The base class of all states: options, reports about layers and plans, and saved states. ``step.py`` has the
+steps."""
 
 import logging
 import sys
@@ -38,7 +39,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     _bucket_bytes: int = 25 << 20
     """Bytes of each bucket; the default is DDP's."""
     _at_once: int = sys.maxsize
-    """How many buckets are exchanged at the same time."""
+    """Number of buckets that are exchanged at the same time, at most."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         /,
         **options: "Unpack[Options]",
     ) -> None:
-        """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is what is wrong with this rank's model."""
+        """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is an error of
+        this rank's model."""
         if options.get("lead", 0) is None:
             del options["lead"]
             if (lead := default_lead(layers, cuda, options)) > 0:
@@ -69,7 +71,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         own = own_group(group)
         release_with(self, own)
         scale = Scale(grad_scaler)
-        # Ranks must agree on all options but metrics_every, which has no effect on others.
+        # # Ranks must agree on all options but metrics_every, which only affects its own rank.
         together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=scale.is_scaled, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         self._decides = deciding(together)
@@ -127,13 +129,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             module.register_forward_pre_hook(lambda *_: scale.note(cuda))
 
     def _note_units(self, units: Sequence[list[int]], layers: Sequence[Layer]) -> None:
-        """Says that each unit's layers are a bucket, and that one bucket is exchanged at a time."""
+        """Sets each unit's layers as a bucket, with one bucket exchanged at a time."""
         self._bucket_bytes, self._at_once = max(sum(layers[layer].bytes for layer in unit) for unit in units), 1
 
     def follow_scale(self) -> None:
-        """Takes the last step back if the GradScaler has skipped it, and rescales residuals when its scale has changed.
+        """Undoes the last step if the GradScaler has skipped it, and rescales residuals if its scale has changed.
 
-        Every step begins with it. Call it before saving states, after ``scaler.update()``.
+        Every step begins with this call. Also call it before saving states, after ``scaler.update()``.
         """
         self._take_back_left_over()
         self._scale.follow(self._controller, self._device)
@@ -141,11 +143,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def replan(self) -> int | None:
         """Asks for a plan before the next scheduled one, because the data or the network have changed.
 
-        Returns the step at which it is due; None under a fixed or uniform policy, where nothing is left to decide. All ranks call it
-        between the same two steps. The plan looks at the gradients of the next ``window`` steps. Later plans come when they would have.
+        Returns the step at which it is due, or None under a fixed or uniform policy, which makes no decisions. All
+        ranks call it between the same two steps. The plan looks at the gradients of the next ``window`` steps. The
+        schedule of later plans stays the same.
 
-        Raises LgrecoError while a step is under way. If some ranks have not called it, the next step raises it on every rank. With
-        gradients on a GPU, ``objective="seconds"`` and a ``window`` of 1, ranks instead wait for each other until the group's timeout.
+        Raises LgrecoError while a step is under way. If some ranks have not called it, the next step raises it on every
+        rank. One case differs: with gradients on a GPU, ``objective="seconds"`` and a ``window`` of 1, ranks wait for
+        each other until the group's timeout.
         """
         return self._controller.replan()
 
@@ -158,20 +162,23 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def plan(self) -> dict[str, Any] | None:
         """The last decision; None before the first.
 
-        It has the step, sizes in bits, the error, whether it is proved optimal, and the reasons in words (``why``). With
-        ``objective="seconds"`` sizes are picoseconds, and there are the seconds of a step's exchange with compression:
-        ``measured_seconds`` since the plan before, ``computing_seconds`` of them for compression, and the predictions ``plan_seconds``,
-        ``default_seconds`` and ``uncompressed_seconds``.
+        It has the step, sizes in bits, the error, whether the plan is proved optimal, and the reasons in words
+        (``why``). With ``objective="seconds"`` sizes are in picoseconds. The decision then also has seconds of a step's
+        exchange, including compression. ``measured_seconds`` are those since the previous plan, with
+        ``computing_seconds`` as the part for compression. ``plan_seconds``, ``default_seconds`` and
+        ``uncompressed_seconds`` are predictions.
         """
         return self._controller.decision()
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the run takes on this rank beside its gradients, in ``total`` and by purpose. Known before training begins.
+        """Bytes that the run uses on this rank besides its gradients, in ``total`` and by purpose. Known before
+        training begins.
 
-        The purposes are ``residuals``, residuals of the step before (``undo``), PowerSGD's ``factors``, the ``exchange`` of all buckets
-        of a step, and on rank 0 the ``window`` of gradients that a plan looks at, from its first step until the plan. They hold for
-        the settings of the last plan, or before the first for ``default``. They agree within a tenth with what is allocated. The system
-        may count less, because parts are hardly touched.
+        The purposes are ``residuals``, residuals of the previous step (``undo``), PowerSGD's ``factors``, and the
+        ``exchange`` of all buckets of a step. On rank 0, ``window`` is the gradients for the next plan, kept from the
+        window's first step until the plan. The numbers assume the settings of the last plan, or ``default`` before the
+        first. They differ from the allocated memory by less than a tenth. The system may report less, because some
+        memory is rarely touched.
         """
         parts = dict(self._controller.memory(self._bucket_bytes, self._at_once))
         return {**parts, "total": sum(parts.values())}
@@ -182,7 +189,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return {name: self._controller.metrics(layer) for layer, name in enumerate(self.names)}
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """The compression ratio of this process so far, the bytes of all gradients, and the bytes that were sent for them."""
+        """The compression ratio of this process so far, the bytes of all gradients, and the bytes sent for them."""
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
 
@@ -227,14 +234,14 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         """Continues from a saved state. All ranks call it between two steps. It logs what is lost.
 
-        The options are this state's. Where the saved state's differ, that is logged: a fixed or uniform policy applies them at once,
-        and others plan as soon as they have seen their window.
+        The options of this object apply. Differences from the saved options are logged. A fixed or uniform policy
+        applies them at once, and other policies make a new plan after a full window.
 
-        ``residuals`` are the states whose residuals this rank takes over; by default the same one. With fewer workers than before
-        give also those of ranks that are gone. On a new rank give none (``[]``), with the state of any rank. Residuals of an earlier
-        step, such as a dead rank's last, lack what was not sent since.
+        ``residuals`` are the states whose residuals this rank takes over; by default ``state`` itself. With fewer
+        workers than before, add the states of ranks that are gone. On a new rank give none (``[]``), with the state of
+        any rank. Residuals of an earlier step, such as a dead rank's last, lack the compression errors since then.
 
-        Raises LgrecoError when a state is damaged or of another kind. Nothing has changed then.
+        Raises LgrecoError when a state is damaged or of another kind. Everything is then unchanged.
         """
         try:
             self._take_back_left_over()
@@ -245,7 +252,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
-        # Older states do not say which rank saved them.
+        # # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         if residuals is None and state.get("rank", rank) != rank:
             whose = f"this is rank {rank}, and the state is that of rank {state['rank']}, whose residuals that one takes over"
@@ -258,7 +265,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             self._device.observed.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
-        # Residuals follow the scaler's scale at the next step, whether the scaler is loaded before or after. Older states have no scale.
+        # # The next step rescales residuals to the scaler's scale, so the scaler may be loaded later. Older states have
+        # no scale.
         self._controller.note_scale(state.get("scale", self._controller.scale))
         self._state = Between()
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
@@ -271,7 +279,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return loaded
 
     def _overrule(self, saved: Mapping[str, str]) -> None:
-        """Replans if the saved run had other options than this one."""
+        """Asks for a new plan if the saved run had other options."""
         differing = [name for name in sorted(saved.keys() | self._decides.keys()) if saved.get(name) != self._decides.get(name)]
         if not differing:
             return
