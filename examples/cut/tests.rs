@@ -43,7 +43,7 @@ fn whole() -> Result<f32, Failure> {
 }
 
 const BOTH: [u64; 2] = [2049; 2];
-/// What settings for [`Images::New`] send of an image, as in BENCHMARKS: it does not depend on the image.
+/// What settings for [`Images::New`] send of an image, as in docs/src/experiments/pipeline-cut.md: it does not depend on the image.
 const SENT: [[u64; 2]; 21] = [
     BOTH,
     [244, 2049],

@@ -62,10 +62,10 @@
  *         return 0;
  *     }
  *
- * What holds for every call stands in lgreco-ffi/README.md. In short: a call returns a status, and its outputs count only after
- * LGRECO_OK. Handles are freed by their destroy call. Different handles may be used by different threads at the same time.
- * Options are an array of names and values, all of them text, with NULL at its end; NULL stands for the defaults. Structs begin
- * with their INIT macro. Lengths count elements.
+ * What holds for every call stands in docs/src/reference/c-contract.md. In short: a call returns a status, and its outputs
+ * count only after LGRECO_OK. Handles are freed by their destroy call. Different handles may be used by different threads at
+ * the same time. Options are an array of names and values, all of them text, with NULL at its end; NULL stands for the
+ * defaults. Structs begin with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -307,7 +307,7 @@ lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_t
 #define LGRECO_SETTING_TEXT_BYTES 64
 
 // A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
-// plan files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+// plan files. docs/src/reference/settings.md has the words. Calls that take one setting take its text alone. This struct never changes.
 //
 // Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
 // LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.

@@ -3,7 +3,7 @@
 // GPU, lgreco_pipeline.hpp cuts between pipeline stages.
 //
 // Everything here is inline; programs link the same library as C programs. Structs are those of lgreco.h. What holds for
-// handles, threads and memory stands in lgreco-ffi/README.md.
+// handles, threads and memory stands in docs/src/reference/c-contract.md.
 #ifndef LGRECO_HPP
 #define LGRECO_HPP
 

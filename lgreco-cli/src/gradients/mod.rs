@@ -8,7 +8,7 @@
 //! [`Stored`] knows the headers and reads layers when they are asked for; [`Gradients`] has them all in memory.
 //!
 //! Files are read, not mapped. A mapped file that somebody truncates kills the process, and mapping is unsafe code.
-//! Reading a batch of layers into one buffer that stays costs a copy (0.2 s of a core for 0.7 GB, BENCHMARKS.md), has
+//! Reading a batch of layers into one buffer that stays costs a copy (0.2 s of a core for 0.7 GB), has
 //! values aligned whatever the file's offsets are, and names the file and the layer where it ends early. A batch has
 //! no more bytes than four of the largest layer (or 64 MiB), so a model of any size takes that and what its largest
 //! layers need as workspace.

@@ -26,7 +26,7 @@ fn tidy(x: f64) -> f64 {
 /// independent from worker to worker: the mean of W payloads has a W-th of the squared error of one.
 /// [`Search::workers`](super::Search::workers) is that W, which controllers know.
 ///
-/// BENCHMARKS.md, "Which error tells the loss", has the measurement behind this: 48 plans drawn at random, held through the
+/// docs/src/experiments/which-error.md has the measurement behind this: 48 plans drawn at random, held through the
 /// training of two models, and how well each metric ranks their losses. The division by W is what matters there; the root, or
 /// a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared error r (Stich et al., NeurIPS 2018),
 /// make no difference that the seeds' scatter would not hide.

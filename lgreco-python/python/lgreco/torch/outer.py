@@ -73,8 +73,8 @@ class OuterStep(Reports, Checkpointed[None]):
     forget_moved
         Whether a process forgets its residual of an element that the mean moves, because others have moved it. This is for TopK,
         whose mean leaves most elements alone, and allows a higher learning rate. With ``joined=True``, ``learning_rate=4``,
-        ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]`` half of SparseLoCo's bytes gave a lower loss (BENCHMARKS.md, "Outer
-        steps to the end").
+        ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]`` half of SparseLoCo's bytes gave a lower loss
+        (docs/src/experiments/outer-steps.md).
     process_group, **options
         As in ``LGreCoState``, where a step is an outer one; ``start_iter`` is 2 unless told otherwise, ``period`` 100, ``window`` 1.
         Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers. Each fragment has a share in
