@@ -168,7 +168,9 @@ fn every_page_is_in_the_site() {
 fn every_picture_is_shown() {
     let shown: BTreeSet<String> = files("", "md")
         .iter()
-        .flat_map(|page| links(&read(page)).into_iter().filter_map(|(_, link)| resolved(page, &link)).collect::<Vec<_>>())
+        .flat_map(|page| {
+            links(&read(page)).into_iter().filter_map(|(_, link)| resolved(page, &link)).collect::<Vec<_>>()
+        })
         .collect();
     for picture in files(&format!("{SITE}/pictures"), "svg") {
         assert!(shown.contains(&picture), "no page shows {picture}");
