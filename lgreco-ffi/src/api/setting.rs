@@ -8,7 +8,8 @@ use std::io::Write as _;
 pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 
 /// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
-/// plan files. docs/src/reference/settings.md has the words. Calls that take one setting take its text alone. This struct never changes.
+/// plan files. docs/src/reference/settings.md has the words. Calls that take one setting take its text alone. This struct
+/// never changes.
 ///
 /// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
 /// LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.
