@@ -105,3 +105,12 @@ required() {
     ! command -v spirv-val >/dev/null || kinds+=,spirv
     echo "$kinds"
 }
+
+# What makes the site of the documentation, from its source: minutes on two cores.
+mdbook=target/mdbook
+mdbook_version=0.5.4
+need_mdbook() {
+    [ "$("$mdbook/bin/mdbook" --version 2>/dev/null)" = "mdbook v$mdbook_version" ] && return
+    cargo install mdbook --locked --root "$mdbook" --version "$mdbook_version" --no-default-features --features search --force ||
+        skip book "no mdbook $mdbook_version and it could not be installed"
+}

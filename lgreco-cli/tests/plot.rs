@@ -16,6 +16,21 @@ fn texts(folder: &Path, args: &[&str]) -> Vec<String> {
     texts.filter_map(|node| node.text()).map(|text| text.trim().to_owned()).collect()
 }
 
+/// The README's picture, and what the page on the command prints.
+#[test]
+fn the_documentation_shows_this_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = stdout_in(folder.path(), &["plan", "--plot", "plan.svg"]);
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src");
+    let page = std::fs::read_to_string(docs.join("start/command-line.md")).unwrap();
+    for line in printed.lines().filter(|line| !line.starts_with("time ")) {
+        assert!(page.contains(line), "docs/src/start/command-line.md lacks the line: {line}");
+    }
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let same = read(&folder.path().join("plan.svg")) == read(&docs.join("pictures/plan.svg"));
+    assert!(same, "the picture is old: cargo run --release -- plan --plot docs/src/pictures/plan.svg");
+}
+
 #[test]
 fn every_layer_is_drawn_with_its_setting() {
     let folder = tempfile::tempdir().unwrap();

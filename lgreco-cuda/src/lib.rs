@@ -145,6 +145,11 @@ mod tops;
 #[allow(unsafe_code)]
 mod window;
 
+/// The README's example, as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
 pub use backend::CudaBackend;
 pub use device_rows::RowsBytes;
 pub use error::{DeviceJobError, Error, Result};

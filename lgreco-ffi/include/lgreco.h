@@ -62,8 +62,8 @@
  *         return 0;
  *     }
  *
- * lgreco-ffi/README.md states the rules for all calls. In short: a call returns a status, and its outputs are valid only
- * after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the same time.
+ * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs are
+ * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the same time.
  * Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults. Initialise
  * structs with their INIT macro. Lengths count elements.
  *
@@ -313,7 +313,8 @@ lgreco_status lgreco_table_get(const struct lgreco_table *table,
 #define LGRECO_SETTING_TEXT_BYTES 64
 
 // A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
-// files. README.md lists the words. Calls with a single setting take its text alone. This struct never changes.
+// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. This struct never
+// changes.
 //
 // Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
 // another word or a number is expected, also for an empty text. The message names the word. A number out of range is

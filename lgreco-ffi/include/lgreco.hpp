@@ -3,7 +3,7 @@
 // gradients on an NVIDIA GPU, and lgreco_pipeline.hpp cuts between pipeline stages.
 //
 // Everything here is inline, and programs link the same library as C programs. Structs are those of lgreco.h.
-// lgreco-ffi/README.md states the rules for handles, threads and memory.
+// docs/src/reference/c-contract.md states the rules for handles, threads and memory.
 #ifndef LGRECO_HPP
 #define LGRECO_HPP
 

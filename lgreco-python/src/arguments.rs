@@ -89,7 +89,7 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
 }
 
 /// Default value widths for TopK. At equal bytes, values in few bits raise the training loss about a tenth as much as full
-/// values (BENCHMARKS.md, "Training").
+/// values (docs/src/experiments/training.md).
 const WIDTHS: [Width; 7] = {
     use Width::{Bits, Full};
     [Full, Bits(8), Bits(6), Bits(5), Bits(4), Bits(3), Bits(2)]
@@ -238,7 +238,7 @@ impl<'py> Options<'_, 'py> {
         })
     }
 
-    /// The budget; a size by default, because equal bytes train better than equal errors (BENCHMARKS.md, "Training").
+    /// The budget; a size by default, because equal bytes train better than equal errors (docs/src/experiments/training.md).
     fn budget(&self) -> PyResult<Budget> {
         match self.get("budget")? {
             None if self.is_paper()? => Ok(Budget::Error),

@@ -3,11 +3,8 @@
 import doctest
 import importlib
 import importlib.metadata
-import os
-import pathlib
 import pkgutil
 import re
-import tempfile
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import lgreco
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
@@ -60,21 +56,3 @@ def test_the_package_indexs_page_needs_no_repository() -> None:
     (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for ratio, _, sent in on_ranks(2, _described, text):
         assert ratio == 1.0 and sent > 0
-
-
-def _snippet(rank: int, text: str, folder: str) -> dict[str, str]:
-    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    layers[0].requires_grad_(False)
-    ddp = torch.nn.parallel.DistributedDataParallel(layers)
-    ddp(torch.ones(1, 64)).sum().backward()
-    os.chdir(tempfile.mkdtemp(dir=folder))
-    names: dict[str, Any] = {"lgreco": lgreco, "ddp": ddp, "LGreCoState": lgreco.torch.LGreCoState}
-    exec(text, names)
-    return dict(names["plan"].settings)
-
-
-def test_the_readmes_plan_makes_a_state(tmp_path: pathlib.Path) -> None:
-    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-    (text,) = [text for text in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "lgreco.plan(" in text]
-    for settings in on_ranks(2, _snippet, text, str(tmp_path)):
-        assert settings["1.weight"].startswith("topk ") and "0.weight" not in settings

@@ -104,6 +104,11 @@ mod topk_encode;
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
+/// That of the page on this crate.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/reference/wgpu.md")]
+pub struct Page;
+
 pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use error::{BufferJobError, Error};

@@ -2,12 +2,18 @@
 
 pub mod fuzz;
 
-/// The README's examples, as doctests.
+/// Blocks of Rust on pages, as doctests. `tests/documentation.rs` checks that no page is left out; that of lgreco-wgpu is in
+/// its crate.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-pub struct Readme;
+mod pages {
+    #[doc = include_str!("../../docs/src/start/rust.md")]
+    pub struct Start;
 
-/// Those of the core's.
+    #[doc = include_str!("../../docs/src/how/planning.md")]
+    pub struct Planning;
+}
+
+/// Those of the core's README.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-core/README.md")]
 pub struct CoreReadme;

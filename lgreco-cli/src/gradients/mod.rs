@@ -10,7 +10,7 @@
 //! [`Stored`] holds the headers, and reads layers on request. [`Gradients`] holds all layers in memory.
 //!
 //! Files are read, not mapped: truncating a mapped file kills the process, and mapping needs unsafe code. Reading a batch of
-//! layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB, BENCHMARKS.md). The copy aligns values whatever the
+//! layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB). The copy aligns values whatever the
 //! file's offsets are. If a file ends early, the error names file and layer.
 //!
 //! A batch is at most as large as four of the largest layer, or 64 MiB. So a model of any size needs only that much memory,

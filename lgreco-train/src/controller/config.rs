@@ -173,7 +173,7 @@ pub enum Budget {
     /// [`Config::alpha`] times the error of the default settings.
     Error,
     /// [`Config::alpha`] times the size of the default settings, in the unit of the [`Objective`]. Equal bytes lose less in
-    /// training than equal errors (BENCHMARKS.md, "Training").
+    /// training than equal errors (docs/src/experiments/training.md).
     #[default]
     Size,
     /// So many bits; under [`Objective::Bits`].

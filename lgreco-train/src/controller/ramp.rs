@@ -8,7 +8,7 @@ use crate::search::Search;
 /// those of the default; under a budget of bits or seconds, which does not, a ramp-up is refused.
 ///
 /// Early steps are worth more: at the bytes of a constant size, one that falls from twice to half of it cost a transformer less
-/// final loss, under TopK by a quarter and under PowerSGD by a sixth (BENCHMARKS.md).
+/// final loss, under TopK by a quarter and under PowerSGD by a sixth (docs/src/experiments/error-feedback.md).
 ///
 /// ```
 /// use lgreco_train::controller::{Config, RampUp};

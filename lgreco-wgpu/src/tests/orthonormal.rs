@@ -185,7 +185,7 @@ fn of_steps(rows: usize, rank: usize) -> [usize; 2] {
     [dispatches(&[tall]).len(), tall.triangles().map_or(0, |triangles| dispatches(&[triangles]).len())]
 }
 
-/// The README states this.
+/// docs/src/reference/wgpu.md states this.
 #[test]
 fn only_ranks_above_64_take_more_dispatches() {
     for rank in 1..=64 {
@@ -198,7 +198,7 @@ fn only_ranks_above_64_take_more_dispatches() {
     assert_eq!(of_steps(128_256, 128), [3, 3]);
 }
 
-/// With WebGPU's default limits, as the README states.
+/// With WebGPU's default limits, as docs/src/reference/wgpu.md states.
 #[test]
 fn triangles_fit_a_binding_up_to_rank_500_and_up_to_1_9_gib() {
     let binding = wgpu::Limits::default().max_storage_buffer_binding_size;

@@ -26,7 +26,7 @@ fn tidy(x: f64) -> f64 {
 /// rotation are independent between workers. So the mean of W payloads has a W-th of the squared error of one.
 /// [`Search::workers`](super::Search::workers) is W; controllers set it.
 ///
-/// BENCHMARKS.md, "Which error tells the loss", has the measurement. It trained two models with 48 random plans, and
+/// docs/src/experiments/which-error.md has the measurement. It trained two models with 48 random plans, and
 /// compared how well each metric ranks the losses. The division by W matters there. The root changes nothing beyond the
 /// scatter between seeds. Nor does a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared
 /// error r (Stich et al., NeurIPS 2018).

@@ -77,7 +77,7 @@ class OuterStep(Reports, Checkpointed[None]):
         Whether a process clears its residual of an element that the mean changes, because other processes have sent it.
         This is for TopK, whose mean leaves most elements unchanged, and allows a higher learning rate. With
         ``joined=True``, ``learning_rate=4``, ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]``, half of
-        SparseLoCo's bytes gave a lower loss (BENCHMARKS.md, "Outer steps to the end").
+        SparseLoCo's bytes gave a lower loss (docs/src/experiments/outer-steps.md).
     process_group, **options
         As in ``LGreCoState``, where a step means an outer step. The default of ``start_iter`` is 2, of ``period`` 100,
         of ``window`` 1. Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers;
