@@ -4,7 +4,7 @@ use super::end::{Below, End};
 use super::message::{Message, Mode};
 use super::upstream::Evaluation;
 use crate::Error;
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 use crate::gradient::Values;
 
 /// The stage below a cut. How it works together with the one above stands at the [module](super).

@@ -26,7 +26,7 @@
 //! others.
 
 use super::codec::Codec;
-use crate::error::{expect_len, expect_room};
+use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
 
@@ -289,7 +289,7 @@ impl<'a> Message<'a> {
         let plain = Codec::Dense { values: self.header.values }.body_len(first, features)?;
         let coded = codec.body_len(samples - first, features)?;
         let expected = entries.checked_add(plain).and_then(|len| len.checked_add(coded));
-        expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())
+        Ok(expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())?)
     }
 
     /// The samples' ids and how each is sent, if the message has them.

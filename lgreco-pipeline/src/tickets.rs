@@ -1,7 +1,7 @@
 //! The micro-batches whose gradients have not come back.
 
 use super::setting::CutSetting;
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::gradient::Shape;
 use alloc::vec::Vec;
 
@@ -26,7 +26,7 @@ impl Tickets {
         let (batch, features) = (setting.batch as usize, setting.features as usize);
         let shared = matches!(setting.backward.codec, super::Codec::SharedIndex { .. });
         let len = if shared { setting.forward.codec.indices_len(batch, features)? } else { 0 };
-        let out_of_memory = Error::out_of_memory(len.div_ceil(8));
+        let out_of_memory = CoreError::OutOfMemory { words: len.div_ceil(8) };
         let mut places = Vec::new();
         places.try_reserve_exact(setting.in_flight as usize).map_err(|_| out_of_memory)?;
         for _ in 0..setting.in_flight {

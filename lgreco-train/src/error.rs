@@ -3,7 +3,7 @@ mod kind;
 use crate::CoreError;
 use core::fmt;
 use kind::Kind;
-use lgreco::error::{self as of_core, Number};
+use lgreco::error::Number;
 use lgreco::gradient::Dtype;
 
 /// Everything that can go wrong in training, with the place and the numbers; no strings are built.
@@ -270,33 +270,6 @@ impl fmt::Display for OfEmbedder {
 }
 
 impl Error {
-    pub(crate) fn parameter(what: &'static str, value: f64, expected: &'static str) -> Error {
-        CoreError::Parameter { what, value, expected }.into()
-    }
-
-    /// [`CoreError::Parameter`] unless `holds`.
-    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(Error::parameter(what, value, expected)) }
-    }
-
-    /// [`CoreError::SavedState`] unless `holds`.
-    pub(crate) fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(Error::saved(what, found)) }
-    }
-
-    pub(crate) fn saved(what: &'static str, found: u64) -> Error {
-        CoreError::SavedState { what, found }.into()
-    }
-
-    /// [`CoreError::Overflow`] unless `finite`.
-    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
-        if finite { Ok(()) } else { Err(CoreError::Overflow { what }.into()) }
-    }
-
-    pub(crate) fn out_of_memory(words: usize) -> Error {
-        CoreError::OutOfMemory { words }.into()
-    }
-
     /// The same of a layer, where it is about one of its elements.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
         match self {
@@ -378,20 +351,6 @@ impl Error {
             _ => None,
         }
     }
-}
-
-/// As the core's.
-pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-    Ok(of_core::expect_distinct(names)?)
-}
-
-pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(of_core::expect_len(what, expected, found)?)
-}
-
-/// As the core's.
-pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(of_core::expect_room(what, expected, found)?)
 }
 
 #[cfg(test)]

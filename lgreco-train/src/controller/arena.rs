@@ -6,7 +6,7 @@
 use super::buffers::grow;
 use super::layer::LayerState;
 use super::layer_plan::{LayerPlan, Needs};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::exchange::{Layer, Spec};
 use crate::feedback::Memory;
 use alloc::sync::Arc;
@@ -62,7 +62,7 @@ impl Arena {
         grow(&mut self.sent, layers)?;
         grow(&mut self.workspace, needs.workspace)?;
         let more = |len: usize| layers.saturating_sub(len);
-        self.list.try_reserve(more(self.list.len())).map_err(|_| Error::out_of_memory(layers))
+        Ok(self.list.try_reserve(more(self.list.len())).map_err(|_| CoreError::OutOfMemory { words: layers })?)
     }
 
     /// Bytes that depend on the gradients' size.
@@ -123,7 +123,7 @@ impl Arenas {
     /// An empty list of layers.
     pub(super) fn list(&mut self, layers: usize) -> Result<Vec<Kept>, Error> {
         let mut list = self.lists.pop().unwrap_or_default();
-        list.try_reserve_exact(layers).map_err(|_| Error::out_of_memory(layers))?;
+        list.try_reserve_exact(layers).map_err(|_| CoreError::OutOfMemory { words: layers })?;
         Ok(list)
     }
 

@@ -1,6 +1,6 @@
 //! Buffers that may be refused.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
@@ -10,7 +10,7 @@ pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Resu
     if values.len() < len {
         let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
         *values = Vec::new();
-        *values = try_zeroed_vec(len).map_err(|()| Error::out_of_memory(words))?;
+        *values = try_zeroed_vec(len).map_err(|()| CoreError::OutOfMemory { words })?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::arena::Kept;
 use crate::compress::check_finite;
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use crate::{CoreError, Error};
 

@@ -1,7 +1,7 @@
 //! Settings as numbers: in the planner's broadcast and in saved states.
 
 use super::Uncompressed;
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::Setting;
 use crate::compress::method::Methods;
 
@@ -31,13 +31,13 @@ impl Choice {
     /// The choice that encodes to exactly these words, under the methods that this program knows.
     ///
     /// # Errors
-    /// [`CoreError::UnknownMethod`](crate::CoreError::UnknownMethod); [`CoreError::SavedState`](crate::CoreError::SavedState).
+    /// [`CoreError::UnknownMethod`]; [`CoreError::SavedState`].
     pub(super) fn decode(words: [u64; WORDS], methods: &Methods) -> Result<Choice, Error> {
-        let wrong = Error::saved("a layer's setting", words[0]);
+        let wrong = CoreError::SavedState { what: "a layer's setting", found: words[0] };
         let high = |word: u64| (word >> 32) as u32;
         let parameters = [high(words[0]), words[1] as u32, high(words[1]), words[2] as u32];
         let setting = match Setting::from_data(words[0] as u8, parameters, methods) {
-            Err(error @ crate::CoreError::UnknownMethod { .. }) => return Err(error.into()),
+            Err(error @ CoreError::UnknownMethod { .. }) => return Err(error.into()),
             found => found.map_err(|_| wrong)?,
         };
         let uncompressed = match (words[0] >> 8) as u8 {
@@ -46,6 +46,6 @@ impl Choice {
         };
         let choice = Choice { setting, uncompressed };
         let told = uncompressed.is_some() == (setting == Setting::Dense);
-        if told && choice.encode() == words { Ok(choice) } else { Err(wrong) }
+        if told && choice.encode() == words { Ok(choice) } else { Err(wrong.into()) }
     }
 }

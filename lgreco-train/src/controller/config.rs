@@ -1,13 +1,14 @@
 //! What a controller is told once.
 
 use super::{Feedback, Legacy, RampUp, Tensor};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, check_reduce_dtype};
 use crate::plan::{Solver, dp};
 use crate::search::{Metric, Search};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// Everything a controller is told once; the same on every rank.
 ///
@@ -339,7 +340,7 @@ impl Config {
     }
 
     pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
-        let require = Error::require;
+        let require = CoreError::require;
         let Schedule { warmup, period, window, lead } = self.schedule;
         require(warmup >= 2, "warm-up", warmup as f64, "at least 2 steps")?;
         require(period >= 1, "period", period as f64, "at least 1 step")?;
@@ -378,7 +379,7 @@ impl Config {
             legacy.check(&self.search)?;
         }
         if let Policy::Fixed(settings) = &self.policy {
-            crate::error::expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;
+            expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;
             for (setting, tensor) in settings.iter().zip(tensors) {
                 self.search.knows(setting)?;
                 setting.payload_len(tensor.shape, tensor.dtype)?;

@@ -1,7 +1,7 @@
 //! What was decided.
 
 use super::Timing;
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::plan::{Proof, Summary};
 use core::fmt;
 
@@ -205,7 +205,7 @@ impl Decision {
         });
         let mut expected = decision.encode();
         expected[1] |= kind & IN_PICOSECONDS;
-        Error::require_saved(numbers && expected == *words, "the decision", kind).map(|()| decision)
+        Ok(CoreError::require_saved(numbers && expected == *words, "the decision", kind).map(|()| decision)?)
     }
 }
 

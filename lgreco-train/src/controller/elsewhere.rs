@@ -6,7 +6,7 @@ use super::check::check_layer;
 use super::layer::Fate;
 use super::window;
 use crate::compress::Setting;
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 use crate::gradient::{Values, with_elements};
 use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
@@ -248,7 +248,7 @@ impl Elsewhere<'_> {
         self.0.expect_layer(layer)?;
         let state = &mut self.0.states[layer];
         let sound = relative_error.is_finite() && relative_error >= 0.0;
-        Error::require(sound, "a relative error", relative_error, "a finite number >= 0")?;
+        CoreError::require(sound, "a relative error", relative_error, "a finite number >= 0")?;
         if state.choice.uncompressed.is_none() {
             state.relative_error = Some(relative_error);
         }

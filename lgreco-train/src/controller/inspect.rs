@@ -3,7 +3,7 @@
 use super::{Controller, Decision, Elsewhere, Metrics, Planning, Residuals, Tensor, metrics};
 use crate::Error;
 use crate::compress::Setting;
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 
 impl Controller {
     /// The layers, as they were given.

@@ -3,7 +3,7 @@
 use super::buffers::{values, workspace};
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, copy, is_finite, plain_values};
@@ -195,10 +195,10 @@ impl LayerState {
         if memory.is_plain() {
             let shape = memory.shape();
             if let Some(rest) = rest {
-                Error::require_finite(late.is_none() || is_finite(rest), "what is to be remembered")?;
+                CoreError::require_finite(late.is_none() || is_finite(rest), "the residual")?;
                 copy(rest, self.left(shape));
             } else if self.keeps_undo {
-                Error::require_finite(late.is_none() || is_finite(self.left(shape)), "what is to be remembered")?;
+                CoreError::require_finite(late.is_none() || is_finite(self.left(shape)), "the residual")?;
             }
             self.count_remembered();
         } else {

@@ -1,8 +1,9 @@
 //! LEGACY's rule: parameters by the size of a layer and the phase of training.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::search::Search;
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of size and phase of training, in the
 /// unit of the search's first method. No gradient is looked at. The authors compress small layers and early phases less.
@@ -39,14 +40,14 @@ impl Legacy {
     }
 
     pub(super) fn check(&self, search: &Search) -> Result<(), Error> {
-        Error::require(self.steps > 0, "LEGACY's steps of training", 0.0, "at least 1")?;
-        Error::require(!self.levels.is_empty(), "LEGACY's phases", 0.0, "at least 1")?;
+        CoreError::require(self.steps > 0, "LEGACY's steps of training", 0.0, "at least 1")?;
+        CoreError::require(!self.levels.is_empty(), "LEGACY's phases", 0.0, "at least 1")?;
         for pair in self.sizes.windows(2) {
             let (ascends, expected) = (pair[0] < pair[1], "more than the bound before");
-            Error::require(ascends, "LEGACY's bound of sizes", pair[1] as f64, expected)?;
+            CoreError::require(ascends, "LEGACY's bound of sizes", pair[1] as f64, expected)?;
         }
         for levels in &self.levels {
-            crate::error::expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;
+            expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;
             levels.iter().try_for_each(|&level| search.clone().with_default(level).map(drop))?;
         }
         Ok(())

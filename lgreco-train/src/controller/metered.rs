@@ -11,7 +11,7 @@ use super::costs::Costs;
 use super::meter::Sample;
 use super::stage::seconds_per_byte;
 use super::{Elsewhere, Policy};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::{Candidates, Compressor, Cost, Setting};
 use crate::exchange::share_of_others;
 use alloc::vec;
@@ -162,5 +162,5 @@ impl Elsewhere<'_> {
 
 fn check(value: f64) -> Result<(), Error> {
     let what = "seconds or bytes that were measured";
-    Error::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")
+    Ok(CoreError::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")?)
 }

@@ -98,8 +98,8 @@ impl Offers {
             let cost = |setting: &Setting, bits: u64| -> Result<u64, Error> {
                 let value = seconds(layer, setting, bits);
                 let expected = "a finite number >= 0, below a million";
-                let wrong = Error::parameter("seconds that a layer takes", value, expected);
-                if (0.0..1e6).contains(&value) { Ok((value * PICOSECONDS) as u64) } else { Err(wrong) }
+                let wrong = CoreError::Parameter { what: "seconds that a layer takes", value, expected };
+                if (0.0..1e6).contains(&value) { Ok((value * PICOSECONDS) as u64) } else { Err(wrong.into()) }
             };
             let range = self.start(place)..self.ends[place];
             for (choice, setting) in self.choices[range.clone()].iter_mut().zip(&self.settings[range]) {

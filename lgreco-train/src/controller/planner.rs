@@ -12,9 +12,9 @@ use super::identity::{checksum, fields};
 use super::meter::Meter;
 use super::window::Window;
 use super::{Config, Decision, PlanResult, PlanTask, Policy, Tensor};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::Setting;
-use crate::error::expect_distinct;
+use lgreco::error::expect_distinct;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -167,5 +167,5 @@ impl Planner {
 
 pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
     let sound = learning_rate.is_finite() && learning_rate >= 0.0;
-    Error::require(sound, "learning rate", learning_rate, "a finite number >= 0")
+    Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

@@ -1,6 +1,6 @@
 //! Settings that begin mild.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::search::Search;
 
 /// A ramp-up of compression, as DGC's of sparsity (Lin et al., ICLR 2018): at first the search's default is another one,
@@ -35,7 +35,7 @@ impl RampUp {
 
     /// `Err` unless it is one of `search`, under a policy and a budget that go by the default.
     pub(super) fn check(&self, search: &Search, policy_goes: bool, budget_goes: bool) -> Result<(), Error> {
-        let require = Error::require;
+        let require = CoreError::require;
         let (what, first) = ("first default", self.first);
         require(policy_goes, what, first, "none under a policy that does not go by the default")?;
         require(budget_goes, what, first, "none under a budget that does not go by the default")?;

@@ -2,8 +2,8 @@
 
 use super::Controller;
 use super::layer::Undo;
-use crate::Error;
-use crate::error::expect_len;
+use crate::{CoreError, Error};
+use lgreco::error::expect_len;
 use crate::feedback::{Memory, Residual};
 use crate::rng::Stream;
 
@@ -88,7 +88,7 @@ impl Residuals<'_> {
     /// Three passes over the residuals. The last step can then no longer be rolled back.
     pub fn rescale(&mut self, factor: f32) -> Result<(), Error> {
         self.0.control.expect_idle()?;
-        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
+        CoreError::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
         let memories = || self.0.states.iter().filter_map(|state| state.memory.as_ref());
         memories().try_for_each(|memory| memory.check_rescale(factor))?;
         let (seed, step, rank) = (self.0.planner.config.search.seed, self.0.planner.step as u32, self.0.rank);

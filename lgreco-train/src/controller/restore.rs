@@ -6,7 +6,7 @@ use super::layer::LayerState;
 use super::planner::Planner;
 use super::saved::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::method::Methods;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
@@ -94,9 +94,9 @@ impl Controller {
     /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let (runs, mut plans) = sorted(plan, &self.planner.config.search.methods)?;
-        let several = |what, found: usize| Error::saved(what, found as u64);
+        let several = |what, found: usize| CoreError::SavedState { what, found: found as u64 };
         let [run] = &runs[..] else {
-            return Err(several("parts that belong to no layer, of which there must be one", runs.len()));
+            return Err(several("parts that belong to no layer, of which there must be one", runs.len()).into());
         };
         let states = several("states that the plan's parts are of", plans.len());
         let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
@@ -106,8 +106,8 @@ impl Controller {
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
-            Error::require_saved(at <= step, "a residual's step", at)?;
-            Error::require_saved(other == world, "a residual's number of workers", other as u64)?;
+            CoreError::require_saved(at <= step, "a residual's step", at)?;
+            CoreError::require_saved(other == world, "a residual's number of workers", other as u64)?;
         }
         let oldest_residual = residuals.iter().map(|layers| layers.owner.step).fold(step, u64::min);
         let mut loaded = Loaded { rank, world_size: world, step, oldest_residual, ..Loaded::default() };

@@ -27,10 +27,10 @@ use super::compute::Compute;
 use super::layer::Counts;
 use super::link::Link;
 use super::{Decision, Tensor, Timing, accordion::Highest};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::method::Methods;
 use crate::compress::{Compressor, Cost};
-use crate::error::expect_distinct;
+use lgreco::error::expect_distinct;
 use crate::exchange::factor_rank;
 use crate::feedback::SavedState;
 use crate::gradient::{Dtype, Shape};
@@ -114,7 +114,7 @@ pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Ve
 impl Owner {
     fn parse(reader: &mut Reader<'_>) -> Result<Owner, Error> {
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
-        Error::require_saved(rank < world, "rank", rank as u64)?;
+        CoreError::require_saved(rank < world, "rank", rank as u64)?;
         Ok(Owner { rank, world, step: reader.count("number of steps")? })
     }
 }
@@ -129,7 +129,7 @@ impl Run {
         let decision = Decision::decode(&reader.numbers()?)?;
         reader.word("buckets")?;
         let zero = reader.number()?;
-        Error::require_saved(zero == 0, "a number that is always 0", zero)?;
+        CoreError::require_saved(zero == 0, "a number that is always 0", zero)?;
         let (timing, learnt) = match reader.version {
             VERSION => Self::measured(reader).map(|(timing, learnt)| (timing, Some(learnt)))?,
             _ => (None, None),
@@ -151,7 +151,7 @@ impl Run {
         let numbers = reader.bytes(8 * len)?;
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
         let learnt = Compute::from_numbers(&methods).zip(Link::from_numbers(&numbers));
-        let wrong = Error::saved("a number of what was measured", len);
+        let wrong = CoreError::SavedState { what: "a number of what was measured", found: len };
         Ok((Timing::decode(&timing)?, learnt.ok_or(wrong)?))
     }
 }
@@ -176,10 +176,10 @@ impl<'a> Layer<'a> {
     fn parse(reader: &mut Reader<'a>, methods: &Methods) -> Result<Self, Error> {
         let len = reader.number()?;
         let name = core::str::from_utf8(reader.bytes(len)?);
-        let name = name.map_err(|_| Error::saved("a layer's name, not UTF-8, of length", len))?;
+        let name = name.map_err(|_| CoreError::SavedState { what: "a layer's name, not UTF-8, of length", found: len })?;
         let shape = Shape::new(reader.word("rows")? as usize, reader.word("columns")? as usize)?;
         let dtype = reader.number()?;
-        let wrong = Error::saved("element type", dtype);
+        let wrong = CoreError::SavedState { what: "element type", found: dtype };
         let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
         let choice = Choice::decode(reader.numbers()?, methods)?;
         choice.setting.payload_len(shape, dtype)?;
@@ -197,7 +197,7 @@ impl<'a> Layer<'a> {
             len => Some(SavedState::parse_part(reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
-            Error::require_saved(
+            CoreError::require_saved(
                 memory.shape() == shape,
                 "a residual of another shape, elements",
                 memory.shape().elements() as u64,

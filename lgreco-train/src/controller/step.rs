@@ -16,7 +16,7 @@ use crate::CoreError;
 use crate::Error;
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 use crate::exchange::{Collective, Place};
 use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;

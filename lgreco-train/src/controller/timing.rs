@@ -1,6 +1,6 @@
 //! What was measured before a decision, and what it expects.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use core::fmt;
 
 /// Seconds that a decision under [`Objective::MeasuredSeconds`](super::Objective) went by: of a step's exchange, from the first
@@ -52,7 +52,7 @@ impl Timing {
         let numbers = numbers.map(f64::from_bits);
         for number in numbers {
             let sound = number.is_finite() && number.is_sign_positive();
-            Error::require_saved(sound, "a time of the decision", number.to_bits())?;
+            CoreError::require_saved(sound, "a time of the decision", number.to_bits())?;
         }
         let [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed] = numbers;
         let (compressed, layers) = ((counts >> 32) as u32, *counts as u32);

@@ -1,6 +1,6 @@
 //! What the embedder supplies: its network.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::gradient::Bf16;
 
 /// A collective call that failed.
@@ -177,7 +177,7 @@ impl Place {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        Error::require(self.world > 0, "the number of workers", 0.0, "at least 1")?;
-        Error::require(self.rank < self.world, "rank", self.rank.into(), "below the number of workers")
+        CoreError::require(self.world > 0, "the number of workers", 0.0, "at least 1")?;
+        Ok(CoreError::require(self.rank < self.world, "rank", self.rank.into(), "below the number of workers")?)
     }
 }

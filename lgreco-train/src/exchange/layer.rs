@@ -2,12 +2,10 @@
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::moment::{Moment, Route};
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
-use crate::error::expect_len;
+use lgreco::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use core::ops::Range;
@@ -68,7 +66,7 @@ impl Spec<'_> {
     /// `Err` unless each rank has a shard of the layer, or no rank where the route is not [`Route::Sharded`].
     pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
         if route != Route::Sharded {
-            return expect_len("ends of shards", 0, self.shards.len());
+            return Ok(expect_len("ends of shards", 0, self.shards.len())?);
         }
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
@@ -76,7 +74,7 @@ impl Spec<'_> {
         match descends.or(self.shards.last().copied().filter(|&end| end != elements)) {
             Some(end) => {
                 let expected = "not before the last rank's, and at last that of the layer";
-                Err(Error::parameter("end of a shard", end as f64, expected))
+                Err(CoreError::Parameter { what: "end of a shard", value: end as f64, expected }.into())
             }
             None => Ok(()),
         }
@@ -230,7 +228,7 @@ impl<'a> Layer<'a> {
             Rest::Beside(_) | Rest::Replacing(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
             Rest::Instead(values) => is_finite(values),
         };
-        self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
+        self.late = self.late.or(CoreError::require_finite(finite, "the residual").err().map(Error::from));
     }
 
     /// Moves what is left out of the mean's way; nothing is left of values that are sent as they are.
@@ -277,7 +275,7 @@ impl<'a> Layer<'a> {
         let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Replacing(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
             let expected = "f32 values; others take what is left from a copy";
-            return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
+            return Err(CoreError::Parameter { what: "element type", value: values.dtype() as u32 as f64, expected }.into());
         }
         if !values.is_empty() {
             expect_len("values", elements, values.len())?;
@@ -288,6 +286,6 @@ impl<'a> Layer<'a> {
             }
             _ => {}
         }
-        expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())
+        Ok(expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())?)
     }
 }

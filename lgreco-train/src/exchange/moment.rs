@@ -108,5 +108,5 @@ pub(crate) fn check_reduce_dtype(dtype: Dtype) -> Result<(), Error> {
         value: dtype as u8 as f64,
         expected: "f32 (0) or bf16 (2)",
     };
-    if dtype == Dtype::F16 { Err(Error::Core(wrong)) } else { Ok(()) }
+    if dtype == Dtype::F16 { Err(wrong.into()) } else { Ok(()) }
 }

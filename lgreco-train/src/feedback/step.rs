@@ -3,7 +3,7 @@
 use super::Memory;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
-use crate::error::{expect_len, expect_room};
+use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Values};
 use crate::rng::Stream;
 use crate::{CoreError, Error};

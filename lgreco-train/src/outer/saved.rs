@@ -5,9 +5,7 @@
 
 use super::OuterStep;
 use super::fragment::Fragment;
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::state::{Reader, Writer};
 use alloc::vec::Vec;
 
@@ -81,7 +79,7 @@ impl OuterStep {
     fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(u64, Vec<Saved<'a>>), Error> {
         let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
         let [steps, fragments] = reader.numbers()?;
-        Error::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
+        CoreError::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
         let mut all = Vec::with_capacity(self.fragments.len());
         for fragment in &self.fragments {
             let len = reader.number()?;

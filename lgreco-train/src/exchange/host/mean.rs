@@ -121,7 +121,7 @@ pub(super) fn to_shares(values: &mut [f32], world: u32) {
 }
 
 fn finite(is_finite: bool) -> Result<(), Error> {
-    Error::require_finite(is_finite, "the sum over the workers")
+    Ok(CoreError::require_finite(is_finite, "the sum over the workers")?)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
 use crate::checksum::Hash;
-use crate::error::expect_room;
+use lgreco::error::expect_room;
 use crate::gradient::{Bf16, Dtype, ValuesMut};
 use crate::{CoreError, Error};
 use lanes::Scratch;
@@ -79,7 +79,7 @@ impl Space for Host<'_, '_> {
         self.layers.iter().try_for_each(Layer::check)?;
         // Of scratch that is too short the ops tell all ranks.
         let scratch = if self.scratch.is_none() { program.layout.scratch_words() } else { 0 };
-        expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())
+        Ok(expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())?)
     }
 
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
@@ -122,7 +122,7 @@ impl Space for Host<'_, '_> {
 /// The collective on values in their place.
 pub(crate) fn request_of<'v>(values: &'v mut ValuesMut<'_>) -> Result<Request<'v>, Error> {
     let (dtype, expected) = (values.values().dtype(), "f32 values");
-    let values = values.as_f32().ok_or(Error::parameter("element type", dtype as u32 as f64, expected))?;
+    let values = values.as_f32().ok_or(CoreError::Parameter { what: "element type", value: dtype as u32 as f64, expected })?;
     Ok(Request::AllReduceSum { values })
 }
 
@@ -139,7 +139,9 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     Ok(match part {
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
         Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
-        Part::Dense { .. } => return Err(Error::parameter("part", 0.0, "one that is in the workspace")),
+        Part::Dense { .. } => {
+            return Err(CoreError::Parameter { what: "part", value: 0.0, expected: "one that is in the workspace" }.into());
+        }
         Part::Sums => reduce(sums, program.layout.sums),
         Part::Factors => reduce(factors, program.layout.factors),
         Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },

@@ -4,7 +4,7 @@ use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
 use crate::compress::{Compressor, stated_len};
-use crate::error::expect_room;
+use lgreco::error::expect_room;
 use crate::exchange::layer::{Layer, Rest, Spec};
 use crate::exchange::moment::Route;
 use crate::exchange::program::Program;

@@ -3,7 +3,7 @@
 use super::lanes::Scratch;
 use super::summed::SLIP_ROOM;
 use crate::Error;
-use crate::error::expect_room;
+use lgreco::error::expect_room;
 use crate::exchange::layout::Layout;
 
 /// Words per rank for [`Ranks`].

@@ -4,7 +4,7 @@ use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average, average_shares, to_shares};
 use super::room::Room;
 use super::summed::{keep_rest, round};
-use crate::Error;
+use crate::{CoreError, Error};
 use crate::compress::Setting;
 use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
@@ -195,7 +195,7 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let shape = layer.shape;
-        Error::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
+        CoreError::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
         orthonormalise(shape, rank, scratch.encode, p)?;
         back_project(&layer.get()?, rank, p, scratch.encode, q)?;
         round(q, program.moment.reduce_dtype);
