@@ -1,10 +1,10 @@
 //! What a controller's memory is used for, before it is used.
 
 use super::Controller;
-use super::codes::Choice;
+use super::decision::LayerSetting;
 use super::groups::Groups;
 use super::layer_plan::{Known, LayerPlan, Needs};
-use super::planner::Planner;
+use super::schedule::Scheduler;
 use super::{Policy, Uncompressed};
 use crate::Error;
 use crate::exchange::factor_rank;
@@ -56,7 +56,7 @@ impl Controller {
     /// # Complexity
     /// O(layers). Allocates for them.
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
-        let (config, tensors) = (&self.planner.config, &self.planner.tensors);
+        let (config, tensors) = (&self.scheduler.config, &self.scheduler.tensors);
         let choices = self.expected_choices()?;
         let mut memory = MemoryUse::default();
         for (choice, tensor) in choices.iter().zip(&**tensors) {
@@ -65,10 +65,10 @@ impl Controller {
             memory.factors += 4 * (tensor.shape.cols() * factor_rank(&choice.setting, tensor.shape)) as u64;
         }
         memory.undo = if config.keeps_undo() { memory.residuals } else { 0 };
-        let dense: Vec<Choice> = choices.iter().map(|_| Choice::dense(Uncompressed::WarmUp)).collect();
+        let dense: Vec<LayerSetting> = choices.iter().map(|_| LayerSetting::dense(Uncompressed::WarmUp)).collect();
         let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
-        let groups = groups.as_ref().unwrap_or(&self.planner.groups);
-        let exchange = |choices: &[Choice]| self.exchange_bytes(choices, groups, at_once);
+        let groups = groups.as_ref().unwrap_or(&self.scheduler.groups);
+        let exchange = |choices: &[LayerSetting]| self.exchange_bytes(choices, groups, at_once);
         memory.exchange = match bucket_bytes {
             // One arena serves all buckets of blocking steps, and never shrinks.
             None if at_once == 1 => {
@@ -77,27 +77,27 @@ impl Controller {
             }
             _ => exchange(&dense)?.max(exchange(&choices)?),
         };
-        if self.planner.measures() && config.looks_at_gradients() {
+        if self.scheduler.measures() && config.looks_at_gradients() {
             memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
         }
         Ok(memory)
     }
 
     /// The settings of most of the run, as far as they are known.
-    fn expected_choices(&self) -> Result<Vec<Choice>, Error> {
+    fn expected_choices(&self) -> Result<Vec<LayerSetting>, Error> {
         let decided = self.states.iter().any(|state| state.choice.uncompressed.is_none());
-        if decided || self.planner.config.policy == Policy::Uncompressed {
+        if decided || self.scheduler.config.policy == Policy::Uncompressed {
             return Ok(self.choices());
         }
-        self.planner.default_choices(self.planner.config.schedule.warmup)
+        self.scheduler.default_choices(self.scheduler.config.schedule.warmup)
     }
 
     /// The settings in use.
-    fn choices(&self) -> Vec<Choice> {
+    fn choices(&self) -> Vec<LayerSetting> {
         self.states.iter().map(|state| state.choice).collect()
     }
 
-    fn exchange_bytes(&self, choices: &[Choice], groups: &Groups, at_once: usize) -> Result<u64, Error> {
+    fn exchange_bytes(&self, choices: &[LayerSetting], groups: &Groups, at_once: usize) -> Result<u64, Error> {
         let needs = groups.ranges.iter().map(|range| self.needs_of(choices, range.clone()));
         let needs = needs.collect::<Result<Vec<_>, _>>()?;
         let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
@@ -107,14 +107,14 @@ impl Controller {
     }
 
     /// What is enough for each bucket of blocking steps under these settings.
-    fn most_needed(&self, choices: &[Choice]) -> Result<Needs, Error> {
-        let mut ranges = self.planner.groups.ranges.iter();
+    fn most_needed(&self, choices: &[LayerSetting]) -> Result<Needs, Error> {
+        let mut ranges = self.scheduler.groups.ranges.iter();
         ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(choices, range.clone())?)))
     }
 
     /// What these layers take together under these settings.
-    fn needs_of(&self, choices: &[Choice], layers: Range<usize>) -> Result<Needs, Error> {
-        let Planner { config, tensors, .. } = &self.planner;
+    fn needs_of(&self, choices: &[LayerSetting], layers: Range<usize>) -> Result<Needs, Error> {
+        let Scheduler { config, tensors, .. } = &self.scheduler;
         let known = Known { residual: None, feedback: true, measured: false, withheld: false };
         let plans = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
             let known = Known { residual: config.feedback.of(&choice.setting), ..known };
@@ -126,11 +126,11 @@ impl Controller {
 
     /// Makes room for blocking steps under these settings, so that they fail for want of memory before ranks agree. Buckets in
     /// flight, if there have been any, make their own.
-    pub(super) fn provide(&mut self, choices: &[Choice]) -> Result<(), Error> {
+    pub(super) fn provide(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());
         }
-        let layers = self.planner.groups.ranges.iter().map(Range::len).max();
+        let layers = self.scheduler.groups.ranges.iter().map(Range::len).max();
         self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
     }
 

@@ -49,9 +49,9 @@ impl Residuals<'_> {
         } else {
             self.0.expect_lendable(layer)?;
         }
-        let (state, shape) = (&mut self.0.states[layer], self.0.planner.tensors[layer].shape);
+        let (state, shape) = (&mut self.0.states[layer], self.0.scheduler.tensors[layer].shape);
         expect_len("residual values", shape.elements(), values.len())?;
-        let (seed, step) = (self.0.planner.config.search.seed, self.0.planner.step as u32);
+        let (seed, step) = (self.0.scheduler.config.search.seed, self.0.scheduler.step as u32);
         let stream = Stream { seed, step, layer: layer as u32, rank: self.0.rank };
         match &mut state.memory {
             Some(memory) => memory.set(values, stream)?,
@@ -91,7 +91,7 @@ impl Residuals<'_> {
         CoreError::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
         let memories = || self.0.states.iter().filter_map(|state| state.memory.as_ref());
         memories().try_for_each(|memory| memory.check_rescale(factor))?;
-        let (seed, step, rank) = (self.0.planner.config.search.seed, self.0.planner.step as u32, self.0.rank);
+        let (seed, step, rank) = (self.0.scheduler.config.search.seed, self.0.scheduler.step as u32, self.0.rank);
         for (layer, state) in self.0.states.iter_mut().enumerate() {
             state.undo = Undo::Nothing;
             let stream = Stream { seed, step, layer: layer as u32, rank };
@@ -122,7 +122,7 @@ impl Residuals<'_> {
     pub fn forget_moved(&mut self, means: &[&[f32]]) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         expect_len("means, one per layer", self.0.states.len(), means.len())?;
-        for (tensor, mean) in self.0.planner.tensors.iter().zip(means) {
+        for (tensor, mean) in self.0.scheduler.tensors.iter().zip(means) {
             expect_len("values of a mean", tensor.shape.elements(), mean.len())?;
         }
         for (state, mean) in self.0.states.iter_mut().zip(means) {

@@ -585,7 +585,7 @@ fn who_cannot_measure_is_refused() {
     let worker = ThreadCollective::group(1).remove(0);
     let without = Config { clock: None, ..world.config.clone() };
     let refused = Controller::new(without, vec![], worker.rank(), worker.world_size()).err().unwrap();
-    assert_eq!(refused.to_string(), "number of clocks is 0, expected one, to measure seconds by");
+    assert_eq!(refused.to_string(), "number of clocks is 0, expected 1: measured seconds need `Config::clock`");
     let bits = Config { budget: Budget::Bits(1), ..world.config };
     assert!(Controller::new(bits, vec![], worker.rank(), worker.world_size()).is_err());
 }

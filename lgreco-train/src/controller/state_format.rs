@@ -22,7 +22,7 @@
 //! The same in parts: `lgreco-p`, version 4 or 6, rank, world size, steps taken, then 0 and what is above from the step of the
 //! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
 
-use super::codes::Choice;
+use super::decision::LayerSetting;
 use super::compute::Compute;
 use super::layer::Counts;
 use super::link::Link;
@@ -76,7 +76,7 @@ pub(super) struct Layer<'a> {
     pub name: &'a str,
     pub shape: Shape,
     pub dtype: Dtype,
-    pub choice: Choice,
+    pub choice: LayerSetting,
     pub counts: Counts,
     pub relative_error: Option<f64>,
     pub norm: Option<f64>,
@@ -181,7 +181,7 @@ impl<'a> Layer<'a> {
         let dtype = reader.number()?;
         let wrong = CoreError::SavedState { what: "element type", found: dtype };
         let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
-        let choice = Choice::decode(reader.numbers()?, methods)?;
+        let choice = LayerSetting::decode(reader.numbers()?, methods)?;
         choice.setting.payload_len(shape, dtype)?;
         let counts = Counts {
             steps: reader.count("a layer's steps")?,

@@ -1,10 +1,10 @@
 //! Continuing from what was saved.
 
-use super::codes::Choice;
-use super::decide::suited;
+use super::decision::LayerSetting;
+use super::planner::suited;
 use super::layer::LayerState;
-use super::planner::Planner;
-use super::saved::{self, Layers, Owner, Part, Run};
+use super::schedule::Scheduler;
+use super::state_format::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
 use crate::{CoreError, Error};
 use crate::compress::method::Methods;
@@ -93,14 +93,14 @@ impl Controller {
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let (runs, mut plans) = sorted(plan, &self.planner.config.search.methods)?;
+        let (runs, mut plans) = sorted(plan, &self.scheduler.config.search.methods)?;
         let several = |what, found: usize| CoreError::SavedState { what, found: found as u64 };
         let [run] = &runs[..] else {
             return Err(several("parts that belong to no layer, of which there must be one", runs.len()).into());
         };
         let states = several("states that the plan's parts are of", plans.len());
         let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
-        self.continue_from(run, &plan, &sorted(residuals, &self.planner.config.search.methods)?.1)
+        self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
 
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
@@ -111,7 +111,7 @@ impl Controller {
         }
         let oldest_residual = residuals.iter().map(|layers| layers.owner.step).fold(step, u64::min);
         let mut loaded = Loaded { rank, world_size: world, step, oldest_residual, ..Loaded::default() };
-        let Planner { config, tensors, .. } = &self.planner;
+        let Scheduler { config, tensors, .. } = &self.scheduler;
         let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =
             plan.layers.iter().filter(|layer| !known.contains(layer.name)).map(|layer| layer.name.into()).collect();
@@ -133,7 +133,7 @@ impl Controller {
                 }
             }
             choices.push(match config.policy {
-                Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
+                Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
                 // Nothing was remembered, and no gradient is there to judge by. New ranks are given no residuals, so that
                 // `state` does not know.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
@@ -149,10 +149,10 @@ impl Controller {
             state.commit(switch);
             state.counts = counts;
         }
-        let overruled = self.planner.overrules(&choices, step)?;
+        let overruled = self.scheduler.overrules(&choices, step)?;
         self.resume(run, plan, &loaded);
         if overruled {
-            self.planner.decide_again();
+            self.scheduler.decide_again();
         }
         self.install(states);
         Ok(loaded)
@@ -163,30 +163,30 @@ impl Controller {
         let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
         (self.non_finite, self.late) = (run.non_finite, None);
-        let (same_world, planner) = (world == self.world, &mut self.planner);
-        let adapts = planner.config.policy != Policy::Uncompressed;
-        let start = step.max(planner.config.schedule.warmup);
-        planner.due = match run.due {
+        let (same_world, scheduler) = (world == self.world, &mut self.scheduler);
+        let adapts = scheduler.config.policy != Policy::Uncompressed;
+        let start = step.max(scheduler.config.schedule.warmup);
+        scheduler.due = match run.due {
             _ if !adapts => None,
             Some(due) => Some(if incomplete { due.min(start) } else { due }),
             None if incomplete || run.decision.is_none() => Some(start),
-            None => planner.config.next_decision(start),
+            None => scheduler.config.next_decision(start),
         };
-        (planner.step, planner.highest, planner.decision) = (step, run.learning_rate, run.decision);
-        if let (Some(meter), Some((compute, link)), true) = (&mut planner.meter, &run.learnt, same_world) {
+        (scheduler.step, scheduler.highest, scheduler.decision) = (step, run.learning_rate, run.decision);
+        if let (Some(meter), Some((compute, link)), true) = (&mut scheduler.meter, &run.learnt, same_world) {
             (meter.compute, meter.link) = (compute.clone(), link.clone());
         }
-        let layers: Vec<_> = planner.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
-        planner.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
-        if planner.norms.len() < layers.len() {
-            planner.norms.clear();
+        let layers: Vec<_> = scheduler.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
+        scheduler.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
+        if scheduler.norms.len() < layers.len() {
+            scheduler.norms.clear();
         }
-        planner.restart();
+        scheduler.restart();
         let means: Vec<_> = layers.iter().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
-        let complete = !planner.measures() || means.iter().all(Option::is_some);
+        let complete = !scheduler.measures() || means.iter().all(Option::is_some);
         if same_world && complete && !incomplete {
-            planner.window.steps = run.window_steps;
-            for (to, mean) in planner.window.means_mut().iter_mut().zip(means) {
+            scheduler.window.steps = run.window_steps;
+            for (to, mean) in scheduler.window.means_mut().iter_mut().zip(means) {
                 *to = mean.cloned().unwrap_or_default();
             }
         }

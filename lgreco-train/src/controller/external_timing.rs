@@ -1,4 +1,4 @@
-//! Seconds of exchanges [elsewhere](super::Elsewhere::note_exchanged), in the memory of a device say, where the controller's clock
+//! Seconds of exchanges [elsewhere](super::External::note_exchanged), in the memory of a device say, where the controller's clock
 //! sees that work is enqueued, not how long it takes. Who exchanges measures there and hands in what the controller would measure
 //! itself: seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
 //! What is made of them is the same, so that decisions are.
@@ -9,8 +9,8 @@
 use super::compute::{DENSE, work};
 use super::costs::Costs;
 use super::meter::Sample;
-use super::stage::seconds_per_byte;
-use super::{Elsewhere, Policy};
+use super::probe::seconds_per_byte;
+use super::{External, Policy};
 use crate::{CoreError, Error};
 use crate::compress::{Candidates, Compressor, Cost, Setting};
 use crate::exchange::share_of_others;
@@ -18,7 +18,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
 
-impl Elsewhere<'_> {
+impl External<'_> {
     /// Between two steps, on all ranks alike: whether seconds are, from the next step on, those that the caller brings. Nothing
     /// changes but under [`Objective::MeasuredSeconds`](super::Objective).
     ///
@@ -32,21 +32,21 @@ impl Elsewhere<'_> {
     ///     config.clock = Some(|| 0.0);
     ///     let layers = vec![Tensor::new("fc1", &[64, 64], Dtype::F32)?];
     ///     let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
-    ///     controller.elsewhere().meter_elsewhere(true)?;
+    ///     controller.external().meter_elsewhere(true)?;
     ///     for _ in 0..5 {
     ///         controller.begin_step(0.1)?;
     ///         while let Some(request) = controller.control()? {
     ///             request.perform(&mut worker)?;
     ///         }
-    ///         let probed = controller.elsewhere().probe_bytes().is_some();
-    ///         controller.elsewhere().observe(0, Values::F32(&[0.5; 4096]))?;
-    ///         controller.elsewhere().note_exchanged(&[0])?; // 2 ms, of which .1 compressing, on a link of 10 MB/s
+    ///         let probed = controller.external().probe_bytes().is_some();
+    ///         controller.external().observe(0, Values::F32(&[0.5; 4096]))?;
+    ///         controller.external().note_exchanged(&[0])?; // 2 ms, of which .1 compressing, on a link of 10 MB/s
     ///         controller.finish_step()?;
-    ///         controller.elsewhere().record_exchange(16384.0, 2e-3, 1e-4)?;
+    ///         controller.external().record_exchange(16384.0, 2e-3, 1e-4)?;
     ///         if probed {
-    ///             controller.elsewhere().record_probe([1e-4, 1e-4 + 4096.0 * 1e-7])?;
-    ///             for settings in controller.elsewhere().trials(&[0])? {
-    ///                 controller.elsewhere().record_trial(&[0], &settings, 2e-4)?;
+    ///             controller.external().record_probe([1e-4, 1e-4 + 4096.0 * 1e-7])?;
+    ///             for settings in controller.external().trials(&[0])? {
+    ///                 controller.external().record_trial(&[0], &settings, 2e-4)?;
     ///             }
     ///         }
     ///     }
@@ -59,7 +59,7 @@ impl Elsewhere<'_> {
     /// [`Error::StepOrder`] while a step is under way.
     pub fn meter_elsewhere(&mut self, elsewhere: bool) -> Result<(), Error> {
         self.0.control.expect_idle()?;
-        if let Some(meter) = &mut self.0.planner.meter {
+        if let Some(meter) = &mut self.0.scheduler.meter {
             meter.elsewhere = elsewhere;
         }
         Ok(())
@@ -68,9 +68,9 @@ impl Elsewhere<'_> {
     /// In a step that has begun and whose control requests are done, on all ranks alike: whether it is the one of a decision in
     /// which the caller probes the link and tries methods out, and how many bytes, on all ranks together, a probe gathers.
     pub fn probe_bytes(&self) -> Option<usize> {
-        let elsewhere = self.0.planner.meter.as_ref().is_some_and(|meter| meter.elsewhere);
-        (elsewhere && self.0.control.expect_open().is_ok() && self.0.is_last_before_task())
-            .then(|| 8 * self.0.probe_words())
+        let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
+        (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())
+            .then(|| 8 * self.0.scheduler.probe_words())
     }
 
     /// Between two steps: what the last one took, from its first bucket to its last mean: bytes that this rank has put on the wire
@@ -82,8 +82,8 @@ impl Elsewhere<'_> {
     pub fn record_exchange(&mut self, wire_bytes: f64, seconds: f64, computing: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         [wire_bytes, seconds, computing].into_iter().try_for_each(check)?;
-        let taken = &mut self.0.taken;
-        if let (Some(meter), true) = (&mut self.0.planner.meter, take(&mut taken.unmetered)) {
+        let taken = &mut self.0.totals;
+        if let (Some(meter), true) = (&mut self.0.scheduler.meter, take(&mut taken.unmetered)) {
             let sample = Sample { bytes: taken.wire + wire_bytes, seconds, computing: taken.computing + computing };
             meter.record_elsewhere(sample, taken.in_window);
         }
@@ -91,15 +91,15 @@ impl Elsewhere<'_> {
     }
 
     /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering [as many as a probe
-    /// has](Elsewhere::probe_bytes).
+    /// has](External::probe_bytes).
     ///
     /// # Errors
-    /// As [`record_exchange`](Elsewhere::record_exchange).
+    /// As [`record_exchange`](External::record_exchange).
     pub fn record_probe(&mut self, least: [f64; 2]) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         least.into_iter().try_for_each(check)?;
-        let bytes = 8 * (self.0.probe_words() - self.0.world as usize);
-        if let Some(meter) = &mut self.0.planner.meter {
+        let bytes = 8 * (self.0.scheduler.probe_words() - self.0.world as usize);
+        if let Some(meter) = &mut self.0.scheduler.meter {
             meter.link.note_probe(seconds_per_byte(least, bytes, share_of_others(self.0.world)));
         }
         Ok(())
@@ -116,9 +116,9 @@ impl Elsewhere<'_> {
     pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
         let mut kinds: [_; Cost::FAMILIES] = core::array::from_fn(|_| vec![]);
         for (place, &layer) in layers.iter().enumerate() {
-            let (search, tensor) = (&self.0.planner.config.search, self.0.expect_layer(layer)?);
+            let (search, tensor) = (&self.0.scheduler.config.search, self.0.expect_layer(layer)?);
             if !search.takes(&tensor.dims)
-                || !matches!(self.0.planner.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
+                || !matches!(self.0.scheduler.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
             {
                 continue;
             }
@@ -142,18 +142,18 @@ impl Elsewhere<'_> {
     /// ranks would have sent. Uncompressed ones among them do not count.
     ///
     /// # Errors
-    /// As [`record_exchange`](Elsewhere::record_exchange), and as [`trials`](Elsewhere::trials).
+    /// As [`record_exchange`](External::record_exchange), and as [`trials`](External::trials).
     pub fn record_trial(&mut self, layers: &[usize], settings: &[Setting], seconds: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         check(seconds)?;
         let mut works = [0.0; Cost::FAMILIES];
         for (&layer, setting) in layers.iter().zip(settings) {
             let shape = self.0.expect_layer(layer)?.shape;
-            let payloads = Costs::payloads(setting, self.0.planner.config.route, self.0.world);
+            let payloads = Costs::payloads(setting, self.0.scheduler.config.route, self.0.world);
             works[setting.traits().cost.family] += work(setting, shape, payloads);
         }
         let tried = (DENSE + 1..Cost::FAMILIES).find(|&family| works[family] > 0.0);
-        if let (Some(meter), Some(family)) = (&mut self.0.planner.meter, tried) {
+        if let (Some(meter), Some(family)) = (&mut self.0.scheduler.meter, tried) {
             meter.compute.try_out(family, works[family], seconds);
         }
         Ok(())
