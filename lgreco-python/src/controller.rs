@@ -201,7 +201,7 @@ impl Controller {
 
     /// Whether this rank's gradients of the step under way are to be observed.
     fn watches(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.elsewhere().watches())
+        self.with(py, |controller| controller.external().watches())
     }
 
     /// Takes note of gradients, by address on the host, of layers that are exchanged elsewhere.
@@ -218,71 +218,71 @@ impl Controller {
         self.on_cores(py, |controller| {
             gradients.with(|values| {
                 let mut layers = layers.iter().zip(values);
-                layers.try_for_each(|(&layer, values)| controller.elsewhere().observe(layer, values.values()))
+                layers.try_for_each(|(&layer, values)| controller.external().observe(layer, values.values()))
             })
         })
     }
 
     /// Which of the window's steps the one under way is; 0 where its gradients are not to be observed.
     fn window_step(&self, py: Python<'_>) -> u64 {
-        self.with(py, |controller| controller.elsewhere().window_step())
+        self.with(py, |controller| controller.external().window_step())
     }
 
     /// Whether gradients of the next decision are kept elsewhere.
     fn observes_elsewhere(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.elsewhere().observes_elsewhere())
+        self.with(py, |controller| controller.external().observes_elsewhere())
     }
 
     /// Takes note that the gradients of these layers are kept elsewhere for the next decision.
     fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.elsewhere().note_observed(layer)))
+        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.external().note_observed(layer)))
     }
 
     /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().forget_observed())
+        self.attempt(py, |controller| controller.external().forget_observed())
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way.
     fn note_exchanged(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().note_exchanged(&layers))
+        self.attempt(py, |controller| controller.external().note_exchanged(&layers))
     }
 
     /// Whether seconds are, from the next step on, those that are recorded.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().meter_elsewhere(elsewhere))
+        self.attempt(py, |controller| controller.external().meter_elsewhere(elsewhere))
     }
 
     /// How many bytes a probe gathers in the step under way, if that is the one for it and for trials.
     fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
-        self.with(py, |controller| controller.elsewhere().probe_bytes())
+        self.with(py, |controller| controller.external().probe_bytes())
     }
 
     /// What the last step took.
     fn record_exchange(&self, py: Python<'_>, wire_bytes: f64, seconds: f64, computing: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_exchange(wire_bytes, seconds, computing))
+        self.attempt(py, |controller| controller.external().record_exchange(wire_bytes, seconds, computing))
     }
 
     /// The shortest seconds of gathering next to nothing, and a probe.
     fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_probe([nothing, all]))
+        self.attempt(py, |controller| controller.external().record_probe([nothing, all]))
     }
 
     /// Settings to be tried out, of each kind of method one per layer.
     fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
-        let trials = self.attempt(py, |controller| controller.elsewhere().trials(&layers))?;
+        let trials = self.attempt(py, |controller| controller.external().trials(&layers))?;
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
     /// What one of them took.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
-        self.attempt(py, |controller| controller.elsewhere().record_trial(&layers, &settings, seconds))
+        self.attempt(py, |controller| controller.external().record_trial(&layers, &settings, seconds))
     }
 
     /// The relative squared error of what a layer was compressed to elsewhere in the last step.
     fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_error(layer, relative_error))
+        self.attempt(py, |controller| controller.external().record_error(layer, relative_error))
     }
 
     /// Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time.

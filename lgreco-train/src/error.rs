@@ -270,12 +270,12 @@ impl fmt::Display for OfEmbedder {
 }
 
 impl Error {
-    /// The same of a layer, where it is about one of its elements.
+    /// The same error with its layer, where it is about an element of a layer.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
+        let layer = layer as usize;
         match self {
-            Error::Core(CoreError::ElementOverflow { index, value }) => {
-                Error::LayerOverflow { layer: layer as usize, index, value }
-            }
+            Error::Core(CoreError::ElementOverflow { index, value }) => Error::LayerOverflow { layer, index, value },
+            Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
             error => error,
         }
     }

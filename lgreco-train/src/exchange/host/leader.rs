@@ -25,11 +25,11 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
         let setting = layer.setting;
         let Some(shared) = setting.shared_positions() else { continue };
         let positions = take(&mut positions, shared.positions_len(layer.shape));
-        if moment.rank == moment.leader() {
-            shared.lead(&layer.get()?, room.scratch.encode, positions)?;
-        } else {
-            check_finite(&layer.get()?)?;
-        }
+        let led = match moment.rank == moment.leader() {
+            true => shared.lead(&layer.get()?, room.scratch.encode, positions),
+            false => check_finite(&layer.get()?),
+        };
+        led.map_err(|error| Error::from(error).of_layer(layer.index))?;
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
-        .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.get()?)?))?;
+        .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.index)))?;
     let mut first = 0;
     // By shards, this rank's own comes last: it is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);

@@ -26,7 +26,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
             if !widen_part(&gradient, range.start, share, part) {
-                check_finite(&gradient)?;
+                check_finite(&gradient).map_err(|error| Error::from(error).of_layer(layer.index))?;
             }
             round(part, moment.reduce_dtype);
             if let Some(values) = layer.left() {

@@ -94,7 +94,7 @@ fn for_each(
     side_by_side(layers, &program.layout, &mut room.scratch, sums, |layers, mut sums, scratch| {
         layers.iter_mut().try_for_each(|layer| {
             let (p, q) = sums.take(layer);
-            visit(layer, p, q, scratch)
+            visit(layer, p, q, scratch).map_err(|error| error.of_layer(layer.index))
         })
     })
 }
@@ -167,7 +167,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
             };
         }
         layer.put_rest()?;
-        mean::put(sum, world, &mut layer.values).map_err(|error| error.of_layer(layer.index))
+        mean::put(sum, world, &mut layer.values)
     })
 }
 
