@@ -9,7 +9,8 @@
 //! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
 //! | `handle` | opaque handles: tag, lock, panics that become a status |
 //! | `options` | options by name: a table for each call that takes them |
-//! | `pointers` | the caller's pointers as references, after the checks that can be made; structs that carry their size |
+//! | `pointers` | the caller's pointers as references, after all checks that are possible |
+//! | `structs` | the caller's structs, which carry their size |
 //! | `message` | the text that each thread keeps of its last failed call |
 //! | `status`, `failure` | codes, and the text of failures |
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
@@ -30,7 +31,7 @@
 //! A library without CUDA exports the calls on device memory all the same, so there is one header and one list of symbols. As it
 //! cannot make a handle for them, these calls find that what they are given is none, and refuse it first of all.
 //!
-//! `unsafe` blocks stand in `handle`, `pointers`, `api` and `cuda` alone, and in `sequences`, which calls `api` for
+//! `unsafe` blocks stand in `handle`, `pointers`, `structs`, `api` and `cuda` alone, and in `sequences`, which calls `api` for
 //! tests. What the exported functions demand of their callers is what `README.md` promises C callers: pointers are null
 //! or valid for what the header says, handles null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
@@ -50,6 +51,7 @@ mod pointers;
 #[cfg(any(test, feature = "testing"))]
 pub mod sequences;
 mod status;
+mod structs;
 
 pub use api::*;
 pub use message::lgreco_message;
