@@ -5,12 +5,12 @@ use super::sparse::Sparse;
 use super::symmetric::{Scope, Symmetric};
 use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::compress::select;
 use lgreco::compress::topk;
+use lgreco::error::{expect_len, expect_room};
 
 /// Which values a min–max quantiser maps onto one grid.
 ///
@@ -147,7 +147,12 @@ impl Codec {
                     Scope::Sample => Ok(()),
                     Scope::Channel { channels } => {
                         let divides = channels > 0 && features.is_multiple_of(channels as usize);
-                        Ok(CoreError::require(divides, "channels", channels.into(), "a divisor of the number of features")?)
+                        Ok(CoreError::require(
+                            divides,
+                            "channels",
+                            channels.into(),
+                            "a divisor of the number of features",
+                        )?)
                     }
                 }
             }

@@ -1,10 +1,10 @@
 //! EF21: what both ends hold for the values of the other's batch, by position; messages correct it.
 
-use crate::{CoreError, Error};
 use crate::compress::check_finite;
-use lgreco::error::expect_len;
 use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// The estimate `e`, in f32.
 #[derive(Clone, Debug)]

@@ -6,14 +6,14 @@ use super::estimate::Estimate;
 use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN, expect};
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
-use crate::{CoreError, Error};
-use lgreco::error::{expect_len, expect_room};
 use crate::feedback::{Memory, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::compress::select;
+use lgreco::error::{expect_len, expect_room};
 
 /// What an end remembers of one direction.
 #[derive(Clone, Debug)]
@@ -239,7 +239,8 @@ impl Half {
         self.sequence = long(0);
         CoreError::require_saved(self.sequence < COUNT_LIMIT, "sequence number", self.sequence)?;
         let counters = head[8..].first_chunk().and_then(Counters::from_bytes);
-        self.counters = counters.ok_or(CoreError::SavedState { what: "one of the counters, messages", found: long(8) })?;
+        self.counters =
+            counters.ok_or(CoreError::SavedState { what: "one of the counters, messages", found: long(8) })?;
         Ok(rest)
     }
 

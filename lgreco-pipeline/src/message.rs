@@ -26,9 +26,9 @@
 //! others.
 
 use super::codec::Codec;
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 64;

@@ -5,8 +5,8 @@ use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};
 use super::setting::{Compatibility, CutSetting};
 use crate::{CoreError, Error};
-use lgreco::error::{expect_len, expect_room};
 use lgreco::checksum;
+use lgreco::error::{expect_len, expect_room};
 
 const MAGIC: [u8; 4] = *b"LSE\x03";
 /// Bytes before the halves, and of what precedes the setting.

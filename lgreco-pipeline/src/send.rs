@@ -8,10 +8,10 @@ use super::mixed::restrict;
 use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
-use crate::{CoreError, Error};
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Values, with_elements};
+use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
+use lgreco::error::{expect_len, expect_room};
 
 /// A message that has been written, and what it says.
 pub(super) struct Written {

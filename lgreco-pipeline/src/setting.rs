@@ -1,11 +1,11 @@
 //! How a cut compresses, as a value that is saved with the model.
 
 use super::codec::{Codec, Tile};
-use crate::{CoreError, Error};
-use lgreco::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 use lgreco::checksum;
+use lgreco::error::expect_len;
 
 /// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
 ///
@@ -195,7 +195,12 @@ impl CutSetting {
                 let needs = "a forward memory under which activations are what TopK kept";
                 return Err(Error::FeedbackRule { rule: "shared-index", needs });
             }
-            CoreError::require(keep == shared, "shared indices per sample", shared.into(), "those of the forward TopK")?;
+            CoreError::require(
+                keep == shared,
+                "shared indices per sample",
+                shared.into(),
+                "those of the forward TopK",
+            )?;
         }
         Ok(())
     }

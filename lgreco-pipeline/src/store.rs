@@ -7,13 +7,13 @@ use super::digest;
 use super::setting::RowStorage;
 use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::{expect_len, expect_room};
 
 /// Values that share a scale in quantised rows.
 const BUCKET: u32 = 128;

@@ -1,8 +1,8 @@
 //! The micro-batches whose gradients have not come back.
 
 use super::setting::CutSetting;
-use crate::{CoreError, Error};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 /// One micro-batch: its number, its samples, and with shared-index the indices that TopK kept of its activations.

@@ -68,6 +68,6 @@ mod testing;
 pub use testing::*;
 pub use {
     bucket::*, collective::*, compressor::*, context::*, controller::*, cuda::*, cuda_bucket::*, cuda_measure::*,
-    cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*, plan_task::*,
-    request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
+    cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*,
+    plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
 };

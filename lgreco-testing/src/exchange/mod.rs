@@ -1,13 +1,13 @@
 //! Aggregation against exact means: workers are threads, every property holds for every setting and route.
 
 use crate::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
+use lgreco_train::Error;
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_train::compress::sidco::SMALLEST;
 use lgreco_train::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use lgreco_train::exchange::Route;
 use lgreco_train::exchange::threads;
 use lgreco_train::gradient::{Bf16, Dtype, Element};
-use lgreco_train::Error;
 
 mod case;
 mod device;

@@ -55,12 +55,7 @@ impl Arena {
 
     /// After an exchange whose scratch memory began with `rest` values: makes errors of compression residuals. Returns the bytes
     /// that this rank has sent.
-    pub(super) fn remember(
-        &mut self,
-        rest: usize,
-        moment: &Moment,
-        late: &mut Option<Error>,
-    ) -> Result<u64, Error> {
+    pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> Result<u64, Error> {
         let Arena { layers, offered, scratch, sent, .. } = self;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
         let mut bytes = 0;

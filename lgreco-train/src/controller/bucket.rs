@@ -15,7 +15,9 @@ use crate::CoreError;
 use crate::Error;
 #[cfg(doc)]
 use crate::exchange::Route;
-use crate::exchange::{Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of};
+use crate::exchange::{
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of,
+};
 use crate::gradient::ValuesMut;
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
@@ -151,7 +153,10 @@ impl Bucket {
     fn expect_open(&self) -> Result<(), Error> {
         match self.progress {
             Progress::Open => Ok(()),
-            _ => Err(Error::StepOrder { what: "the bucket has its gradients already", expected: "a bucket before `submit`" }),
+            _ => Err(Error::StepOrder {
+                what: "the bucket has its gradients already",
+                expected: "a bucket before `submit`",
+            }),
         }
     }
 
@@ -233,7 +238,10 @@ impl Bucket {
             Progress::UnderWay => {}
             Progress::Exchanged | Progress::Broken => return Ok(None),
             Progress::Open => {
-                return Err(Error::StepOrder { what: "the bucket has no gradients yet", expected: "`submit` before `next`" });
+                return Err(Error::StepOrder {
+                    what: "the bucket has no gradients yet",
+                    expected: "`submit` before `next`",
+                });
             }
             Progress::Failed | Progress::FailedAlone => {
                 return Err(Error::StepOrder { what: "the bucket has failed", expected: "`close` and another bucket" });

@@ -1,11 +1,11 @@
 //! The configuration of a controller, and its checks.
 
 use super::{Accordion, Budget, Feedback, Objective, Policy, RampUp, Tensor};
-use crate::{CoreError, Error};
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, check_reduce_dtype};
 use crate::plan::{Solver, dp};
 use crate::search::{Metric, Search};
+use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
@@ -211,7 +211,12 @@ impl Config {
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
         match (self.budget, self.objective) {
             (Budget::Bits(bits), Objective::MeasuredSeconds) => {
-                require(false, "the budget in bits", bits as f64, "a budget in seconds: the objective is measured seconds")?;
+                require(
+                    false,
+                    "the budget in bits",
+                    bits as f64,
+                    "a budget in seconds: the objective is measured seconds",
+                )?;
             }
             (Budget::Seconds(seconds), Objective::MeasuredSeconds) => {
                 let expected = "a finite number >= 0, below a million";
@@ -223,7 +228,12 @@ impl Config {
             (Budget::Error | Budget::Size, _) | (Budget::Bits(_), Objective::Bits) => {}
         }
         let clocks = f64::from(u8::from(self.clock.is_some()));
-        require(clocks > 0.0 || !self.measures_seconds(), "number of clocks", clocks, "1: measured seconds need `Config::clock`")?;
+        require(
+            clocks > 0.0 || !self.measures_seconds(),
+            "number of clocks",
+            clocks,
+            "1: measured seconds need `Config::clock`",
+        )?;
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         check_reduce_dtype(self.search.reduce_dtype)?;

@@ -6,11 +6,11 @@ use super::decision::{Decided, LayerSetting};
 use super::layer::{BucketStatus, Undo};
 use super::meter::{Meter, Sample};
 use super::probe::Probe;
-use super::schedule::{Due, check_rate};
+use super::schedule::Due;
 use super::{Cause, Controller, Decision, NonFinite, Outcome, Report, Seconds, Tensor};
-use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
+use crate::{CoreError, Error};
 use alloc::vec;
 
 impl Controller {
@@ -116,7 +116,8 @@ impl Controller {
         let bytes_in = self.scheduler.tensors.iter().map(Tensor::bytes).sum();
         let seconds = totals.planned.zip(self.now());
         let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
-        let exchanged = outcome == Outcome::Exchanged && self.states.iter().any(|state| state.status == BucketStatus::Exchanged);
+        let exchanged =
+            outcome == Outcome::Exchanged && self.states.iter().any(|state| state.status == BucketStatus::Exchanged);
         match (&mut self.scheduler.meter, seconds) {
             (Some(meter), _) if meter.elsewhere => {
                 (self.totals.unmetered, self.totals.in_window) = (exchanged, self.scheduler.watches);
@@ -184,7 +185,10 @@ impl Controller {
     fn advance(&mut self) -> Result<Stage, Error> {
         self.control.stage = match self.control.stage {
             Stage::Idle => {
-                return Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" });
+                return Err(Error::StepOrder {
+                    what: "no step is under way",
+                    expected: "`begin_step` before this call",
+                });
             }
             Stage::Begun if self.control.asks => {
                 let local = self.control.local.map(|broken| if broken { BROKEN } else { 0 });
@@ -222,7 +226,9 @@ impl Controller {
                         None => self.opened(),
                     },
                     // All ranks have got the measuring rank's own error.
-                    Err(error) if self.scheduler.measures() || matches!(error, Error::Peer { .. }) => return Err(error),
+                    Err(error) if self.scheduler.measures() || matches!(error, Error::Peer { .. }) => {
+                        return Err(error);
+                    }
                     Err(error) => self.refuse(error),
                 }
             }
@@ -328,4 +334,10 @@ impl Controller {
         self.totals.planned = self.control.began.zip(now).map(|(began, now)| (now - began, now));
         Stage::Open
     }
+}
+
+/// `Err` unless a learning rate is finite and not negative.
+fn check_rate(learning_rate: f64) -> Result<(), Error> {
+    let sound = learning_rate.is_finite() && learning_rate >= 0.0;
+    Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

@@ -1,16 +1,16 @@
-//! Layers whose gradients are exchanged elsewhere: in the memory of a device, say. Schedule, window, decisions, settings and
-//! saved states are the controller's all the same; buckets, and between steps residuals, are those of whoever exchanges.
+//! Layers whose gradients the caller exchanges, in a device's memory for instance. The controller still has their schedule, window,
+//! decisions, settings and saved states. The caller has their buckets, and between steps their residuals.
 
 use super::Controller;
-use super::tensor::{check_layer, expect_finite};
 use super::layer::BucketStatus;
+use super::tensor::{check_layer, expect_finite};
 use super::window;
 use crate::compress::Setting;
-use lgreco::error::expect_len;
 use crate::gradient::Values;
 use crate::{CoreError, Error};
+use lgreco::error::expect_len;
 
-/// What a [`Controller`] is told of exchanges elsewhere, by [`Controller::external`].
+/// Exchanges by the caller, as a [`Controller`] hears of them: [`Controller::external`].
 ///
 /// ```
 /// # use lgreco_testing::controller::alone;
@@ -25,7 +25,7 @@ use crate::{CoreError, Error};
 pub struct External<'a>(pub(super) &'a mut Controller);
 
 impl External<'_> {
-    /// Whether gradients of the step under way are to be [observed](External::observe), on this rank.
+    /// Whether this rank must [observe](External::observe) the gradients of the present step.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -40,9 +40,8 @@ impl External<'_> {
         self.0.control.expect_open().is_ok() && self.0.scheduler.watches()
     }
 
-    /// Takes note of layer `layer`'s own, uncompressed gradient, which is exchanged elsewhere, once in a step; does nothing
-    /// where none is [asked for](External::watches). A layer that is not observed in a step counts as it did on average
-    /// before.
+    /// Adds the own, uncompressed gradient of layer `layer` to the window's mean, once per step. Does nothing in steps that need none
+    /// ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -56,7 +55,7 @@ impl External<'_> {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::LayerDtype`] and
-    /// [`Error::LayerMismatch`] when it has another type or number of elements. [`Error::NonFiniteGradient`] for NaN and infinity: the
+    /// [`Error::LayerMismatch`] for another element type or number of elements; [`Error::NonFiniteGradient`] for NaN and infinity. The
     /// window then begins anew with the next step.
     ///
     /// # Complexity
@@ -78,11 +77,11 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Takes note that layer `layer`'s own, uncompressed gradient of this step is kept elsewhere, on a device say, as the
-    /// mean of the window that [`observe`](External::observe) would make of it; does nothing where none is
-    /// [asked for](External::watches). The next task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which
-    /// has an example, and until it has been run no decision is made: also without a [lead](super::Schedule::lead) it is
-    /// there to be taken. What is observed here of that layer in other steps of the window is not looked at.
+    /// Records that a device has added the own, uncompressed gradient of layer `layer` to its mean of the window, as
+    /// [`observe`](External::observe) would do here. Does nothing in steps that need no gradient ([`watches`](External::watches)). The
+    /// next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has an example. No decision is made until
+    /// the task has been run, and it can be taken without a [lead](super::Schedule::lead), too. Gradients of that layer that are
+    /// observed here in other steps of the window are ignored.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`].
@@ -95,22 +94,21 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](External::watches);
-    /// else 0.
+    /// The number of the present step in its window, from 1; 0 if its gradients are not [needed](External::watches).
     pub fn window_step(&self) -> u64 {
         if self.watches() { self.0.scheduler.window_step() } else { 0 }
     }
 
-    /// Whether gradients of the next decision are kept elsewhere, by a step that was [noted](External::note_observed) and has not been
-    /// forgotten since, so that whoever has them must keep them.
+    /// Whether the next decision needs gradients that a device has, because they were [recorded](External::note_observed) and not
+    /// forgotten since. The device must keep them.
     pub fn observes_elsewhere(&self) -> bool {
         self.0.scheduler.window.is_elsewhere()
     }
 
-    /// Unless buckets are exchanged: takes a layer's mean of the window so far, in f32, which was
-    /// [kept elsewhere](External::note_observed), for a saved state, or because the device can no longer measure it. From
-    /// then on it is here, unless it is observed elsewhere again; a task that is out is not told. Does nothing on other ranks
-    /// than the measuring one.
+    /// Takes a layer's mean of the window so far, in f32, from the device that [has it](External::note_observed): for a saved state, or
+    /// because the device can no longer measure it. Not while buckets are exchanged. From then on the mean is here, unless the
+    /// device gets further gradients. A task that was taken before does not see it. Does nothing on other ranks than the measuring
+    /// one.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -130,10 +128,12 @@ impl External<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way whose control requests are done; [`Error::NoSuchLayer`], [`CoreError::Length`](crate::CoreError::Length) unless there is one value per element.
+    /// [`Error::StepOrder`] between the control requests and the end of a step; [`Error::NoSuchLayer`]; [`CoreError::Length`] unless
+    /// there is one value per element.
     pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
         if self.0.control.expect_open().is_ok() {
-            return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
+            let expected = "a call between two steps, or before `control` is done";
+            return Err(Error::StepOrder { what: "buckets may be under way", expected });
         }
         self.0.expect_layer(layer)?;
         expect_len("values of a window's mean", self.0.scheduler.tensors[layer].shape.elements(), mean.len())?;
@@ -143,8 +143,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: collects gradients for the next decision anew, because the last step, whose gradients were
-    /// [observed](External::observe), has failed elsewhere. A task that is out is not waited for.
+    /// Between two steps: begins the window of the next decision anew, because the last step, whose gradients were
+    /// [observed](External::observe), has failed on the device. The result of a task that was taken is no longer awaited.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -167,16 +167,16 @@ impl External<'_> {
     /// [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity
-    /// A pass over the collected gradients.
+    /// A pass over the window's mean gradient.
     pub fn forget_observed(&mut self) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         self.0.scheduler.forget();
         Ok(())
     }
 
-    /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
-    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
-    /// a payload is, the longest is counted.
+    /// Records that the caller exchanges these layers in the present step, under their settings, by
+    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). Their bytes are counted, and no bucket
+    /// of the step may have them. If the length of a payload depends on its values, the largest length is counted.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -191,9 +191,8 @@ impl External<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or when a layer has been exchanged in it;
-    /// [`Error::NoSuchLayer`], [`Error::InFlight`] for one in a bucket. Layers before that one
-    /// are counted then.
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or for a layer that was exchanged in it already;
+    /// [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. Layers before the one at fault are counted.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
         self.0.control.expect_open()?;
         let reduce_dtype = self.0.scheduler.config.search.reduce_dtype;
@@ -201,7 +200,7 @@ impl External<'_> {
             self.0.expect_lendable(layer)?;
             let (setting, tensor) = (self.0.states[layer].choice.setting, &self.0.scheduler.tensors[layer]);
             let bytes = match setting {
-                // Without a header.
+                // Uncompressed values travel without a header.
                 Setting::Dense => tensor.shape.elements() * tensor.dtype.bytes().min(reduce_dtype.bytes()),
                 setting => setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype)?,
             };
@@ -210,7 +209,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// The same of a layer, with the bytes that it took.
+    /// Records the exchange of a layer, which took `bytes` bytes.
     fn note_sent(&mut self, layer: usize, bytes: u64) -> Result<(), Error> {
         self.0.control.expect_open()?;
         self.0.expect_lendable(layer)?;
@@ -224,8 +223,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one, as
-    /// [`Metrics::relative_error`](super::Metrics) has it. Layers that are sent uncompressed have none.
+    /// Between two steps: records the relative squared error of a layer's compression in the last step, for
+    /// [`Metrics::relative_error`](super::Metrics). Ignored for layers that are sent uncompressed.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -241,7 +240,7 @@ impl External<'_> {
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way; [`Error::NoSuchLayer`];
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what is not finite or negative.
+    /// [`CoreError::Parameter`] for a number that is negative or not finite.
     pub fn record_error(&mut self, layer: usize, relative_error: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         self.0.expect_layer(layer)?;

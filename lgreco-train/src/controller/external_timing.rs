@@ -1,26 +1,26 @@
-//! Seconds of exchanges [elsewhere](super::External::note_exchanged), in the memory of a device say, where the controller's clock
-//! sees that work is enqueued, not how long it takes. Who exchanges measures there and hands in what the controller would measure
-//! itself: seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
-//! What is made of them is the same, so that decisions are.
+//! Seconds of exchanges that the caller [does](super::External::note_exchanged), in a device's memory for instance. The host only
+//! enqueues work for a device, so the controller's clock cannot time it. The caller measures there what the controller would measure:
+//! seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet. The
+//! controller uses these numbers as its own, so decisions are the same.
 //!
-//! All of it is handed in between two steps: whoever measures may read a step's clocks when the next one begins, and waits for
-//! nothing. Trials come before the decision's task, as a task runs on any thread and knows no device.
+//! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it waits for
+//! nothing. Trials come before the decision's task, because a task runs on any thread and knows no device.
 
 use super::compute::{DENSE, work};
 use super::costs::Costs;
 use super::meter::Sample;
 use super::probe::seconds_per_byte;
 use super::{External, Policy};
-use crate::{CoreError, Error};
 use crate::compress::{Candidates, Compressor, Cost, Setting};
 use crate::exchange::share_of_others;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
 
 impl External<'_> {
-    /// Between two steps, on all ranks alike: whether seconds are, from the next step on, those that the caller brings. Nothing
-    /// changes but under [`Objective::MeasuredSeconds`](super::Objective).
+    /// Between two steps, on all ranks alike: sets whether the caller measures the seconds from the next step on. Has an effect only
+    /// under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
@@ -65,20 +65,20 @@ impl External<'_> {
         Ok(())
     }
 
-    /// In a step that has begun and whose control requests are done, on all ranks alike: whether it is the one of a decision in
-    /// which the caller probes the link and tries methods out, and how many bytes, on all ranks together, a probe gathers.
+    /// After a step's control requests, on all ranks alike: how many bytes a probe of the link gathers from all ranks together. `None`
+    /// unless the caller must probe the link and time methods in this step.
     pub fn probe_bytes(&self) -> Option<usize> {
         let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
         (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())
             .then(|| 8 * self.0.scheduler.probe_words())
     }
 
-    /// Between two steps: what the last one took, from its first bucket to its last mean: bytes that this rank has put on the wire
-    /// elsewhere, seconds, and of them those of compressing and decompressing. Of buckets that the controller has lent the bytes and
-    /// the computing are added. A step that was not exchanged counts for nothing.
+    /// Between two steps: the cost of the last one, from its first bucket to its last mean. `wire_bytes` are those that this rank has put
+    /// on the wire itself. `computing` are the seconds of compression and decompression. The controller adds bytes and computing of
+    /// buckets that it has lent. A step that was not exchanged is ignored.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`](crate::CoreError::Parameter) for numbers that are not finite or negative.
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are negative or not finite.
     pub fn record_exchange(&mut self, wire_bytes: f64, seconds: f64, computing: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         [wire_bytes, seconds, computing].into_iter().try_for_each(check)?;
@@ -90,8 +90,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering [as many as a probe
-    /// has](External::probe_bytes).
+    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering the
+    /// [bytes of a probe](External::probe_bytes).
     ///
     /// # Errors
     /// As [`record_exchange`](External::record_exchange).
@@ -105,11 +105,11 @@ impl External<'_> {
         Ok(())
     }
 
-    /// What is to be tried out before a decision on these layers, which are exchanged together: of each method that costs otherwise
-    /// than the rest a setting per layer; uncompressed are layers for which it is not offered.
+    /// The trials that a decision on these layers needs, which are exchanged together: for each cost family of methods, a setting per
+    /// layer. A layer is uncompressed where the search offers no such method.
     ///
     /// # Errors
-    /// [`Error::LayerMismatch`] for a layer that there is not; those of the search.
+    /// [`Error::NoSuchLayer`]; those of the search.
     ///
     /// # Complexity
     /// O(candidates). Allocates.
@@ -138,8 +138,8 @@ impl External<'_> {
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())
     }
 
-    /// Between two steps: how many seconds compressing these layers under these settings took once, and decompressing what all
-    /// ranks would have sent. Uncompressed ones among them do not count.
+    /// Between two steps: the seconds of a trial, which compresses these layers under these settings once, and decompresses the payloads
+    /// of all ranks. Uncompressed layers are ignored.
     ///
     /// # Errors
     /// As [`record_exchange`](External::record_exchange), and as [`trials`](External::trials).
@@ -161,6 +161,6 @@ impl External<'_> {
 }
 
 fn check(value: f64) -> Result<(), Error> {
-    let what = "seconds or bytes that were measured";
+    let what = "measured seconds or bytes";
     Ok(CoreError::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")?)
 }

@@ -3,12 +3,12 @@
 use super::buffers::{values, workspace};
 use super::decision::LayerSetting;
 use super::{Config, Policy, Tensor, Uncompressed};
-use crate::{CoreError, Error};
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, copy, is_finite, plain_values};
 use crate::gradient::Shape;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 

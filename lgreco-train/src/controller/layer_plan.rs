@@ -57,7 +57,13 @@ pub(super) struct LayerPlan {
 
 impl LayerPlan {
     /// The plan of layer `index`, with this shape and element type.
-    pub(super) fn new(index: usize, form: (Shape, Dtype), choice: &LayerSetting, known: Known, route: Route) -> LayerPlan {
+    pub(super) fn new(
+        index: usize,
+        form: (Shape, Dtype),
+        choice: &LayerSetting,
+        known: Known,
+        route: Route,
+    ) -> LayerPlan {
         let (shape, dtype) = form;
         let Known { residual, feedback, measured, withheld } = known;
         let setting = choice.setting;

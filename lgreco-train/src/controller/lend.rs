@@ -164,7 +164,10 @@ impl Controller {
     pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
         let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent == bucket.ticket);
         if !bucket.layers().all(lent) {
-            return Err(Error::StepOrder { what: "the bucket is not lent by this controller", expected: "a bucket of the present step" });
+            return Err(Error::StepOrder {
+                what: "the bucket is not lent by this controller",
+                expected: "a bucket of the present step",
+            });
         }
         // A rank that failed alone had agreed with the others before.
         let exchanged = bucket.progress == Progress::Exchanged;

@@ -1,21 +1,21 @@
-//! Continuing from what was saved.
+//! Continuing from saved states.
 
 use super::decision::LayerSetting;
-use super::planner::suited;
 use super::layer::LayerState;
+use super::planner::suited;
 use super::schedule::Scheduler;
 use super::state_format::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
-use crate::{CoreError, Error};
 use crate::compress::method::Methods;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// What [`Controller::load`] found, by layer name.
+/// The result of [`Controller::load`], by layer name.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -27,48 +27,45 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Layers of the model that the state does not have: they start without residual, uncompressed until the next
-    /// decision, which then comes at once.
+    /// Layers that the state lacks. They start without residual, uncompressed until the next decision, which comes at once.
     pub missing: Vec<String>,
-    /// Layers of the state that the model does not have: they are ignored, and their residuals lost.
+    /// Layers that the model lacks. They are ignored, and their residuals are lost.
     pub extra: Vec<String>,
-    /// Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    /// Layers whose shape or element type differs from the state. They count as missing and extra.
     pub misshaped: Vec<String>,
     /// The rank that saved the plan.
     pub rank: u32,
-    /// The number of workers then.
+    /// The number of workers at that time.
     pub world_size: u32,
-    /// The step that the run continues with: that of the plan.
+    /// The step of the plan, with which the run continues.
     pub step: u64,
-    /// The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
-    /// residual does not have.
+    /// The earliest step of a residual, at most that of the plan. What that rank did not send between the two steps is lost.
     pub oldest_residual: u64,
 }
 
 impl Controller {
-    /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
-    /// of the same step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order: as `plan` all
-    /// of one rank's, where layers that the model does not have may be left out; as `residuals` those of layers, of one or more
-    /// ranks.
-    /// Plan tasks of before are not waited for. All ranks load between the same two steps, or none: afterwards they find
-    /// out anew whether their buckets fit together.
+    /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states of the same
+    /// step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order. `plan` has all parts of one
+    /// rank, except those of layers that the model lacks. `residuals` has parts of layers, of one or more ranks.
+    ///
+    /// Results of earlier plan tasks are no longer awaited. All ranks load between the same two steps. Afterwards they agree on their
+    /// buckets anew.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
     /// | resuming | this rank's state | the same: the run continues bit for bit |
     /// | fewer workers | this rank's state | the same, and those of the ranks that this one takes over |
     /// | more workers, on a new rank | any rank's state | none: it starts without residuals |
-    /// | a rank has died, the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; in place of the dead one its last |
+    /// | a rank has died, and the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; for the dead rank its last one |
     ///
-    /// Everything but residuals comes from `plan`: settings, factors, schedule, the window and the detector's norms where
-    /// this rank measures. Residuals are summed and multiplied by the number of workers now over that then, so that
-    /// the mean of all residuals stays what it was if every state is given to one rank; those of states that are given to
-    /// none are lost. With another number of workers, or on a measuring rank that is given the state of another, the
-    /// window starts anew. What was measured is kept with as many workers.
+    /// Everything except residuals comes from `plan`: settings, factors, schedule, and on the measuring rank the window and Accordion's
+    /// norms. Residuals are summed, and multiplied by the present number of workers over the saved one. So the mean of all residuals
+    /// stays the same if each state is given to exactly one rank. Residuals that are given to no rank are lost. The window starts
+    /// anew with another number of workers, and on a measuring rank that loads another rank's state. Measured seconds are kept if the
+    /// number of workers is the same.
     ///
-    /// Settings stay as saved until the next decision, whatever the configuration now says, but for
-    /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once
-    /// where it would not have chosen what was saved.
+    /// Saved settings stay until the next decision, whatever the configuration says, except under [`Policy::Uncompressed`]. A policy
+    /// that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -83,12 +80,10 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
-    /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
-    /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 4 or 6, whatever they are, parts of several ranks as `plan`, and the same part twice; [`CoreError::SavedState`](crate::CoreError::SavedState)
-    /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
-    /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
+    /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`] and
+    /// those of settings, shapes and residuals for bytes that are no state of version 4 or 6, for parts of several ranks as `plan`,
+    /// and for the same part twice. [`CoreError::SavedState`] for a residual of a later step than the plan, or of another number of
+    /// workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`]. The controller is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
@@ -96,9 +91,9 @@ impl Controller {
         let (runs, mut plans) = sorted(plan, &self.scheduler.config.search.methods)?;
         let several = |what, found: usize| CoreError::SavedState { what, found: found as u64 };
         let [run] = &runs[..] else {
-            return Err(several("parts that belong to no layer, of which there must be one", runs.len()).into());
+            return Err(several("number of parts that belong to no layer (expected 1)", runs.len()).into());
         };
-        let states = several("states that the plan's parts are of", plans.len());
+        let states = several("number of states that the plan's parts belong to (expected 1)", plans.len());
         let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
         self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
@@ -134,8 +129,8 @@ impl Controller {
             }
             choices.push(match config.policy {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
-                // Nothing was remembered, and no gradient is there to judge by. New ranks are given no residuals, so that
-                // `state` does not know.
+                // The saved layer had no residual, and no gradient shows whether error feedback works. New ranks get no residuals, so
+                // `state` cannot tell.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
                     suited(config, tensor, state.choice)
                 }
@@ -158,7 +153,7 @@ impl Controller {
         Ok(loaded)
     }
 
-    /// Everything but the layers.
+    /// Takes over everything except the layers.
     fn resume(&mut self, run: &Run, plan: &Layers<'_>, loaded: &Loaded) {
         let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
@@ -193,7 +188,7 @@ impl Controller {
     }
 }
 
-/// States and parts of them, by the state that they are of, in the order of their first ones.
+/// Sorts states and parts by their state, in the order of first occurrence.
 fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
@@ -214,7 +209,7 @@ fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<La
     Ok((runs, states.collect::<Result<_, _>>()?))
 }
 
-/// The sum of residuals times `scale`; exactly the only one for a scale of 1.
+/// The sum of residuals, times `scale`. A single residual with a scale of 1 stays exactly the same.
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
     let restore =

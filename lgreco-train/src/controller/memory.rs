@@ -1,4 +1,4 @@
-//! What a controller's memory is used for, before it is used.
+//! Prediction of a controller's memory.
 
 use super::Controller;
 use super::decision::LayerSetting;
@@ -11,7 +11,7 @@ use crate::exchange::factor_rank;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Bytes that a controller takes on one rank, by what they are for. The trainer's gradients are not among them.
+/// Bytes of a controller on one rank, by purpose. The trainer's gradients are not included.
 ///
 /// ```
 /// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
@@ -26,35 +26,35 @@ use core::ops::Range;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Residuals of error feedback.
+    /// Residuals.
     pub residuals: u64,
-    /// The residuals of the step before, where [`undo`](super::Config::undo) asks for them.
+    /// The residuals of the step before, with [`undo`](super::Config::undo).
     pub undo: u64,
     /// PowerSGD's factors.
     pub factors: u64,
-    /// Messages of the buckets that are on their way at the same time, and what one of them is computed in.
+    /// Messages of the buckets that are exchanged at the same time, and the scratch memory of one of them.
     pub exchange: u64,
-    /// The gradients that a decision is made of: on the measuring rank, in the steps of the window and until the decision.
+    /// The window's mean gradient: on the measuring rank, from the first step of the window to the decision.
     pub window: u64,
 }
 
 impl MemoryUse {
-    /// All of it.
+    /// The sum of all fields.
     pub const fn total(&self) -> u64 {
         self.residuals + self.undo + self.factors + self.exchange + self.window
     }
 }
 
 impl Controller {
-    /// How much memory the run takes on this rank: under the settings of the last decision, or before the first under the
-    /// search's default, and with uncompressed steps before. `at_once` buckets are on their way at the same time, at most, of
-    /// `bucket_bytes` each; [`step`](Controller::step) has one of the configuration's size, for which `None` stands.
+    /// The memory of the run on this rank, under the settings of the last decision, or before the first under the search's default.
+    /// Uncompressed steps before are included. At most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None`
+    /// stands for the configured size, with which [`step`](Controller::step) has one bucket at a time.
     ///
     /// # Errors
     /// Those of settings that do not fit their layers.
     ///
     /// # Complexity
-    /// O(layers). Allocates for them.
+    /// O(layers), also in memory.
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let (config, tensors) = (&self.scheduler.config, &self.scheduler.tensors);
         let choices = self.expected_choices()?;
@@ -70,7 +70,7 @@ impl Controller {
         let groups = groups.as_ref().unwrap_or(&self.scheduler.groups);
         let exchange = |choices: &[LayerSetting]| self.exchange_bytes(choices, groups, at_once);
         memory.exchange = match bucket_bytes {
-            // One arena serves all buckets of blocking steps, and never shrinks.
+            // One arena serves all buckets of blocking steps. It never shrinks.
             None if at_once == 1 => {
                 let needs = self.most_needed(&dense)?.max(self.most_needed(&choices)?);
                 needs.lasting() + needs.passing()
@@ -83,7 +83,7 @@ impl Controller {
         Ok(memory)
     }
 
-    /// The settings of most of the run, as far as they are known.
+    /// The settings of most of the run, as far as they are known now.
     fn expected_choices(&self) -> Result<Vec<LayerSetting>, Error> {
         let decided = self.states.iter().any(|state| state.choice.uncompressed.is_none());
         if decided || self.scheduler.config.policy == Policy::Uncompressed {
@@ -106,13 +106,13 @@ impl Controller {
         Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
     }
 
-    /// What is enough for each bucket of blocking steps under these settings.
+    /// Memory that is enough for each bucket of blocking steps under these settings.
     fn most_needed(&self, choices: &[LayerSetting]) -> Result<Needs, Error> {
         let mut ranges = self.scheduler.groups.ranges.iter();
         ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(choices, range.clone())?)))
     }
 
-    /// What these layers take together under these settings.
+    /// Memory of these layers together under these settings.
     fn needs_of(&self, choices: &[LayerSetting], layers: Range<usize>) -> Result<Needs, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let known = Known { residual: None, feedback: true, measured: false, withheld: false };
@@ -124,8 +124,8 @@ impl Controller {
         Needs::of(plans, &self.moment())
     }
 
-    /// Makes room for blocking steps under these settings, so that they fail for want of memory before ranks agree. Buckets in
-    /// flight, if there have been any, make their own.
+    /// Allocates for blocking steps under these settings, so that a lack of memory shows before ranks agree to switch. A controller
+    /// whose caller opens buckets allocates when they are opened.
     pub(super) fn provide(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());
@@ -134,7 +134,7 @@ impl Controller {
         self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
     }
 
-    /// The same before the first step.
+    /// The same for the present settings, before the first step.
     pub(super) fn provide_once(&mut self) -> Result<(), Error> {
         if self.arenas.is_empty() { self.provide(&self.choices()) } else { Ok(()) }
     }

@@ -1,8 +1,8 @@
 //! Who decides on settings, within which budget, and what a plan minimises.
 
-use super::{Accordion, Legacy};
 #[cfg(feature = "json")]
 use super::Tensor;
+use super::{Accordion, Legacy};
 use crate::compress::Setting;
 #[cfg(feature = "json")]
 use crate::file::{Error, PlanFile};

@@ -1,4 +1,4 @@
-//! Saving a controller, whole or in parts.
+//! Saving a controller, as a whole or in parts.
 
 use super::layer::Counts;
 use super::state_format::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
@@ -8,7 +8,7 @@ use crate::feedback::Memory;
 use crate::state::Writer;
 use alloc::vec::Vec;
 
-/// How much of a controller is saved.
+/// Which part of a controller is saved.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -22,19 +22,19 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contents {
-    /// All of it: a run continues bit for bit.
+    /// Everything: a run continues bit for bit.
     #[default]
     Everything,
-    /// Without the window's gradients: whoever continues collects new ones for the next decision, which comes at its step
-    /// if at least one is there.
+    /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is made at
+    /// its step if the window then has at least one gradient.
     WithoutWindow,
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
-    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it, nor are settings that
-    /// [`set_settings`](super::Planning::set_settings) has given and no step has taken over: a controller that is configured with
-    /// them takes them over a step later. A plan task that is out is not saved either.
+    /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load) it
+    /// continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings from
+    /// [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with them
+    /// switches a step later.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -46,17 +46,17 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
-    /// being exchanged, [`Error::StepOrder`] while a step is under way, and for gradients of the window that were
-    /// [observed elsewhere](super::External::note_observed) and not [brought](super::External::set_observed) since.
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) of a residual on this rank, if the other ranks were not told yet;
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and for gradients of the window
+    /// that a device [has](super::External::note_observed) and that were not [brought](super::External::set_observed).
     ///
     /// # Complexity
-    /// Residuals and factors; on the measuring rank the window's mean too.
+    /// A pass over residuals and factors, and on the measuring rank over the window's mean gradient.
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         self.save_only(Contents::Everything)
     }
 
-    /// As [`save`](Controller::save), of some contents.
+    /// As [`save`](Controller::save), with a choice of contents.
     ///
     /// # Errors
     /// As [`save`](Controller::save).
@@ -69,8 +69,8 @@ impl Controller {
         Ok(to.sealed())
     }
 
-    /// A part of this rank's state, for checkpoints that are maps by name: that of a layer, or what belongs to none.
-    /// [`load`](Controller::load) takes all parts in any order.
+    /// A part of this rank's state, for checkpoints that are maps by name: the part of a layer, or with `None` the part that belongs to no
+    /// layer. [`load`](Controller::load) takes all parts in any order.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -106,7 +106,8 @@ impl Controller {
         self.late.map_or(Ok(()), Err)?;
         let mut layers = 0..self.states.len();
         if contents == Contents::Everything && layers.any(|layer| self.scheduler.window.mean(layer).is_err()) {
-            let (what, expected) = ("gradients of the window are elsewhere", "their means, by `set_observed`");
+            let (what, expected) =
+                ("a device has gradients of the window", "`set_observed` with their means before `save`");
             return Err(Error::StepOrder { what, expected });
         }
         match self.states.iter().position(|state| state.lent != 0) {

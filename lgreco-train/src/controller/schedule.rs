@@ -11,9 +11,9 @@ use super::meter::Meter;
 use super::planner::{refused, suited, uniform};
 use super::window::Window;
 use super::{Cause, Config, Decision, PlanResult, PlanTask, Policy, Schedule, Tensor, Uncompressed};
+use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::{Compressor, Setting};
-use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -89,7 +89,12 @@ pub(super) enum Due {
 impl Scheduler {
     /// # Errors
     /// Those of [`Controller::new`](super::Controller::new).
-    pub(super) fn new(mut config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Scheduler, Error> {
+    pub(super) fn new(
+        mut config: Config,
+        tensors: Vec<Tensor>,
+        rank: u32,
+        world_size: u32,
+    ) -> Result<Scheduler, Error> {
         config.check(&tensors, world_size)?;
         config.search.workers = config.search.workers.or(NonZero::new(world_size));
         expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
@@ -388,10 +393,4 @@ impl Scheduler {
     pub(super) fn fingerprint(&self) -> u64 {
         self.step_fields().iter().fold(Hash(self.identity), |hash, field| hash.add(field.word)).0
     }
-}
-
-/// `Err` unless a learning rate is finite and not negative.
-pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
-    let sound = learning_rate.is_finite() && learning_rate >= 0.0;
-    Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

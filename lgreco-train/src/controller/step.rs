@@ -186,11 +186,13 @@ impl Controller {
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(0.0)));
         Ok(report)
     }
-
 }
 
 /// Averages gradients without compression, with their NaN and infinity.
-fn average_uncompressed<C: Collective + ?Sized>(collective: &mut C, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+fn average_uncompressed<C: Collective + ?Sized>(
+    collective: &mut C,
+    gradients: &mut [ValuesMut<'_>],
+) -> Result<(), Error> {
     let mut sum = Vec::new();
     for gradient in gradients.iter() {
         with_elements!(gradient.values(), v => sum.extend(v.iter().map(|x| x.to_f32())));

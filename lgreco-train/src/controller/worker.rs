@@ -142,7 +142,12 @@ impl Controller {
     }
 
     /// Prepares a switch of `states` to the settings `choices` at `step`.
-    pub(super) fn prepare(&self, states: &[LayerState], choices: &[LayerSetting], step: u64) -> Result<Vec<Switch>, Error> {
+    pub(super) fn prepare(
+        &self,
+        states: &[LayerState],
+        choices: &[LayerSetting],
+        step: u64,
+    ) -> Result<Vec<Switch>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let layers = states.iter().zip(&**tensors).zip(choices).enumerate();
         let switches = layers.map(|(layer, ((state, tensor), &choice))| {

@@ -1,7 +1,7 @@
 //! What the embedder supplies: its network.
 
-use crate::{CoreError, Error};
 use crate::gradient::Bf16;
+use crate::{CoreError, Error};
 
 /// A collective call that failed.
 ///

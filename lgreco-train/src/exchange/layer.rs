@@ -2,14 +2,14 @@
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::moment::{Moment, Route};
-use crate::{CoreError, Error};
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
-use lgreco::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use crate::{CoreError, Error};
 use core::ops::Range;
 use lgreco::compress::payload::{Combine, combine};
+use lgreco::error::expect_len;
 
 /// What all ranks know of a layer before it is exchanged.
 ///
@@ -275,7 +275,9 @@ impl<'a> Layer<'a> {
         let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Replacing(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
             let expected = "f32 values; others take what is left from a copy";
-            return Err(CoreError::Parameter { what: "element type", value: values.dtype() as u32 as f64, expected }.into());
+            return Err(
+                CoreError::Parameter { what: "element type", value: values.dtype() as u32 as f64, expected }.into()
+            );
         }
         if !values.is_empty() {
             expect_len("values", elements, values.len())?;

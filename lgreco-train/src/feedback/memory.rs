@@ -2,11 +2,11 @@
 
 use super::kernels::{Commit, Update, add, largest, offer, squared_norm};
 use super::{Residual, plain, storage};
-use crate::{CoreError, Error};
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch_with;
+use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
 ///
@@ -129,7 +129,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # Errors
     /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`].
     pub fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
-        CoreError::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
+        CoreError::require(
+            factor > 0.0 && factor.is_finite(),
+            "rescaling factor",
+            factor.into(),
+            "positive and finite",
+        )?;
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 

@@ -1,8 +1,8 @@
 //! How a residual is kept: in which format, with which gain, for how long.
 
 use super::Storage;
-use crate::{CoreError, Error};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 
 /// How much of a new compression error is remembered, in which format, and for how long.
 ///

@@ -17,10 +17,10 @@
 
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Residual, Storage};
-use crate::{CoreError, Error};
 use crate::checksum;
-use lgreco::error::{expect_len, expect_room};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// Bytes before the elements of a saved memory.
 const SAVED_HEADER_LEN: usize = 32;

@@ -21,13 +21,13 @@
 mod fragment;
 mod saved;
 
-use crate::{CoreError, Error};
 use crate::controller::{Config, Controller, Report, Tensor};
-use lgreco::error::expect_len;
 use crate::exchange::Collective;
 use crate::gradient::Dtype;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use fragment::{Fragment, config_of, divided};
+use lgreco::error::expect_len;
 
 /// How outer steps are taken.
 ///

@@ -5,8 +5,8 @@
 
 use super::OuterStep;
 use super::fragment::Fragment;
-use crate::{CoreError, Error};
 use crate::state::{Reader, Writer};
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-o");

@@ -176,9 +176,7 @@ fn another_time_on_the_same_link_is_not_the_bytes() {
     let link = after(&[&known[..], &[(100.0, 1.0)]].concat());
     expect(&link, 1.05 - 95.0 / 900.0, 0.95 / 900.0);
     let mut link = Link::default();
-    [(1000.0, 0.2), (100.0, 0.0), (100.0, 0.04)]
-        .iter()
-        .for_each(|&(bytes, seconds)| link.note(bytes, seconds, 1.0));
+    [(1000.0, 0.2), (100.0, 0.0), (100.0, 0.04)].iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, 1.0));
     assert_eq!(link.levels.len(), 2, "nothing to speak of in a step of a second");
 }
 

@@ -19,10 +19,10 @@ use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
 use crate::checksum::Hash;
-use lgreco::error::expect_room;
 use crate::gradient::{Bf16, Dtype, ValuesMut};
 use crate::{CoreError, Error};
 use lanes::Scratch;
+use lgreco::error::expect_room;
 use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
 pub(crate) use sums::widen_part;
@@ -122,7 +122,8 @@ impl Space for Host<'_, '_> {
 /// The collective on values in their place.
 pub(crate) fn request_of<'v>(values: &'v mut ValuesMut<'_>) -> Result<Request<'v>, Error> {
     let (dtype, expected) = (values.values().dtype(), "f32 values");
-    let values = values.as_f32().ok_or(CoreError::Parameter { what: "element type", value: dtype as u32 as f64, expected })?;
+    let values =
+        values.as_f32().ok_or(CoreError::Parameter { what: "element type", value: dtype as u32 as f64, expected })?;
     Ok(Request::AllReduceSum { values })
 }
 
@@ -140,7 +141,9 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
         Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
         Part::Dense { .. } => {
-            return Err(CoreError::Parameter { what: "part", value: 0.0, expected: "one that is in the workspace" }.into());
+            return Err(
+                CoreError::Parameter { what: "part", value: 0.0, expected: "one that is in the workspace" }.into()
+            );
         }
         Part::Sums => reduce(sums, program.layout.sums),
         Part::Factors => reduce(factors, program.layout.factors),

@@ -4,13 +4,13 @@ use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
 use crate::compress::{Compressor, stated_len};
-use lgreco::error::expect_room;
 use crate::exchange::layer::{Layer, Rest, Spec};
 use crate::exchange::moment::Route;
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
 use crate::gradient::Gradient;
 use crate::{CoreError, Error};
+use lgreco::error::expect_room;
 
 /// Payloads that layers are to write.
 struct Unwritten<'a> {

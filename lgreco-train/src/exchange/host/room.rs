@@ -3,8 +3,8 @@
 use super::lanes::Scratch;
 use super::summed::SLIP_ROOM;
 use crate::Error;
-use lgreco::error::expect_room;
 use crate::exchange::layout::Layout;
+use lgreco::error::expect_room;
 
 /// Words per rank for [`Ranks`].
 const WORDS: usize = 5;

@@ -4,7 +4,6 @@ use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average, average_shares, to_shares};
 use super::room::Room;
 use super::summed::{keep_rest, round};
-use crate::{CoreError, Error};
 use crate::compress::Setting;
 use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
@@ -16,6 +15,7 @@ use crate::exchange::program::Program;
 use crate::feedback::is_finite;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use lgreco::compress::spread::spread_parts;
 
 /// Cuts the first `len` values off.
