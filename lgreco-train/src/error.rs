@@ -54,10 +54,10 @@ pub enum Error {
         /// What it needs.
         needs: &'static str,
     },
-    /// The embedder's collective call failed.
+    /// A collective of the caller's network failed.
     #[error("a collective call failed{}", OfEmbedder(*.code))]
     Collective {
-        /// The embedder's code.
+        /// The network's own code.
         code: i32,
     },
     /// Another worker could not take part.
@@ -263,8 +263,10 @@ struct OfEmbedder(i32);
 impl fmt::Display for OfEmbedder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            i32::MIN => f.write_str(": the embedder has not got it, which these settings or this route need"),
-            code => write!(f, " with the embedder's code {code}"),
+            i32::MIN => {
+                f.write_str(": the caller's network has no such collective, which these settings or this route need")
+            }
+            code => write!(f, " with the caller's code {code}"),
         }
     }
 }
@@ -362,8 +364,8 @@ mod tests {
     fn collectives_that_are_not_there_are_no_failures_of_the_network() {
         use crate::exchange::CollectiveError;
         let text = |error: CollectiveError| Error::from(error).to_string();
-        assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the embedder's code -7");
-        let none = "a collective call failed: the embedder has not got it, which these settings or this route need";
+        assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the caller's code -7");
+        let none = "a collective call failed: the caller's network has no such collective, which these settings or this route need";
         assert_eq!(text(CollectiveError::UNSUPPORTED), none);
     }
 
