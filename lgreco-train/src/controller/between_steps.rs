@@ -3,6 +3,7 @@
 use super::{Controller, Decision, External, Metrics, PlanResult, PlanTask, Policy, Residuals, Tensor, metrics};
 use crate::Error;
 use crate::compress::Setting;
+use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 impl Controller {

@@ -7,7 +7,6 @@ use crate::plan::{Solver, dp};
 use crate::search::{Metric, Search};
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 /// The configuration of a controller; the same on every rank.

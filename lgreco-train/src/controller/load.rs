@@ -192,7 +192,7 @@ impl Controller {
 fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
-        let (owner, parts) = saved::parse(bytes, methods)?;
+        let (owner, parts) = state_format::parse(bytes, methods)?;
         let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
             owners.push(owner);
             layers.push(vec![]);

@@ -1,9 +1,9 @@
 //! A layer of the model as the controller knows it, and whether values are a gradient of it.
 
+use crate::Error;
 use crate::compress::{Setting, check_finite};
 use crate::exchange::Spec;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
-use crate::{CoreError, Error};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
