@@ -1,4 +1,4 @@
-//! Handles: what a caller's opaque pointer points to, and how calls get at it.
+//! Handles: the memory behind a caller's opaque pointers, and the access of calls to it.
 
 use crate::device::Device;
 use crate::failure::{Failure, Result};
@@ -8,24 +8,24 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An opaque C type and what is behind it.
+/// An opaque C type, and the state behind it.
 pub(crate) trait Kind {
     /// Its name, for messages.
     const WHAT: &'static str;
-    /// First bytes of every such handle, by which another kind is recognised.
+    /// The first bytes of every handle of this kind. They distinguish it from other kinds.
     const TAG: [u8; 8];
     type State;
-    /// The layer the handle is about, if it is about one, for messages.
+    /// The handle's layer, if it has one, for messages.
     fn layer(state: &Self::State) -> Option<&str> {
         let _ = state;
         None
     }
-    /// The names of the layers that errors count by their index, if the handle knows them, for messages.
+    /// The names of the layers, whose indices are in errors, for messages.
     fn names(state: &Self::State) -> &[String] {
         let _ = state;
         &[]
     }
-    /// The device the handle works on, if it may be a GPU, which has words of its own for failures.
+    /// The handle's device, if it may be a GPU. A GPU has texts of its own for failures.
     fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
@@ -57,7 +57,7 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// A kind whose state never changes, so that any number of calls may read it.
+/// A kind whose state never changes. Any number of calls may read it at the same time.
 pub(crate) trait Immutable: Kind<State: Sync> {}
 
 const FREE: u8 = 0;
@@ -104,7 +104,7 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
     Ok(unsafe { &*handle.state.get() })
 }
 
-/// Takes a handle's lock, unless a call has it or has panicked.
+/// Takes a handle's lock; `Err` while another call has it, and after a panic.
 fn lock(lock: &AtomicU8) -> Result<()> {
     match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
@@ -124,7 +124,7 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
     Ok(handle)
 }
 
-/// Runs `call` on the state of a handle. A failure becomes the thread's message, with the name of the layer.
+/// Runs `call` on the state of a handle. A failure becomes the message of the thread, with the name of the layer.
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
     status
 }
 
-/// Gives a handle's state back, closed if its call has panicked.
+/// Unlocks a handle at the end; closes it if the call has panicked.
 struct Lock<'a>(&'a AtomicU8);
 
 impl Drop for Lock<'_> {
@@ -165,7 +165,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Runs `work` on the state of a further handle in a [`call`] on another one, which keeps the message if it fails.
+/// Runs `work` on the state of a second handle, in a [`call`] on another one. Errors are those of that call.
 ///
 /// # Safety
 /// As [`call`].
@@ -178,7 +178,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// The place of a new handle, which now holds NULL.
+/// The place of a new handle, set to NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
@@ -187,7 +187,7 @@ unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
     Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
 }
 
-/// Makes a handle of the state that `make` returns. Whatever fails, `place` holds NULL.
+/// Creates a handle with the state that `make` returns. After a failure, `place` holds NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes.
@@ -200,7 +200,7 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
     })
 }
 
-/// As [`create`], in a call on another handle. Where `make` returns `None`, `place` holds NULL, too.
+/// As [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
 ///
 /// # Safety
 /// `pointer` as for [`call`]; `place` as for [`create`].
@@ -222,7 +222,7 @@ pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     }
 }
 
-/// Runs a call that works on no handle of which it could change anything.
+/// Runs a call that changes no handle.
 pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_status {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => LGRECO_OK,
@@ -231,7 +231,7 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
     }
 }
 
-/// Frees a handle and sets the caller's pointer to null. A handle in use stays.
+/// Frees a handle and sets the caller's pointer to null. A handle in use is not freed.
 ///
 /// # Safety
 /// `place` is null or valid for reads and writes; what is there is null, or a live handle of any kind.
@@ -243,8 +243,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     })
 }
 
-/// Takes the state of a handle, frees it and sets the caller's pointer to null, if `may` allows it; `None` where there
-/// is no handle. A handle in use stays; of one that has panicked, the state is freed too.
+/// If `may` allows it: takes the state of a handle, frees the handle and sets the caller's pointer to null. `None` if there is no handle.
+/// A handle in use is not freed. After a panic, the state is freed, too.
 ///
 /// # Safety
 /// As [`destroy`].

@@ -14,7 +14,7 @@ pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-/// `Err` for the pointer of an array of `len` elements that cannot be one; any will do when `len` is 0.
+/// `Err` for an impossible pointer to an array of `len` elements. With a `len` of 0, every pointer is fine.
 pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -26,7 +26,7 @@ pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) 
     check(pointer, what)
 }
 
-/// The caller's array of `len` elements; empty whatever the pointer when `len` is 0.
+/// The caller's array of `len` elements. With a `len` of 0, it is empty, whatever the pointer.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `len` values of `T` during `'a`.
@@ -53,7 +53,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'stati
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
 }
 
-/// The address of an array of `len` elements in a device's memory; 0 when `len` is 0. Nothing is read.
+/// The address of an array of `len` elements in device memory; 0 when `len` is 0. Reads nothing.
 pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64> {
     if len == 0 {
         return Ok(0);
@@ -62,7 +62,7 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
-/// `Err` when there is less of something than is needed.
+/// `Err` if `found` is less than `needed`.
 pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()> {
     if found >= needed {
         return Ok(());
@@ -70,12 +70,12 @@ pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()
     Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
 }
 
-/// `Err` unless there are as many of something as is expected.
+/// `Err` unless `found` is as expected.
 pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Result<()> {
     if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
 }
 
-/// `Err` unless a model of so many layers has a layer of this index.
+/// `Err` unless a model of `layers` layers has a layer of this index.
 pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
     if layer < layers {
         Ok(())
@@ -94,7 +94,7 @@ pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// Writes what `make` returns, once the place for it has been checked.
+/// Checks the place, then writes the result of `make` to it.
 ///
 /// # Safety
 /// As [`place`].
@@ -104,7 +104,7 @@ pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl Fn
     Ok(())
 }
 
-/// An array of the caller's to be filled, and the place for the number of elements.
+/// An array of the caller that is to be filled, and the place for the number of elements.
 pub(crate) struct Output<T> {
     /// The argument, for messages.
     pub(crate) what: &'static str,
@@ -114,7 +114,7 @@ pub(crate) struct Output<T> {
 }
 
 impl<T> Output<T> {
-    /// Tells `length`, also where the array has fewer than `needed` elements, and has `fill` fill that many.
+    /// Writes `length` to its place. If the array has `needed` elements, calls `fill` on them.
     ///
     /// # Safety
     /// As [`slice_mut`] and [`place`].
@@ -162,7 +162,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Res
     text.to_str().map_err(|_| Failure::Text { what, why: "is not UTF-8" })
 }
 
-/// Where an array lies in memory; NULL lies nowhere.
+/// The memory range of an array; empty for NULL.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     what: &'static str,
@@ -172,7 +172,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// That of this layer of a model.
+    /// The range of a layer of a model.
     pub(crate) fn of_layer(self, layer: usize) -> Range {
         Range { layer: Some(layer), ..self }
     }
@@ -212,8 +212,8 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the caller's that a call is to decode, and the values that it makes of them, which do not overlap. `what` is the
-/// bytes' argument, for messages.
+/// The caller's bytes to decode, and the place for their values, after a check that they do not overlap. `what` names the argument of
+/// the bytes, for messages.
 ///
 /// # Safety
 /// README.md, pointers; `'a` is within the call.

@@ -8,7 +8,7 @@ use crate::pointers::{Output, place, slice, slice_mut, write};
 use crate::status::lgreco_status;
 use lgreco_pipeline::{CutSetting, Downstream, Error, Upstream};
 
-/// Which end of a cut.
+/// An end of a cut.
 pub type lgreco_end = u32;
 
 /// The stage above: sends activations, receives gradients.
@@ -16,8 +16,8 @@ pub const LGRECO_END_UPSTREAM: lgreco_end = 0;
 /// The stage below: receives activations, sends gradients.
 pub const LGRECO_END_DOWNSTREAM: lgreco_end = 1;
 
-/// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
-/// must neither be lost nor change their order.
+/// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be lost or change
+/// their order.
 pub struct lgreco_cut {
     _private: [u8; 0],
 }
@@ -63,8 +63,8 @@ impl CutState {
     }
 }
 
-/// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
-/// takes a generation it has not used, so that an old end is noticed.
+/// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an unused generation,
+/// so that messages of an old end are refused.
 ///
 /// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
 #[unsafe(no_mangle)]
@@ -84,24 +84,23 @@ pub unsafe extern "C" fn lgreco_cut_create(
     })
 }
 
-/// Frees an end and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees an end and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_destroy(cut: *mut *mut lgreco_cut) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(cut) }
 }
 
-/// Tells the most bytes of a message that this end writes.
+/// Writes the largest length of this end's messages, in bytes, to `bytes`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_bound(cut: *mut lgreco_cut, bytes: *mut usize) -> lgreco_status {
     call!(cut, |state| write(bytes, "bytes", || Ok(either!(&state.end, end => end.message_len()))))
 }
 
-/// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
-/// features.
+/// Writes the number of samples of a message for this end to `samples`, at most a batch. Its values are that number times the features.
 ///
-/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
-/// LGRECO_OUT_OF_STEP for those of another generation.
+/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end; LGRECO_OUT_OF_STEP for a
+/// message of another generation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_samples(
     cut: *mut lgreco_cut,
@@ -112,8 +111,8 @@ pub unsafe extern "C" fn lgreco_cut_samples(
     call!(cut, |state| write(samples, "samples", || Ok(state.samples(slice(message, length, "message")?)?)))
 }
 
-/// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
-/// the same two activation messages.
+/// Ends an optimiser step: the updates of its messages become the state of both ends. Both ends must commit between the same two
+/// activation messages.
 ///
 /// LGRECO_PARAMETER when no activations went through the cut in this step.
 #[unsafe(no_mangle)]
@@ -121,7 +120,7 @@ pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_
     call!(cut, |state| Ok(either!(&mut state.end, end => end.commit_step())?))
 }
 
-/// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+/// Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
 ///
 /// LGRECO_NOT_IN_FLIGHT.
 #[unsafe(no_mangle)]
@@ -129,10 +128,10 @@ pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) ->
     call!(cut, |state| Ok(either!(&mut state.end, end => end.forget(ticket))?))
 }
 
-/// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
-/// `found` receives 0, and `values` are as they were.
+/// AQ-SGD: writes the remembered activations of a sample to `values`, `values_len` = the features, and 1 to `found`. For an unknown
+/// sample, `found` receives 0, and `values` are unchanged.
 ///
-/// LGRECO_LENGTH when `values_len` is another.
+/// LGRECO_LENGTH for another `values_len`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered(
     cut: *mut lgreco_cut,
@@ -149,10 +148,10 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
     })
 }
 
-/// AQ-SGD: writes the ids of all samples remembered to samples[0 .. length], least recently updated first; `length`, which
-/// must not be NULL, receives their number.
+/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
+/// number and must not be NULL.
 ///
-/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `samples` may be NULL.
+/// LGRECO_LENGTH when `capacity` is less; `length` is set then, too, and `samples` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     cut: *mut lgreco_cut,
@@ -169,11 +168,10 @@ pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     })
 }
 
-/// Writes the whole end. Both ends must be saved after the same step. `length`, which must not be NULL, receives the number of
-/// bytes.
+/// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and must not be NULL.
 ///
-/// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is
-/// less: `length` is then set all the same, and `saved` may be NULL.
+/// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is less;
+/// `length` is set then, too, and `saved` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_save(
     cut: *mut lgreco_cut,
@@ -188,10 +186,10 @@ pub unsafe extern "C" fn lgreco_cut_save(
     })
 }
 
-/// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+/// Creates an end from a saved state, which continues bit for bit. Any bytes may be given.
 ///
-/// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
-/// others for bytes that no such end writes.
+/// LGRECO_OTHER_SETTING for a state with another setting; LGRECO_CHECKSUM for a damaged one; LGRECO_SAVED_STATE and others for bytes that
+/// are no state of such an end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_restore(
     setting: *const lgreco_cut_setting,

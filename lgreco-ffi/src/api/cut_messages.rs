@@ -10,7 +10,7 @@ use core::ptr::null;
 use lgreco_pipeline::{CoreError, CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// The id of samples that are not to be remembered.
+/// The id of samples that AQ-SGD does not remember.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
 /// The upstream end, with workspace and the ids of the batch.
@@ -32,7 +32,7 @@ impl CutState {
         }
     }
 
-    /// The values and the message of a call that sends; keeps the ids. None of them overlap.
+    /// The values and the message of a sending call, after a check that they do not overlap. Keeps the ids.
     ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
@@ -61,9 +61,9 @@ impl CutState {
     }
 }
 
-/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
-/// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
-/// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
+/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length` receives its bytes,
+/// `ticket` the number under which its gradients come back. `ids`, one per sample, are for AQ-SGD (LGRECO_UNREMEMBERED: not this
+/// one); NULL otherwise. Allocates only while a memory of samples grows.
 ///
 /// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
 /// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
@@ -90,8 +90,8 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
     })
 }
 
-/// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
-/// same step over the same values. Changes nothing.
+/// Upstream: writes the message of a micro-batch in flight once more: because it was lost, or for another forward pass of the same step
+/// over the same values. Changes nothing.
 ///
 /// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
 /// LGRECO_FEEDBACK_RULE under a memory by position.
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn lgreco_cut_repeat_activations(
 /// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
 /// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
 ///
-/// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
-/// LGRECO_PAYLOAD_HEADER when it is another cut's or not for this end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+/// LGRECO_OUT_OF_STEP when it is not the next message; LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different values;
+/// LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
 /// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive(
@@ -154,8 +154,8 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     })
 }
 
-/// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
-/// back. The micro-batches' gradients may go back in any order.
+/// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and returns its ticket. Gradients
+/// of different micro-batches may be sent in any order.
 ///
 /// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
 /// upstream.
@@ -177,8 +177,7 @@ pub unsafe extern "C" fn lgreco_cut_send_gradients(
     })
 }
 
-/// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
-/// uncompressed. Changes nothing.
+/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory. Changes nothing.
 ///
 /// As lgreco_cut_send_activations on values and buffers.
 #[unsafe(no_mangle)]
@@ -200,7 +199,7 @@ pub unsafe extern "C" fn lgreco_cut_evaluate(
     })
 }
 
-/// Downstream: decompresses a message of evaluation. Changes nothing.
+/// Downstream: decompresses a message for evaluation. Changes nothing.
 ///
 /// As lgreco_cut_receive on messages and buffers.
 #[unsafe(no_mangle)]
