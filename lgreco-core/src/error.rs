@@ -317,6 +317,11 @@ impl Error {
         if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
     }
 
+    /// Returns [`Error::SavedState`] unless `holds`.
+    pub fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+    }
+
     /// Returns [`Error::Overflow`] unless `finite`.
     pub fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
         if finite { Ok(()) } else { Err(Error::Overflow { what }) }

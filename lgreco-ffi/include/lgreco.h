@@ -436,10 +436,10 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //   layer_index           the layer's number in the model, from 0; with the seed it names powersgd's start matrix. Default: 0.
 //   rank                  the worker's number. Workers must differ here, or their rounding errors do not average out. Default:
 //                         0.
-//   error_feedback        true: what is not sent is remembered, and added to the next gradient. Default: false.
-//   residual_dtype        what is remembered is kept in float32, the default, bfloat16 or int8.
-//   gain                  how much of an error is remembered, above 0, at most 1. Default: 1.
-//   reset_every           what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.
+//   error_feedback        true: what is not sent becomes the residual, which is added to the next gradient. Default: false.
+//   residual_dtype        the type of residuals: float32, the default, bfloat16 or int8.
+//   gain                  the part of a new compression error that residuals take up, above 0, at most 1. Default: 1.
+//   reset_every           residuals become zeros after every so many steps; with 0 never. Default: 0.
 
 // Tells the most bytes that lgreco_compressor_encode writes under the present setting. It writes exactly this number,
 // unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
@@ -598,19 +598,20 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        struct lgreco_controller **controller);
 //
 // Options: those of lgreco_table_measure and lgreco_plan_solve (the default of `budget` is size), and
-//   policy                who decides: lgreco, the default, plans within the budget; paper does as the L-GreCo paper (l2
-//                         errors, at most those of the uniform setting, by the dynamic program); uniform: the uniform setting
-//                         everywhere; uncompressed; kmeans: layers in `clusters` by size and error, as CGX; accordion: two
-//                         levels, by how gradients' norms change; legacy: by the size of a layer and the phase of training.
-//   objective             bits, the default; or seconds: what sending and what compressing costs on the slowest rank is
-//                         measured while training, and layers whose compression does not pay are sent uncompressed.
-//   start_iter            steps before the first decision, which are uncompressed; at least 2. Default: 100.
+//   policy                how settings are chosen: lgreco, the default, plans within the budget; paper plans as the L-GreCo
+//                         paper (l2 errors, at most those of the uniform setting, by the dynamic program); uniform: the uniform
+//                         setting for every layer; uncompressed; kmeans: `clusters` of layers by size and error, as CGX;
+//                         accordion: two levels, by the change of gradient norms; legacy: by the size of a layer and the phase
+//                         of training.
+//   objective             bits, the default; or seconds: the time of sending and compressing on the slowest rank is measured in
+//                         training, and layers whose compression does not pay are sent uncompressed.
+//   start_iter            uncompressed steps before the first decision; at least 2. Default: 100.
 //   period                steps from one decision to the next, at least 1. Default: 1000.
-//   window                a decision sees the mean gradient of so many steps before it, at least 1. Default: 10.
-//   lead                  steps from the last gradient that a decision sees to the first step under it, in which another thread
-//                         may plan (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.
-//   ramp_up               compression that begins mild, "first,steps": `default` is `first` after start_iter steps, and comes
-//                         to its own by a like factor in like times, in so many steps.
+//   window                number of steps whose mean gradient a decision sees; at least 1. Default: 10.
+//   lead                  steps between the last gradient that a decision sees and the first step under it, in which another
+//                         thread may plan (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.
+//   ramp_up               "first,steps": milder compression at first. `default` begins as `first` after start_iter steps, and
+//                         approaches its own value geometrically in that many steps.
 //   clusters              kmeans: the number of clusters, at least 1. Default: 6.
 //   accordion             "low,high": the parameters of critical layers and of the others; then, unless they are 0.5 and 1.5,
 //                         the relative change of a norm, and the factor by which the learning rate falls, that make layers
@@ -618,28 +619,27 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
 //   legacy                "1000,100000; 8,6,4; 6,4,2; 900": ascending numbers of elements from which on a layer is of the next
 //                         class (none: one class); for each phase the parameters of the classes; steps of training, which the
 //                         phases divide.
-//   error_feedback        whether what lossy methods but qsgd and eden do not send is remembered, and sent later. Default:
-//                         true.
-//   residual_dtype        what is remembered is kept in float32, the default, bfloat16 or int8.
-//   gain                  how much of an error is remembered, above 0, at most 1. Default: 1.
-//   reset_every           what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.
+//   error_feedback        whether layers under lossy methods, except qsgd and eden, keep a residual of what was not sent.
+//                         Default: true.
 //   loco_residual_dtype   residual_dtype for loco. Default: int8.
 //   loco_gain             gain for loco. Default: 0.2.
 //   loco_reset_every      reset_every for loco. Default: 512.
-//   non_finite            a step in which some rank's gradient holds NaN or infinity: error, the default, fails on every rank
-//                         before anything is exchanged, and may be repeated with other gradients; skip: its outcome is
-//                         LGRECO_OUTCOME_SKIPPED, gradients become zeros, residuals stay; pass_through: it is exchanged
+//   non_finite            what happens if some rank's gradient holds NaN or infinity. error, the default: the step fails on
+//                         every rank before anything is exchanged, and may be repeated with other gradients. skip: its outcome
+//                         is LGRECO_OUTCOME_SKIPPED, gradients become zeros, residuals stay. pass_through: it is exchanged
 //                         uncompressed, with NaN and infinity.
-//   route                 how payloads that cannot be summed on the wire travel: all_gather, the default: every rank gets every
-//                         rank's; scatter_reduce: each rank averages a part and sends its mean, compressed again
+//   route                 how payloads that cannot be summed on the wire travel. all_gather, the default: every rank gets all
+//                         payloads. scatter_reduce: each rank averages a part, compresses the mean again and sends it
 //                         (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).
-//   bucket_bytes          layers are exchanged together until their uncompressed gradients exceed so many bytes. Default:
-//                         4194304.
+//   bucket_bytes          size of buckets, in bytes of uncompressed gradients. Default: 4194304.
 //   measuring_rank        the rank that measures and plans for all. Default: 0.
-//   metrics_every         relative errors are measured every so many steps, with 0 never. Default: 10.
+//   metrics_every         steps between measurements of relative errors; 0: never. Default: 10.
 //   undo                  true: the residuals of the step before are kept, in as much memory again, for
 //                         lgreco_controller_roll_back and lgreco_controller_abandon_step. Default: false; they are always kept
 //                         where `non_finite` is not error.
+//   residual_dtype        the type of residuals: float32, the default, bfloat16 or int8.
+//   gain                  the part of a new compression error that residuals take up, above 0, at most 1. Default: 1.
+//   reset_every           residuals become zeros after every so many steps; with 0 never. Default: 0.
 
 // The result of a step for its gradients.
 LGRECO_ENUM(lgreco_outcome) {

@@ -83,18 +83,18 @@ lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *settin
 
 /* ---- 2. An end ---- */
 
-// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
-// must neither be lost nor change their order.
+// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be lost or change
+// their order.
 typedef struct lgreco_cut lgreco_cut;
 
-// Which end of a cut.
+// An end of a cut.
 LGRECO_ENUM(lgreco_end) {
     LGRECO_END_UPSTREAM = 0,  // The stage above: sends activations, receives gradients.
     LGRECO_END_DOWNSTREAM = 1,  // The stage below: receives activations, sends gradients.
 };
 
-// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
-// takes a generation it has not used, so that an old end is noticed.
+// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an unused generation,
+// so that messages of an old end are refused.
 //
 // LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
 lgreco_status lgreco_cut_create(const struct lgreco_cut_setting *setting,
@@ -102,20 +102,20 @@ lgreco_status lgreco_cut_create(const struct lgreco_cut_setting *setting,
                                 uint32_t generation,
                                 struct lgreco_cut **cut);
 
-// Tells the most bytes of a message that this end writes.
+// Writes the largest length of this end's messages, in bytes, to `bytes`.
 lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
 
-// Frees an end and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees an end and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 
 /* ---- 3. A training step ---- */
 
-// The id of samples that are not to be remembered.
+// The id of samples that AQ-SGD does not remember.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
-// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
-// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
-// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
+// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length` receives its bytes,
+// `ticket` the number under which its gradients come back. `ids`, one per sample, are for AQ-SGD (LGRECO_UNREMEMBERED: not this
+// one); NULL otherwise. Allocates only while a memory of samples grows.
 //
 // LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
 // LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
@@ -129,11 +129,10 @@ lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           size_t *length,
                                           uint64_t *ticket);
 
-// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
-// features.
+// Writes the number of samples of a message for this end to `samples`, at most a batch. Its values are that number times the features.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
-// LGRECO_OUT_OF_STEP for those of another generation.
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end; LGRECO_OUT_OF_STEP for a
+// message of another generation.
 lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
@@ -142,8 +141,8 @@ lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
 // Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
 // upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
 //
-// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
-// LGRECO_PAYLOAD_HEADER when it is another cut's or not for this end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+// LGRECO_OUT_OF_STEP when it is not the next message; LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different values;
+// LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
 // LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
 lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  const uint8_t *message,
@@ -152,8 +151,8 @@ lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  size_t values_len,
                                  uint64_t *ticket);
 
-// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
-// back. The micro-batches' gradients may go back in any order.
+// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and returns its ticket. Gradients
+// of different micro-batches may be sent in any order.
 //
 // LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
 // upstream.
@@ -166,16 +165,16 @@ lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         size_t capacity,
                                         size_t *length);
 
-// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
-// the same two activation messages.
+// Ends an optimiser step: the updates of its messages become the state of both ends. Both ends must commit between the same two
+// activation messages.
 //
 // LGRECO_PARAMETER when no activations went through the cut in this step.
 lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
 
 /* ---- 4. Lost messages ---- */
 
-// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
-// same step over the same values. Changes nothing.
+// Upstream: writes the message of a micro-batch in flight once more: because it was lost, or for another forward pass of the same step
+// over the same values. Changes nothing.
 //
 // As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
 // LGRECO_FEEDBACK_RULE under a memory by position.
@@ -198,15 +197,14 @@ lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
                                           float *values,
                                           size_t values_len);
 
-// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+// Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
 //
 // LGRECO_NOT_IN_FLIGHT.
 lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
 
 /* ---- 5. Evaluation ---- */
 
-// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
-// uncompressed. Changes nothing.
+// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory. Changes nothing.
 //
 // As lgreco_cut_send_activations on values and buffers.
 lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
@@ -218,7 +216,7 @@ lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
                                   size_t capacity,
                                   size_t *length);
 
-// Downstream: decompresses a message of evaluation. Changes nothing.
+// Downstream: decompresses a message for evaluation. Changes nothing.
 //
 // As lgreco_cut_receive on messages and buffers.
 lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
@@ -229,39 +227,38 @@ lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
 
 /* ---- 6. What is remembered, and saved ends ---- */
 
-// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
-// `found` receives 0, and `values` are as they were.
+// AQ-SGD: writes the remembered activations of a sample to `values`, `values_len` = the features, and 1 to `found`. For an unknown
+// sample, `found` receives 0, and `values` are unchanged.
 //
-// LGRECO_LENGTH when `values_len` is another.
+// LGRECO_LENGTH for another `values_len`.
 lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     uint64_t sample,
                                     float *values,
                                     size_t values_len,
                                     uint32_t *found);
 
-// AQ-SGD: writes the ids of all samples remembered to samples[0 .. length], least recently updated first; `length`, which
-// must not be NULL, receives their number.
+// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
+// number and must not be NULL.
 //
-// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `samples` may be NULL.
+// LGRECO_LENGTH when `capacity` is less; `length` is set then, too, and `samples` may be NULL.
 lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
                                             uint64_t *samples,
                                             size_t capacity,
                                             size_t *length);
 
-// Writes the whole end. Both ends must be saved after the same step. `length`, which must not be NULL, receives the number of
-// bytes.
+// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and must not be NULL.
 //
-// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is
-// less: `length` is then set all the same, and `saved` may be NULL.
+// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is less;
+// `length` is set then, too, and `saved` may be NULL.
 lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
                               uint8_t *saved,
                               size_t capacity,
                               size_t *length);
 
-// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+// Creates an end from a saved state, which continues bit for bit. Any bytes may be given.
 //
-// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
-// others for bytes that no such end writes.
+// LGRECO_OTHER_SETTING for a state with another setting; LGRECO_CHECKSUM for a damaged one; LGRECO_SAVED_STATE and others for bytes that
+// are no state of such an end.
 lgreco_status lgreco_cut_restore(const struct lgreco_cut_setting *setting,
                                  lgreco_end end,
                                  const uint8_t *saved,

@@ -1,4 +1,4 @@
-//! Handles: what a caller's opaque pointer points to, and how calls get at it.
+//! Handles: the memory behind a caller's opaque pointers, and the access of calls to it.
 
 use crate::device::Device;
 use crate::failure::{Failure, Result};
@@ -8,24 +8,24 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An opaque C type and what is behind it.
+/// An opaque C type, and the state behind it.
 pub(crate) trait Kind {
     /// Its name, for messages.
     const WHAT: &'static str;
-    /// First bytes of every such handle, by which another kind is recognised.
+    /// The first bytes of every handle of this kind. They distinguish it from other kinds.
     const TAG: [u8; 8];
     type State;
-    /// The layer the handle is about, if it is about one, for messages.
+    /// The handle's layer, if it has one, for messages.
     fn layer(state: &Self::State) -> Option<&str> {
         let _ = state;
         None
     }
-    /// The names of the layers that errors count by their index, if the handle knows them, for messages.
+    /// The names of the layers, whose indices are in errors, for messages.
     fn names(state: &Self::State) -> &[String] {
         let _ = state;
         &[]
     }
-    /// The device the handle works on, if it may be a GPU, which has words of its own for failures.
+    /// The handle's device, if it may be a GPU. A GPU has texts of its own for failures.
     fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
@@ -57,7 +57,7 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// A kind whose state never changes, so that any number of calls may read it.
+/// A kind whose state never changes. Any number of calls may read it at the same time.
 pub(crate) trait Immutable: Kind<State: Sync> {}
 
 const FREE: u8 = 0;
@@ -104,7 +104,7 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
     Ok(unsafe { &*handle.state.get() })
 }
 
-/// Takes a handle's lock, unless a call has it or has panicked.
+/// Takes a handle's lock; `Err` while another call has it, and after a panic.
 fn lock(lock: &AtomicU8) -> Result<()> {
     match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
@@ -124,7 +124,7 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
     Ok(handle)
 }
 
-/// Runs `call` on the state of a handle. A failure becomes the thread's message, with the name of the layer.
+/// Runs `call` on the state of a handle. A failure becomes the message of the thread, with the name of the layer.
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
     status
 }
 
-/// Gives a handle's state back, closed if its call has panicked.
+/// Unlocks a handle at the end; closes it if the call has panicked.
 struct Lock<'a>(&'a AtomicU8);
 
 impl Drop for Lock<'_> {
@@ -165,7 +165,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Runs `work` on the state of a further handle in a [`call`] on another one, which keeps the message if it fails.
+/// Runs `work` on the state of a second handle, in a [`call`] on another one. Errors are those of that call.
 ///
 /// # Safety
 /// As [`call`].
@@ -178,7 +178,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// The place of a new handle, which now holds NULL.
+/// The place of a new handle, set to NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
@@ -187,7 +187,7 @@ unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
     Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
 }
 
-/// Makes a handle of the state that `make` returns. Whatever fails, `place` holds NULL.
+/// Creates a handle with the state that `make` returns. After a failure, `place` holds NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes.
@@ -200,7 +200,7 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
     })
 }
 
-/// As [`create`], in a call on another handle. Where `make` returns `None`, `place` holds NULL, too.
+/// As [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
 ///
 /// # Safety
 /// `pointer` as for [`call`]; `place` as for [`create`].
@@ -222,7 +222,7 @@ pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     }
 }
 
-/// Runs a call that works on no handle of which it could change anything.
+/// Runs a call that changes no handle.
 pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_status {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => LGRECO_OK,
@@ -231,7 +231,7 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
     }
 }
 
-/// Frees a handle and sets the caller's pointer to null. A handle in use stays.
+/// Frees a handle and sets the caller's pointer to null. A handle in use is not freed.
 ///
 /// # Safety
 /// `place` is null or valid for reads and writes; what is there is null, or a live handle of any kind.
@@ -243,8 +243,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     })
 }
 
-/// Takes the state of a handle, frees it and sets the caller's pointer to null, if `may` allows it; `None` where there
-/// is no handle. A handle in use stays; of one that has panicked, the state is freed too.
+/// If `may` allows it: takes the state of a handle, frees the handle and sets the caller's pointer to null. `None` if there is no handle.
+/// A handle in use is not freed. After a panic, the state is freed, too.
 ///
 /// # Safety
 /// As [`destroy`].
@@ -286,147 +286,4 @@ pub(crate) unsafe fn take<K: Kind>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::status::*;
-    use std::ffi::CStr;
-
-    struct Counter;
-    struct Other;
-
-    impl Kind for Counter {
-        const WHAT: &'static str = "counter";
-        const TAG: [u8; 8] = *b"counter ";
-        type State = u32;
-        fn layer(state: &u32) -> Option<&str> {
-            (*state > 5).then_some("fc1")
-        }
-    }
-
-    impl Kind for Other {
-        const WHAT: &'static str = "other";
-        const TAG: [u8; 8] = *b"other   ";
-        type State = String;
-    }
-
-    fn count(handle: *mut Counter, call: impl FnOnce(&mut u32) -> Result<(), Failure>) -> (lgreco_status, String) {
-        // SAFETY: the tests' handles are live or null.
-        unsafe {
-            let status = super::call(handle, call);
-            (status, CStr::from_ptr(message::lgreco_message()).to_str().unwrap().to_owned())
-        }
-    }
-
-    #[test]
-    fn calls_change_state_and_failures_leave_a_message() {
-        let mut handle = new::<Counter>(5);
-        let add = |n: &mut u32| {
-            *n += 1;
-            Ok(())
-        };
-        let fail = |_: &mut u32| Err(Failure::Null("values"));
-        assert_eq!(count(handle, fail), (LGRECO_NULL_POINTER, "values is NULL".into()));
-        assert_eq!(count(handle, add).0, LGRECO_OK);
-        assert_eq!(count(handle, fail).1, "layer `fc1`: values is NULL");
-        // SAFETY: live, then null.
-        unsafe {
-            assert_eq!(destroy(&raw mut handle), LGRECO_OK);
-            assert!(handle.is_null());
-            assert_eq!(destroy(&raw mut handle), LGRECO_OK);
-            assert_eq!(destroy::<Counter>(core::ptr::null_mut()), LGRECO_OK);
-        }
-    }
-
-    #[test]
-    fn a_panic_becomes_a_status_and_closes_the_handle() {
-        let mut handle = new::<Counter>(0);
-        let (status, message) = count(handle, |_| panic!("boom {}", 7));
-        assert_eq!((status, message.as_str()), (LGRECO_PANIC, "a bug in lgreco, please report it: boom 7"));
-        assert_eq!(count(handle, |_| Ok(())).0, LGRECO_PANIC);
-        assert_eq!(call_without_handle(|| panic!("boom")), LGRECO_PANIC);
-        // SAFETY: live.
-        assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
-    }
-
-    #[test]
-    fn a_handle_is_for_one_call_at_a_time() {
-        let mut handle = new::<Counter>(0);
-        let inside = |_: &mut u32| {
-            // SAFETY: live.
-            let (again, mut copy) = (unsafe { super::call(handle, |_| Ok(())) }, handle);
-            assert_eq!(again, LGRECO_BUSY);
-            // SAFETY: live; in use, and therefore not freed.
-            assert_eq!(unsafe { destroy(&raw mut copy) }, LGRECO_BUSY);
-            assert_eq!(copy, handle);
-            Ok(())
-        };
-        assert_eq!(count(handle, inside).0, LGRECO_OK);
-        // SAFETY: live.
-        assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
-    }
-
-    #[test]
-    fn a_further_handle_is_used_within_a_call() {
-        let (mut first, mut second) = (new::<Counter>(3), new::<Counter>(4));
-        let with = |from: *mut Counter, to: *mut Counter| {
-            let add = |own: &mut u32, other: &mut u32| {
-                *other += *own;
-                Ok(())
-            };
-            // SAFETY: live.
-            unsafe { super::call(from, |own| super::with(to, |other| add(own, other))) }
-        };
-        assert_eq!((with(first, second), with(second, second)), (LGRECO_OK, LGRECO_BUSY));
-        // SAFETY: live.
-        let panicked = unsafe { super::call(first, |_| super::with(second, |_: &mut u32| panic!("boom"))) };
-        assert_eq!((panicked, count(second, |_| Ok(())).0), (LGRECO_PANIC, LGRECO_PANIC));
-        // SAFETY: live.
-        unsafe {
-            assert_eq!(destroy(&raw mut first), LGRECO_OK);
-            assert_eq!(destroy(&raw mut second), LGRECO_OK);
-        }
-    }
-
-    #[test]
-    fn states_are_taken_out_of_handles_that_nobody_uses() {
-        let take = |place: *mut *mut Counter, may: fn(&u32) -> Result<(), Failure>| {
-            // SAFETY: live or null.
-            unsafe { super::take(place, may) }.map_err(|failure| failure.status())
-        };
-        let mut handle = new::<Counter>(7);
-        assert_eq!(take(core::ptr::null_mut(), |_| Ok(())), Ok(None));
-        assert_eq!(take(&raw mut handle, |_| Err(Failure::OtherEnd)), Err(LGRECO_OTHER_END));
-        let mut copy = handle;
-        let inside = |_: &mut u32| {
-            assert_eq!(take(&raw mut copy, |_| Ok(())), Err(LGRECO_BUSY));
-            Ok(())
-        };
-        assert_eq!(count(handle, inside).0, LGRECO_OK);
-        assert_eq!(take(&raw mut handle, |_| Ok(())), Ok(Some(7)));
-        assert!(handle.is_null());
-        assert_eq!(take(&raw mut handle, |_| Ok(())), Ok(None));
-        let mut handle = new::<Counter>(7);
-        assert_eq!(count(handle, |_| panic!("boom")).0, LGRECO_PANIC);
-        assert_eq!(take(&raw mut handle, |_| Err(Failure::OtherEnd)), Err(LGRECO_OTHER_END));
-        assert_eq!(take(&raw mut handle, |_| Ok(())), Err(LGRECO_PANIC));
-        assert!(handle.is_null());
-        let mut other = new::<Other>("text".into()).cast::<Counter>();
-        assert_eq!(take(&raw mut other, |_| Ok(())), Err(LGRECO_HANDLE));
-        let mut other = other.cast::<Other>();
-        // SAFETY: live.
-        assert_eq!(unsafe { destroy(&raw mut other) }, LGRECO_OK);
-    }
-
-    #[test]
-    fn other_kinds_are_recognised() {
-        let mut other = new::<Other>("text".into());
-        assert_eq!(count(other.cast(), |_| Ok(())), (LGRECO_HANDLE, "not a counter handle".into()));
-        assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "counter is NULL".into()));
-        let mut wrong = other.cast::<Counter>();
-        // SAFETY: a live handle of another kind, then of its own.
-        unsafe {
-            assert_eq!(destroy(&raw mut wrong), LGRECO_HANDLE);
-            assert_eq!(destroy(&raw mut other), LGRECO_OK);
-        }
-    }
-}
+mod tests;

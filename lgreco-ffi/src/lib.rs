@@ -9,7 +9,8 @@
 //! | `device` | the device of a context: the CPU, or a GPU that the context's handles share |
 //! | `handle` | opaque handles: their tag, their lock, and the status that a panic becomes |
 //! | `options` | options by name: a table for each call that takes them |
-//! | `pointers` | checks the caller's pointers and turns them into references; reads structs that state their size |
+//! | `pointers` | checks the caller's pointers and turns them into references |
+//! | `structs` | reads the caller's structs, which state their size |
 //! | `message` | each thread's text about its last failed call |
 //! | `status`, `failure` | status codes; failures with their texts |
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
@@ -31,8 +32,8 @@
 //! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols. It
 //! never creates a handle for these calls, so each of them refuses its handle argument first.
 //!
-//! `unsafe` blocks appear only in `handle`, `pointers`, `api` and `cuda`, and in `sequences`, which calls `api` for tests.
-//! The exported functions demand what `README.md` demands of C callers. Pointers are null or valid as the header says;
+//! `unsafe` blocks appear only in `handle`, `pointers`, `structs`, `api` and `cuda`, and in `sequences`, which calls `api`
+//! for tests. The exported functions demand what `README.md` demands of C callers. Pointers are null or valid as the header says;
 //! handles are null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "documentation is the header's, where brackets index arrays")]
@@ -51,6 +52,7 @@ mod pointers;
 #[cfg(any(test, feature = "testing"))]
 pub mod sequences;
 mod status;
+mod structs;
 
 pub use api::*;
 pub use message::lgreco_message;

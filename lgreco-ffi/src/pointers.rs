@@ -1,12 +1,12 @@
-//! The caller's pointers become references here, after the checks that can be made.
+//! The caller's pointers as references, after all checks that are possible.
 
 use crate::failure::{Failure, Result};
-use crate::status::LGRECO_HEADER_REVISION;
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 use lgreco_train::CoreError;
 
-fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
+/// `Err` for a pointer that is NULL or misaligned.
+pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     match pointer {
         pointer if pointer.is_null() => Err(Failure::Null(what)),
         pointer if !pointer.is_aligned() => Err(Failure::Alignment(what)),
@@ -14,7 +14,7 @@ fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-/// `Err` for the pointer of an array of `len` elements that cannot be one; any will do when `len` is 0.
+/// `Err` for an impossible pointer to an array of `len` elements. With a `len` of 0, every pointer is fine.
 pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -26,7 +26,7 @@ pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) 
     check(pointer, what)
 }
 
-/// The caller's array of `len` elements; empty whatever the pointer when `len` is 0.
+/// The caller's array of `len` elements. With a `len` of 0, it is empty, whatever the pointer.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `len` values of `T` during `'a`.
@@ -53,7 +53,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'stati
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
 }
 
-/// The address of an array of `len` elements in a device's memory; 0 when `len` is 0. Nothing is read.
+/// The address of an array of `len` elements in device memory; 0 when `len` is 0. Reads nothing.
 pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64> {
     if len == 0 {
         return Ok(0);
@@ -62,7 +62,7 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
-/// `Err` when there is less of something than is needed.
+/// `Err` if `found` is less than `needed`.
 pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()> {
     if found >= needed {
         return Ok(());
@@ -70,12 +70,12 @@ pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()
     Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
 }
 
-/// `Err` unless there are as many of something as is expected.
+/// `Err` unless `found` is as expected.
 pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Result<()> {
     if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
 }
 
-/// `Err` unless a model of so many layers has a layer of this index.
+/// `Err` unless a model of `layers` layers has a layer of this index.
 pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
     if layer < layers {
         Ok(())
@@ -94,7 +94,7 @@ pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// Writes what `make` returns, once the place for it has been checked.
+/// Checks the place, then writes the result of `make` to it.
 ///
 /// # Safety
 /// As [`place`].
@@ -104,7 +104,7 @@ pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl Fn
     Ok(())
 }
 
-/// An array of the caller's to be filled, and the place for the number of elements.
+/// An array of the caller that is to be filled, and the place for the number of elements.
 pub(crate) struct Output<T> {
     /// The argument, for messages.
     pub(crate) what: &'static str,
@@ -114,7 +114,7 @@ pub(crate) struct Output<T> {
 }
 
 impl<T> Output<T> {
-    /// Tells `length`, also where the array has fewer than `needed` elements, and has `fill` fill that many.
+    /// Writes `length` to its place. If the array has `needed` elements, calls `fill` on them.
     ///
     /// # Safety
     /// As [`slice_mut`] and [`place`].
@@ -162,7 +162,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Res
     text.to_str().map_err(|_| Failure::Text { what, why: "is not UTF-8" })
 }
 
-/// Where an array lies in memory; NULL lies nowhere.
+/// The memory range of an array; empty for NULL.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     what: &'static str,
@@ -172,7 +172,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// That of this layer of a model.
+    /// The range of a layer of a model.
     pub(crate) fn of_layer(self, layer: usize) -> Range {
         Range { layer: Some(layer), ..self }
     }
@@ -212,8 +212,8 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the caller's that a call is to decode, and the values that it makes of them, which do not overlap. `what` is the
-/// bytes' argument, for messages.
+/// The caller's bytes to decode, and the place for their values, after a check that they do not overlap. `what` names the argument of
+/// the bytes, for messages.
 ///
 /// # Safety
 /// README.md, pointers; `'a` is within the call.
@@ -227,185 +227,10 @@ pub(crate) unsafe fn encoded<'a>(
     unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
 }
 
-/// What `struct_size` is of a struct of the header that belongs to this library: its bytes, and above them the header's revision,
-/// so that structs and callbacks of another header are refused, of whatever size they are.
-pub(crate) const fn size_of_struct<T>() -> usize {
-    assert!(size_of::<T>() <= SIZES);
-    (LGRECO_HEADER_REVISION as usize) << SIZE_BITS | size_of::<T>()
-}
-
-/// Bits of `struct_size` for the size.
-const SIZE_BITS: u32 = 16;
-const SIZES: usize = (1 << SIZE_BITS) - 1;
-
-/// A struct that starts with `struct_size`.
-///
-/// # Safety
-/// `repr(C)`; its first field is a `usize`, the size of the struct as the caller knows it; every bit pattern is valid.
-pub(crate) unsafe trait SizedStruct: Copy + Default {
-    /// The struct, for messages.
-    const WHAT: &'static str;
-}
-
-/// Implements `SizedStruct` and `Default`. Fields that are not named are 0, NULL or the constant that is 0.
-///
-/// A `SAFETY` comment at each use says why the struct keeps to the contract of `SizedStruct`.
-macro_rules! sized_struct {
-    ($what:literal, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
-        const _: () = assert!(core::mem::offset_of!($name, struct_size) == 0);
-
-        // SAFETY: the comment where the macro is used.
-        unsafe impl $crate::pointers::SizedStruct for $name {
-            const WHAT: &'static str = $what;
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                // SAFETY: every bit pattern is valid.
-                let zeros: Self = unsafe { core::mem::zeroed() };
-                Self { struct_size: $crate::pointers::size_of_struct::<Self>(), $($field: $value,)* ..zeros }
-            }
-        }
-    };
-}
-pub(crate) use sized_struct;
-
-/// `Err` unless the caller's struct says that it has the size of a `T`, and is of the header that belongs to this library.
-///
-/// # Safety
-/// `pointer` is null, misaligned, or points to a readable `usize`, and to as many readable bytes as it says if it is that of a `T`.
-unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
-    check(pointer, T::WHAT)?;
-    // SAFETY: not null and aligned; the first field is readable by the caller's promise.
-    let found = unsafe { pointer.cast::<usize>().read() };
-    if found == size_of_struct::<T>() {
-        return Ok(());
-    }
-    let (what, [found, revision]) = (T::WHAT, [found & SIZES, found >> SIZE_BITS]);
-    Err(match revision == LGRECO_HEADER_REVISION as usize {
-        true => Failure::StructSize { what, expected: size_of::<T>(), found },
-        false => Failure::HeaderRevision { what, found: revision },
-    })
-}
-
-/// The caller's struct.
-///
-/// # Safety
-/// As [`check_size`].
-pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
-    // SAFETY: passed on; a struct of that size is readable, and any bits make a `T`.
-    unsafe {
-        check_size(pointer)?;
-        Ok(pointer.read())
-    }
-}
-
-/// The caller's array of structs.
-///
-/// # Safety
-/// As [`read_struct`] for `count` structs, one after the other.
-pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    check_array(pointer, count, T::WHAT)?;
-    // SAFETY: within the array that the caller promised, as long as every struct before has the size of a `T`.
-    (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
-}
-
-/// Fills the caller's struct with what `make` returns, once its size has been checked.
-///
-/// # Safety
-/// As [`check_size`]; also valid for writes.
-pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: passed on; a struct of that size is writable.
-    unsafe {
-        check_size(pointer)?;
-        pointer.write(make()?);
-    }
-    Ok(())
-}
-
-/// As [`fill`], but the struct may be NULL: then `make` is only called.
-///
-/// # Safety
-/// As [`fill`].
-pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: passed on.
-    if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{LGRECO_ALIGNMENT, LGRECO_LENGTH, LGRECO_NULL_POINTER, LGRECO_OVERLAP, LGRECO_STRUCT_SIZE};
-
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    #[repr(C)]
-    struct Pair {
-        struct_size: usize,
-        first: u64,
-        second: u64,
-    }
-
-    impl Default for Pair {
-        fn default() -> Self {
-            pair(1, 2)
-        }
-    }
-
-    const PAIR: u64 = size_of_struct::<Pair>() as u64;
-
-    fn pair(first: u64, second: u64) -> Pair {
-        Pair { struct_size: size_of_struct::<Pair>(), first, second }
-    }
-
-    // SAFETY: repr(C), starts with a usize, integers only.
-    unsafe impl SizedStruct for Pair {
-        const WHAT: &'static str = "pair";
-    }
-
-    #[test]
-    fn structs_of_another_size_are_refused() {
-        let read = |pointer: *const Pair| {
-            // SAFETY: null, misaligned, or as long as the first element says.
-            unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
-        };
-        assert_eq!(read([PAIR, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
-        let of_another_header = [24, PAIR - (1 << SIZE_BITS), PAIR + (1 << SIZE_BITS)];
-        for size in [0, PAIR - 8, PAIR - 1, PAIR + 1, PAIR + 8].into_iter().chain(of_another_header) {
-            let words = [size, 7, 8, 0];
-            assert_eq!(read(words.as_ptr().cast()), Err(LGRECO_STRUCT_SIZE), "{size}");
-            let mut filled = words;
-            // SAFETY: as above.
-            let refused = unsafe { fill(filled.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) };
-            assert_eq!(refused.map_err(|failure| failure.status()), Err(LGRECO_STRUCT_SIZE), "{size}");
-            assert_eq!(filled, words, "{size}");
-        }
-        assert_eq!(read(core::ptr::null()), Err(LGRECO_NULL_POINTER));
-        assert_eq!(read(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));
-    }
-
-    #[test]
-    fn structs_are_filled_whole_and_no_further() {
-        let mut words = [PAIR, 7, 8, 99];
-        // SAFETY: as long as the first element says.
-        unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
-        assert_eq!(words, [PAIR, 5, 6, 99]);
-    }
-
-    #[test]
-    fn every_struct_of_an_array_is_checked() {
-        let read_all = |words: &[u64], count| {
-            // SAFETY: arrays of `count` structs, or of fewer before one of another size.
-            unsafe { read_structs(words.as_ptr().cast::<Pair>(), count) }.map_err(|failure| failure.status())
-        };
-        assert_eq!(read_all(&[PAIR, 3, 4, PAIR, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));
-        assert_eq!(read_all(&[PAIR, 3, 4, PAIR + 8, 5, 6], 2), Err(LGRECO_STRUCT_SIZE));
-        assert_eq!(read_all(&[PAIR - 16], 1), Err(LGRECO_STRUCT_SIZE));
-        assert_eq!(read_all(&[], 0), Ok(vec![]));
-        assert_eq!(read_all(&[PAIR], usize::MAX / 8), Err(LGRECO_LENGTH));
-    }
+    use crate::status::{LGRECO_ALIGNMENT, LGRECO_LENGTH, LGRECO_NULL_POINTER, LGRECO_OVERLAP};
 
     #[test]
     fn arrays_are_checked_for_what_can_be_checked() {

@@ -5,12 +5,12 @@ use super::sparse::Sparse;
 use super::symmetric::{Scope, Symmetric};
 use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::compress::select;
 use lgreco::compress::topk;
+use lgreco::error::{expect_len, expect_room};
 
 /// Which values a min–max quantiser maps onto one grid.
 ///
@@ -117,7 +117,7 @@ impl Codec {
     /// # Ok::<(), lgreco_pipeline::Error>(())
     /// ```
     pub fn top_k(density: f64, features: usize, values: Dtype) -> Result<Codec, Error> {
-        Error::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
+        CoreError::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
         let n = Shape::new(1, features)?.elements() as u32;
         let dropped = (n as f64 * (1.0 - density)) as u32;
         let codec = Codec::TopK { keep: (n - dropped).max(1), values };
@@ -136,19 +136,24 @@ impl Codec {
     /// features or more.
     pub fn check(&self, features: usize) -> Result<(), Error> {
         Shape::new(1, features)?;
-        Error::require(features > 0, "features", 0.0, "at least 1")?;
+        CoreError::require(features > 0, "features", 0.0, "at least 1")?;
         match *self {
             Codec::Dense { .. } => Ok(()),
             Codec::MinMax { bits, tile } => Ok(quantiser(bits, tile, features).check()?),
             Codec::Eden { bits } => rotated::body_len(bits, 1, features).map(drop),
             Codec::Symmetric { bits, scope, scale } => {
-                Error::require((2..=8).contains(&bits), "bits of a symmetric quantiser", bits.into(), "2 to 8")?;
-                Error::require(scale != Dtype::F16, "type of the scales", 1.0, "f32 (0) or bf16 (2)")?;
+                CoreError::require((2..=8).contains(&bits), "bits of a symmetric quantiser", bits.into(), "2 to 8")?;
+                CoreError::require(scale != Dtype::F16, "type of the scales", 1.0, "f32 (0) or bf16 (2)")?;
                 match scope {
                     Scope::Sample => Ok(()),
                     Scope::Channel { channels } => {
                         let divides = channels > 0 && features.is_multiple_of(channels as usize);
-                        Error::require(divides, "channels", channels.into(), "a divisor of the number of features")
+                        Ok(CoreError::require(
+                            divides,
+                            "channels",
+                            channels.into(),
+                            "a divisor of the number of features",
+                        )?)
                     }
                 }
             }
@@ -314,7 +319,7 @@ impl Codec {
             Codec::SharedIndex { keep, values } => Codec::TopK { keep, values }.indices_len(samples, features)?,
             _ => 0,
         };
-        expect_len("indices", shared, indices.len())
+        Ok(expect_len("indices", shared, indices.len())?)
     }
 
     /// The codec and its parameters in 8 bytes: kind, bits, element type and scope, then a little-endian 32-bit

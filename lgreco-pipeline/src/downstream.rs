@@ -4,8 +4,8 @@ use super::end::{Below, End};
 use super::message::{Message, Mode};
 use super::upstream::Evaluation;
 use crate::Error;
-use crate::error::expect_len;
 use crate::gradient::Values;
+use lgreco::error::expect_len;
 
 /// The stage below a cut. The [crate documentation](super) describes how the two ends work together.
 ///

@@ -10,9 +10,7 @@ use super::half::{Clock, Half, State};
 use super::message::Direction;
 use super::setting::CutSetting;
 use super::tickets::Tickets;
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
+use crate::{CoreError, Error};
 use core::marker::PhantomData;
 
 /// The two ends of a cut as types: [`Above`] and [`Below`].
@@ -131,7 +129,7 @@ impl<S: Side> End<S> {
     /// used.
     pub fn commit_step(&mut self) -> Result<(), Error> {
         let sent = self.forward.sequence > self.first_of_step;
-        Error::require(sent, "messages forward in this step", 0.0, "at least 1: is the cut in use?")?;
+        CoreError::require(sent, "messages forward in this step", 0.0, "at least 1: is the cut in use?")?;
         self.forward.publish();
         self.first_of_step = self.forward.sequence;
         self.clock.step += 1;

@@ -97,29 +97,6 @@ impl Error {
             Error::OtherSetting { .. } => 126,
         }
     }
-
-    /// Returns [`CoreError::Parameter`] unless `holds`.
-    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(CoreError::Parameter { what, value, expected }.into()) }
-    }
-
-    /// Returns [`CoreError::SavedState`] unless `holds`.
-    pub(crate) fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(Error::saved(what, found)) }
-    }
-
-    pub(crate) fn saved(what: &'static str, found: u64) -> Error {
-        CoreError::SavedState { what, found }.into()
-    }
-
-    /// Returns [`CoreError::Overflow`] unless `finite`.
-    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
-        if finite { Ok(()) } else { Err(CoreError::Overflow { what }.into()) }
-    }
-
-    pub(crate) fn out_of_memory(words: usize) -> Error {
-        CoreError::OutOfMemory { words }.into()
-    }
 }
 
 impl From<lgreco_train::Error> for Error {
@@ -129,14 +106,4 @@ impl From<lgreco_train::Error> for Error {
             error => Error::Train(error),
         }
     }
-}
-
-/// Returns an error unless a length is the expected one.
-pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(lgreco::error::expect_len(what, expected, found)?)
-}
-
-/// Returns an error unless there is enough room.
-pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(lgreco::error::expect_room(what, expected, found)?)
 }

@@ -1,10 +1,10 @@
 //! EF21: an estimate of the sender's batch, by position, which both ends hold and messages correct.
 
-use crate::Error;
 use crate::compress::check_finite;
-use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// The estimate `e`, in f32.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ impl Estimate {
     /// Makes an estimate of zeros.
     pub(super) fn new(shape: Shape) -> Result<Estimate, Error> {
         let mut values = Vec::new();
-        let out_of_memory = Error::out_of_memory(shape.elements().div_ceil(2));
+        let out_of_memory = CoreError::OutOfMemory { words: shape.elements().div_ceil(2) };
         values.try_reserve_exact(shape.elements()).map_err(|_| out_of_memory)?;
         values.resize(shape.elements(), 0.0);
         Ok(Estimate(values))
@@ -33,13 +33,13 @@ impl Estimate {
         if !finite {
             check_finite(values)?;
         }
-        Error::require_finite(finite, "the gradient with what is remembered")
+        Ok(CoreError::require_finite(finite, "the difference from the estimate")?)
     }
 
     /// Adds a correction `c`. On an error nothing changes.
     pub(super) fn correct(&mut self, correction: &[f32]) -> Result<(), Error> {
         let finite = self.0.iter().zip(correction).all(|(e, c)| (e + c).is_finite());
-        Error::require_finite(finite, "what is to be remembered")?;
+        CoreError::require_finite(finite, "the estimate")?;
         self.0.iter_mut().zip(correction).for_each(|(e, c)| *e += c);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Estimate {
         expect_len("bytes of a saved memory", self.saved_len(), bytes.len())?;
         for (e, &bytes) in self.0.iter_mut().zip(bytes.as_chunks().0) {
             *e = f32::from_le_bytes(bytes);
-            Error::require_saved(e.is_finite(), "an element", e.to_bits().into())?;
+            CoreError::require_saved(e.is_finite(), "an element", e.to_bits().into())?;
         }
         Ok(())
     }

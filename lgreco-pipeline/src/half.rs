@@ -6,14 +6,14 @@ use super::estimate::Estimate;
 use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN, expect};
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
-use crate::Error;
-use crate::error::{expect_len, expect_room};
 use crate::feedback::{Memory, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::compress::select;
+use lgreco::error::{expect_len, expect_room};
 
 /// The memory of one direction at an end.
 #[derive(Clone, Debug)]
@@ -120,14 +120,11 @@ impl Half {
     fn check_samples(&self, samples: usize, training: bool) -> Result<(), Error> {
         let batch = self.setting.batch as usize;
         if training && self.setting.by_position() {
-            return expect_len(
-                "samples, the same for every message in training under a memory by position",
-                batch,
-                samples,
-            );
+            let what = "samples, the same for every message in training under a memory by position";
+            return Ok(expect_len(what, batch, samples)?);
         }
         expect_room("samples, at least 1", 1, samples)?;
-        expect_room("samples that a message may have, against those there are", samples, batch)
+        Ok(expect_room("samples that a message may have, against those there are", samples, batch)?)
     }
 
     /// A header for a message with this mode, shape and element type. Its other numbers are 0.
@@ -235,15 +232,16 @@ impl Half {
             State::Residual(state) => {
                 let saved = SavedState::parse(memory)?;
                 let same = (saved.residual(), saved.shape()) == (state.residual(), state.shape());
-                Error::require_saved(same, "memory of another rule or shape, updates", saved.steps())?;
+                CoreError::require_saved(same, "memory of another rule or shape, updates", saved.steps())?;
                 *state = saved.restore(vec![0; saved.residual().state_len(saved.shape())])?;
             }
             State::Samples(store) => store.restore(memory)?,
         }
         self.sequence = long(0);
-        Error::require_saved(self.sequence < COUNT_LIMIT, "sequence number", self.sequence)?;
+        CoreError::require_saved(self.sequence < COUNT_LIMIT, "sequence number", self.sequence)?;
         let counters = head[8..].first_chunk().and_then(Counters::from_bytes);
-        self.counters = counters.ok_or(Error::saved("one of the counters, messages", long(8)))?;
+        self.counters =
+            counters.ok_or(CoreError::SavedState { what: "one of the counters, messages", found: long(8) })?;
         Ok(rest)
     }
 

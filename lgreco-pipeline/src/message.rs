@@ -26,9 +26,9 @@
 //! rows of first visits in the sender's element type, and then the codec's body for all other samples.
 
 use super::codec::Codec;
-use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// Number of bytes before the body.
 pub const HEADER_LEN: usize = 64;
@@ -290,7 +290,7 @@ impl<'a> Message<'a> {
         let plain = Codec::Dense { values: self.header.values }.body_len(first, features)?;
         let coded = codec.body_len(samples - first, features)?;
         let expected = entries.checked_add(plain).and_then(|len| len.checked_add(coded));
-        expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())
+        Ok(expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())?)
     }
 
     /// Ids and kinds of the samples; empty if the message has no entries of samples.

@@ -7,9 +7,9 @@ use super::message::{HEADER_LEN, Message, Mode, Visit};
 use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
-use crate::error::expect_len;
 use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
+use lgreco::error::expect_len;
 
 impl Half {
     /// Number of values in a message, in any mode.

@@ -5,11 +5,9 @@
 use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};
 use super::setting::{Compatibility, CutSetting};
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
-use crate::error::{expect_len, expect_room};
+use crate::{CoreError, Error};
 use lgreco::checksum;
+use lgreco::error::{expect_len, expect_room};
 
 const MAGIC: [u8; 4] = *b"LSE\x03";
 /// Number of bytes before the two halves. `SETTING_AT` is the number of bytes before the setting.
@@ -59,10 +57,10 @@ impl<S: Side> End<S> {
     pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<End<S>, Error> {
         expect_room("bytes of a saved cut", HEAD_LEN + checksum::LEN, bytes.len())?;
         let long = |at: usize| bytes[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
-        Error::require_saved(bytes[..4] == MAGIC, "magic or version of a cut", long(0) & 0xffff_ffff)?;
+        CoreError::require_saved(bytes[..4] == MAGIC, "magic or version of a cut", long(0) & 0xffff_ffff)?;
         let (head, halves) = checksum::open(bytes)?.split_at(HEAD_LEN);
-        Error::require_saved(head[4] == S::CODE, "end of a cut (0 upstream, 1 downstream)", head[4].into())?;
-        Error::require_saved(head[5..8] == [0; 3], "reserved field", long(4) >> 8 & 0xff_ffff)?;
+        CoreError::require_saved(head[4] == S::CODE, "end of a cut (0 upstream, 1 downstream)", head[4].into())?;
+        CoreError::require_saved(head[5..8] == [0; 3], "reserved field", long(4) >> 8 & 0xff_ffff)?;
         let saved = CutSetting::from_part(&head[SETTING_AT..])?;
         match saved.compare(&setting) {
             Compatibility::Same => {}
@@ -72,12 +70,12 @@ impl<S: Side> End<S> {
         }
         let mut end = End::new(setting, long(8) as u32)?;
         end.clock.step = long(12);
-        Error::require_saved(end.clock.step < COUNT_LIMIT, "number of steps", end.clock.step)?;
+        CoreError::require_saved(end.clock.step < COUNT_LIMIT, "number of steps", end.clock.step)?;
         let rest = end.forward.restore(halves)?;
         let rest = end.backward.restore(rest)?;
         expect_len("bytes after a saved cut", 0, rest.len())?;
         end.first_of_step = long(20);
         let known = end.first_of_step <= end.forward.sequence;
-        Error::require_saved(known, "first message of the step", end.first_of_step).map(|()| end)
+        Ok(CoreError::require_saved(known, "first message of the step", end.first_of_step).map(|()| end)?)
     }
 }

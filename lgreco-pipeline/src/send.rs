@@ -8,10 +8,10 @@ use super::mixed::restrict;
 use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
-use crate::Error;
-use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Values, with_elements};
+use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
+use lgreco::error::{expect_len, expect_room};
 
 /// Length, header and energies of a written message.
 pub(super) struct Written {
@@ -128,7 +128,7 @@ impl Half {
                     hit_energy += energy(row);
                     row.iter_mut().zip(&*remembered).for_each(|(x, m)| *x -= m);
                     change_energy += energy(row);
-                    Error::require_finite(check_finite(row).is_ok(), "the change of a sample")?;
+                    CoreError::require_finite(check_finite(row).is_ok(), "the change of a sample")?;
                     Visit::Change { checksum }
                 }
             };
@@ -155,7 +155,7 @@ impl Half {
             if let Some(id) = sample {
                 store.read(id, row)?;
                 row.iter_mut().zip(decoded).for_each(|(m, d)| *m += d);
-                Error::require_finite(check_finite(row).is_ok(), "a sample with its change")?;
+                CoreError::require_finite(check_finite(row).is_ok(), "a sample with its change")?;
             }
         }
         header.write(message)?;

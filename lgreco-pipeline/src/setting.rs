@@ -1,13 +1,11 @@
 //! The setting of a cut, as a value that is saved with the model.
 
 use super::codec::{Codec, Tile};
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
-use crate::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 use lgreco::checksum;
+use lgreco::error::expect_len;
 
 /// How AQ-SGD's rows in memory are stored. Rounding is to nearest, so that both ends hold the same bits.
 ///
@@ -180,8 +178,8 @@ impl CutSetting {
     /// when a memory does not fit its codec or its direction.
     pub fn check(&self) -> Result<(), Error> {
         Shape::new(self.batch as usize, self.features as usize)?;
-        Error::require(self.batch > 0, "batch", 0.0, "at least 1")?;
-        Error::require(self.in_flight > 0, "micro-batches in flight", 0.0, "at least 1")?;
+        CoreError::require(self.batch > 0, "batch", 0.0, "at least 1")?;
+        CoreError::require(self.in_flight > 0, "micro-batches in flight", 0.0, "at least 1")?;
         for link in [&self.forward, &self.backward] {
             link.codec.body_len(self.batch as usize, self.features as usize)?;
             link.memory.check(&link.codec)?;
@@ -200,7 +198,12 @@ impl CutSetting {
                 let needs = "a forward memory under which activations are what TopK kept";
                 return Err(Error::FeedbackRule { rule: "shared-index", needs });
             }
-            Error::require(keep == shared, "shared indices per sample", shared.into(), "those of the forward TopK")?;
+            CoreError::require(
+                keep == shared,
+                "shared indices per sample",
+                shared.into(),
+                "those of the forward TopK",
+            )?;
         }
         Ok(())
     }
@@ -283,9 +286,9 @@ impl CutSetting {
         let link = |at: usize| {
             let codec = bytes[at..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
             let memory = bytes[at + Codec::BYTES..].first_chunk().and_then(|&memory| LinkMemory::from_bytes(memory));
-            let codec = codec.ok_or(Error::saved("codec of a cut", word(at) as u64))?;
+            let codec = codec.ok_or(CoreError::SavedState { what: "codec of a cut", found: word(at) as u64 })?;
             let found = word(at + Codec::BYTES) as u64;
-            let memory = memory.ok_or(Error::saved("memory of a cut", found))?;
+            let memory = memory.ok_or(CoreError::SavedState { what: "memory of a cut", found })?;
             Ok::<_, Error>(Link { codec, memory })
         };
         let setting = CutSetting {
@@ -303,7 +306,8 @@ impl CutSetting {
 
 fn check_version(bytes: &[u8]) -> Result<(), Error> {
     let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
-    Error::require_saved(found == MAGIC, "magic or version of a cut's setting", u32::from_le_bytes(found).into())
+    let (what, found_magic) = ("magic or version of a cut's setting", u32::from_le_bytes(found).into());
+    Ok(CoreError::require_saved(found == MAGIC, what, found_magic)?)
 }
 
 impl LinkMemory {
@@ -330,9 +334,9 @@ impl LinkMemory {
             }
             LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => Ok(residual.check()?),
             LinkMemory::Samples { capacity, storage } => {
-                Error::require(capacity > 0, "capacity for samples", 0.0, "at least 1")?;
+                CoreError::require(capacity > 0, "capacity for samples", 0.0, "at least 1")?;
                 let RowStorage::Quantised { bits } = storage else { return Ok(()) };
-                Error::require((2..=8).contains(&bits), "bits of remembered samples", bits.into(), "2 to 8")
+                Ok(CoreError::require((2..=8).contains(&bits), "bits of remembered samples", bits.into(), "2 to 8")?)
             }
         }
     }

@@ -7,13 +7,13 @@ use super::digest;
 use super::setting::RowStorage;
 use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::{expect_len, expect_room};
 
 /// Number of values that share a scale in quantised rows.
 const BUCKET: u32 = 128;
@@ -149,7 +149,7 @@ impl Store {
 
     /// Reserves rows for `updates` updates. Allocates while the store grows, and never once it is full.
     pub(super) fn reserve(&mut self, updates: usize) -> Result<(), Error> {
-        let out_of_memory = Error::out_of_memory(self.row_len.div_ceil(8));
+        let out_of_memory = CoreError::OutOfMemory { words: self.row_len.div_ceil(8) };
         self.staged.try_reserve(updates).map_err(|_| out_of_memory)?;
         while self.free.len() < updates {
             let mut row = Vec::new();
@@ -165,7 +165,7 @@ impl Store {
 
     /// Stages an update, for which room must be [reserved](Store::reserve). The last update of a sample counts.
     pub(super) fn stage(&mut self, id: u64, values: &[f32]) -> Result<(), Error> {
-        let slot = self.free.pop().ok_or(Error::out_of_memory(self.row_len.div_ceil(8)))?;
+        let slot = self.free.pop().ok_or(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) })?;
         if self.form.pack(values, &mut self.slots[slot])? {
             self.staged.push((id, Some(slot)));
         } else {
@@ -232,7 +232,7 @@ impl Store {
         expect_room("saved samples, bytes", 8, bytes.len())?;
         let (count, rows) = bytes.split_at(8);
         let count = u64::from_le_bytes(count.try_into().unwrap_or_default());
-        Error::require_saved(count <= self.capacity as u64, "number of samples", count)?;
+        CoreError::require_saved(count <= self.capacity as u64, "number of samples", count)?;
         let expected = (count as usize).checked_mul(8 + self.row_len);
         expect_len("saved samples, bytes", expected.unwrap_or(usize::MAX), rows.len())?;
         let mut values = vec![0.0; self.form.features];
@@ -241,11 +241,11 @@ impl Store {
         for row in rows.chunks_exact(8 + self.row_len) {
             let (id, row) = row.split_at(8);
             let id = u64::from_le_bytes(id.try_into().unwrap_or_default());
-            Error::require_saved(seen.insert(id), "a sample twice, id", id)?;
+            CoreError::require_saved(seen.insert(id), "a sample twice, id", id)?;
             let padded = row[self.form.content_len()?..].iter().any(|&byte| byte != 0);
             let sound = !padded && self.form.unpack(row, &mut values).is_ok();
-            Error::require_saved(sound, "row of a sample, id", id)?;
-            let slot = self.free.pop().ok_or(Error::out_of_memory(self.row_len.div_ceil(8)))?;
+            CoreError::require_saved(sound, "row of a sample, id", id)?;
+            let slot = self.free.pop().ok_or(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) })?;
             self.slots[slot].copy_from_slice(row);
             self.insert(id, slot);
         }

@@ -1,8 +1,8 @@
 //! Tickets of micro-batches whose gradients have not been exchanged yet.
 
 use super::setting::CutSetting;
-use crate::Error;
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 /// The ticket of a micro-batch: its number, its samples, and with shared-index the indices that TopK kept.
@@ -26,7 +26,7 @@ impl Tickets {
         let (batch, features) = (setting.batch as usize, setting.features as usize);
         let shared = matches!(setting.backward.codec, super::Codec::SharedIndex { .. });
         let len = if shared { setting.forward.codec.indices_len(batch, features)? } else { 0 };
-        let out_of_memory = Error::out_of_memory(len.div_ceil(8));
+        let out_of_memory = CoreError::OutOfMemory { words: len.div_ceil(8) };
         let mut places = Vec::new();
         places.try_reserve_exact(setting.in_flight as usize).map_err(|_| out_of_memory)?;
         for _ in 0..setting.in_flight {

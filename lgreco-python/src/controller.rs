@@ -202,7 +202,7 @@ impl Controller {
 
     /// Whether this rank must observe the gradients of the step under way.
     fn watches(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.elsewhere().watches())
+        self.with(py, |controller| controller.external().watches())
     }
 
     /// Observes gradients, by host address, of layers that are exchanged outside the controller.
@@ -219,71 +219,71 @@ impl Controller {
         self.on_cores(py, |controller| {
             gradients.with(|values| {
                 let mut layers = layers.iter().zip(values);
-                layers.try_for_each(|(&layer, values)| controller.elsewhere().observe(layer, values.values()))
+                layers.try_for_each(|(&layer, values)| controller.external().observe(layer, values.values()))
             })
         })
     }
 
     /// Number of the step under way in its window, from 1 on; 0 if its gradients need not be observed.
     fn window_step(&self, py: Python<'_>) -> u64 {
-        self.with(py, |controller| controller.elsewhere().window_step())
+        self.with(py, |controller| controller.external().window_step())
     }
 
     /// Whether gradients for the next decision are kept outside the controller.
     fn observes_elsewhere(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.elsewhere().observes_elsewhere())
+        self.with(py, |controller| controller.external().observes_elsewhere())
     }
 
     /// Records that gradients of these layers for the next decision are kept outside the controller.
     fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.elsewhere().note_observed(layer)))
+        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.external().note_observed(layer)))
     }
 
     /// Discards the observed gradients and starts again, because the last step failed outside the controller.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().forget_observed())
+        self.attempt(py, |controller| controller.external().forget_observed())
     }
 
     /// Records that these layers are exchanged outside the controller in the step under way.
     fn note_exchanged(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().note_exchanged(&layers))
+        self.attempt(py, |controller| controller.external().note_exchanged(&layers))
     }
 
     /// Says whether, from the next step on, exchange times come from `record_exchange` instead of the controller's clock.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().meter_elsewhere(elsewhere))
+        self.attempt(py, |controller| controller.external().meter_elsewhere(elsewhere))
     }
 
     /// Number of bytes that a probe gathers in the step under way; None unless it is the step for probes and trials.
     fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
-        self.with(py, |controller| controller.elsewhere().probe_bytes())
+        self.with(py, |controller| controller.external().probe_bytes())
     }
 
     /// Records bytes and seconds of the last step's exchange.
     fn record_exchange(&self, py: Python<'_>, wire_bytes: f64, seconds: f64, computing: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_exchange(wire_bytes, seconds, computing))
+        self.attempt(py, |controller| controller.external().record_exchange(wire_bytes, seconds, computing))
     }
 
     /// Records the shortest times of two all-gathers: one of almost no bytes, and the probe.
     fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_probe([nothing, all]))
+        self.attempt(py, |controller| controller.external().record_probe([nothing, all]))
     }
 
     /// Settings to time: for each kind of method, one setting per layer.
     fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
-        let trials = self.attempt(py, |controller| controller.elsewhere().trials(&layers))?;
+        let trials = self.attempt(py, |controller| controller.external().trials(&layers))?;
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
     /// Records the seconds of one such trial.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
-        self.attempt(py, |controller| controller.elsewhere().record_trial(&layers, &settings, seconds))
+        self.attempt(py, |controller| controller.external().record_trial(&layers, &settings, seconds))
     }
 
     /// Records a layer's relative squared error in the last step, for an exchange outside the controller.
     fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.elsewhere().record_error(layer, relative_error))
+        self.attempt(py, |controller| controller.external().record_error(layer, relative_error))
     }
 
     /// Bytes of memory by purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.

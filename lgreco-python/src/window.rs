@@ -77,7 +77,7 @@ impl Window {
             let mut mean = vec![0f32; controller.tensors[controller.check(layer)?].shape().elements()];
             let read = detached(py, || cuda.window_mean(&self.window, layer, &mut mean));
             read.map_err(|error| refused(py, error, &self.names))?;
-            controller.attempt(py, |controller| controller.elsewhere().set_observed(layer, &mean))?;
+            controller.attempt(py, |controller| controller.external().set_observed(layer, &mean))?;
         }
         Ok(())
     }

@@ -107,10 +107,10 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
         (tmp_path / "rank1.pt").write_bytes(content)
         for said in on_ranks(2, _error, str(tmp_path)):
-            assert said.startswith(f"{tmp_path / 'rank1.pt'}: the file is truncated, or no state at all")
+            assert said.startswith(f"{tmp_path / 'rank1.pt'}: the file is truncated or no saved state")
     torch.save({"model": torch.zeros(1)}, tmp_path / "rank1.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
-        assert said == f"{tmp_path / 'rank1.pt'}: it is not what save() has written"
+        assert said == f"{tmp_path / 'rank1.pt'}: it is no file of save()"
 
 
 def _at_other_steps(rank: int, folder: str) -> str:

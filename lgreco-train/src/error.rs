@@ -3,10 +3,10 @@ mod kind;
 use crate::CoreError;
 use core::fmt;
 use kind::Kind;
-use lgreco::error::{self as of_core, Number};
+use lgreco::error::Number;
 use lgreco::gradient::Dtype;
 
-/// Everything that can go wrong in training, with the place and the numbers; no strings are built.
+/// All errors of training, with place and numbers. No error builds a string.
 ///
 /// Layers are named by index, counted from 0. [`Error::code`] is permanent and shared with the C API.
 ///
@@ -19,12 +19,11 @@ use lgreco::gradient::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What the core refuses.
+    /// An error of the core.
     #[error(transparent)]
     Core(#[from] CoreError),
 
-    /// No plan is within the time that it may take; as [`CoreError::SizeInfeasible`], whose code it has, for tables of
-    /// seconds.
+    /// No plan is within the time limit. It has the code of [`CoreError::SizeInfeasible`], which it replaces for tables of seconds.
     #[error(
         "infeasible: the time limit is {} seconds, the smallest achievable time is {} seconds",
         Number(.limit),
@@ -36,17 +35,17 @@ pub enum Error {
         /// The seconds of the plan with every layer's fastest option.
         smallest: f64,
     },
-    /// A compressor under which feedback may amplify errors instead of repaying them.
+    /// A compressor under which residuals may grow without bound.
     #[error(
-        "the compressor's squared error is {} of the gradient's squared norm: feedback needs less than 1, or what it \
-         remembers outgrows the gradients; compress more mildly or do without feedback",
+        "the compressor's squared error is {} of the gradient's squared norm: error feedback needs less than 1, or residuals \
+         outgrow the gradients; compress more mildly, or do without error feedback",
         Number(.relative)
     )]
     NotContractive {
-        /// Squared error by squared norm.
+        /// Squared error divided by squared norm.
         relative: f64,
     },
-    /// A feedback rule used where it does not work.
+    /// A feedback rule that does not work with this setting.
     #[error("feedback by {rule} needs {needs}")]
     FeedbackRule {
         /// The rule.
@@ -54,13 +53,13 @@ pub enum Error {
         /// What it needs.
         needs: &'static str,
     },
-    /// The embedder's collective call failed.
+    /// A collective of the caller's network failed.
     #[error("a collective call failed{}", OfEmbedder(*.code))]
     Collective {
-        /// The embedder's code.
+        /// The network's own code.
         code: i32,
     },
-    /// Another worker could not take part.
+    /// Another worker has failed.
     #[error("rank {rank} failed with error code {code}{}", Kind(*.code))]
     Peer {
         /// Its rank.
@@ -68,29 +67,29 @@ pub enum Error {
         /// The [`code`](Error::code) of its error.
         code: u32,
     },
-    /// Workers want to exchange different things in one bucket. The next step's agreement names an option, a setting or a step
-    /// that differs ([`Error::PeerOption`]).
+    /// Workers exchange different layers or settings in one bucket. The agreement of the next step names the difference
+    /// ([`Error::PeerOption`]).
     #[error(
-        "rank {rank} and rank 0 exchange different things: other layers in a bucket, settings, or warm-start factors of \
-         PowerSGD; or only some ranks have loaded a state, set settings or asked for a plan"
+        "rank {rank} and rank 0 differ: in the layers of a bucket, in settings, or in warm-start factors of PowerSGD; or only \
+         some ranks have loaded a state, set settings or asked for a plan"
     )]
     PeerPlan {
         /// The first rank that differs from rank 0.
         rank: u32,
     },
-    /// Workers have been given different options, or are at different steps.
+    /// Workers have different options, or are at different steps.
     #[error("{what}: {found} on rank {rank}, {expected} on rank 0; all ranks need the same")]
     PeerOption {
         /// The first rank that differs from rank 0.
         rank: u32,
         /// The first option that differs.
         what: &'static str,
-        /// What that rank has.
+        /// The value on that rank.
         found: OptionValue,
-        /// What rank 0 has.
+        /// The value on rank 0.
         expected: OptionValue,
     },
-    /// The collective is not that of the controller.
+    /// The collective has another rank or number of workers than the controller.
     #[error(
         "the collective reports rank {rank} of {world}, but this controller was created as rank {own_rank} of {own_world}"
     )]
@@ -104,13 +103,13 @@ pub enum Error {
         /// Its number of workers.
         own_world: u32,
     },
-    /// The trainer of this rank has failed, or has called the library wrongly.
+    /// The trainer of this rank has failed, or made an invalid call.
     #[error("the trainer of this rank has failed{}", Kind(*.code))]
     Trainer {
         /// The trainer's code, below 1000.
         code: u32,
     },
-    /// A layer that the model does not have.
+    /// A layer index that the model lacks.
     #[error("there is no layer {layer}: layers are counted from 0, and the model has {layers}")]
     NoSuchLayer {
         /// The index.
@@ -124,7 +123,7 @@ pub enum Error {
         /// The index.
         layer: usize,
     },
-    /// A gradient of another element type than its layer.
+    /// A gradient with another element type than its layer.
     #[error("layer {layer}: {}", Unplaced(self))]
     LayerDtype {
         /// Index of the layer.
@@ -134,19 +133,19 @@ pub enum Error {
         /// That of the layer.
         expected: Dtype,
     },
-    /// What a trainer hands over is not the layer the controller was made for.
+    /// A gradient that does not fit its layer.
     #[error("layer {layer}: {}", Unplaced(self))]
     LayerMismatch {
         /// Index of the layer.
         layer: usize,
         /// What does not fit.
         what: &'static str,
-        /// What it must be.
+        /// The expected number.
         expected: usize,
-        /// What it is.
+        /// The number found.
         found: usize,
     },
-    /// A layer's gradient holds NaN or infinity.
+    /// A layer's gradient contains NaN or infinity.
     #[error("layer {layer}: {}", Unplaced(self))]
     NonFiniteGradient {
         /// Index of the layer.
@@ -163,7 +162,7 @@ pub enum Error {
         layer: usize,
         /// Position of the element.
         index: usize,
-        /// What it would be.
+        /// The value.
         value: f32,
     },
     /// A layer is in a bucket that is being exchanged.
@@ -172,18 +171,18 @@ pub enum Error {
         /// Index of the layer.
         layer: usize,
     },
-    /// A call that does not fit where the step is.
+    /// A call at the wrong point of a step.
     #[error("{what}, expected {expected}")]
     StepOrder {
-        /// Where the step is.
+        /// The present point of the step.
         what: &'static str,
-        /// Where it should be.
+        /// What is expected instead.
         expected: &'static str,
     },
-    /// Settings given to a controller that decides by itself.
-    #[error("settings are given to a controller whose policy is not a fixed one, which decides by itself")]
+    /// Settings for a controller whose policy chooses them.
+    #[error("settings can be set only under a fixed policy: this controller's policy chooses them itself")]
     NotFixed,
-    /// What another worker sent cannot be decoded.
+    /// A message of another worker cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}{}", Kind(*.code))]
     PeerMessage {
         /// Its rank.
@@ -193,7 +192,7 @@ pub enum Error {
     },
 }
 
-/// What a rank has been given where all ranks need the same.
+/// The value of an option on one rank, where all ranks need the same.
 ///
 /// ```
 /// use lgreco_train::{Error, OptionValue};
@@ -214,7 +213,7 @@ pub enum OptionValue {
     Text([u64; 4]),
     /// The checksum of a value that is too long for a message: names of layers, say.
     Checksum(u64),
-    /// Nothing.
+    /// No value.
     None,
 }
 
@@ -234,7 +233,7 @@ impl fmt::Display for OptionValue {
     }
 }
 
-/// An error without the index of its layer, for callers that say the layer's name before it.
+/// An error without the index of its layer, for callers that put the layer's name before it.
 struct Unplaced<'a>(&'a Error);
 
 impl fmt::Display for Unplaced<'_> {
@@ -257,52 +256,27 @@ impl fmt::Display for Unplaced<'_> {
     }
 }
 
-/// What is known of a collective call that has failed.
+/// The text for a failed collective.
 struct OfEmbedder(i32);
 
 impl fmt::Display for OfEmbedder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            i32::MIN => f.write_str(": the embedder has not got it, which these settings or this route need"),
-            code => write!(f, " with the embedder's code {code}"),
+            i32::MIN => {
+                f.write_str(": the caller's network has no such collective, which these settings or this route need")
+            }
+            code => write!(f, " with the caller's code {code}"),
         }
     }
 }
 
 impl Error {
-    pub(crate) fn parameter(what: &'static str, value: f64, expected: &'static str) -> Error {
-        CoreError::Parameter { what, value, expected }.into()
-    }
-
-    /// [`CoreError::Parameter`] unless `holds`.
-    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(Error::parameter(what, value, expected)) }
-    }
-
-    /// [`CoreError::SavedState`] unless `holds`.
-    pub(crate) fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(Error::saved(what, found)) }
-    }
-
-    pub(crate) fn saved(what: &'static str, found: u64) -> Error {
-        CoreError::SavedState { what, found }.into()
-    }
-
-    /// [`CoreError::Overflow`] unless `finite`.
-    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
-        if finite { Ok(()) } else { Err(CoreError::Overflow { what }.into()) }
-    }
-
-    pub(crate) fn out_of_memory(words: usize) -> Error {
-        CoreError::OutOfMemory { words }.into()
-    }
-
-    /// The same of a layer, where it is about one of its elements.
+    /// The same error with its layer, where it is about an element of a layer.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
+        let layer = layer as usize;
         match self {
-            Error::Core(CoreError::ElementOverflow { index, value }) => {
-                Error::LayerOverflow { layer: layer as usize, index, value }
-            }
+            Error::Core(CoreError::ElementOverflow { index, value }) => Error::LayerOverflow { layer, index, value },
+            Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
             error => error,
         }
     }
@@ -380,20 +354,6 @@ impl Error {
     }
 }
 
-/// As the core's.
-pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-    Ok(of_core::expect_distinct(names)?)
-}
-
-pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(of_core::expect_len(what, expected, found)?)
-}
-
-/// As the core's.
-pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
-    Ok(of_core::expect_room(what, expected, found)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -403,8 +363,8 @@ mod tests {
     fn collectives_that_are_not_there_are_no_failures_of_the_network() {
         use crate::exchange::CollectiveError;
         let text = |error: CollectiveError| Error::from(error).to_string();
-        assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the embedder's code -7");
-        let none = "a collective call failed: the embedder has not got it, which these settings or this route need";
+        assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the caller's code -7");
+        let none = "a collective call failed: the caller's network has no such collective, which these settings or this route need";
         assert_eq!(text(CollectiveError::UNSUPPORTED), none);
     }
 

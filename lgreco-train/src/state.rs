@@ -5,6 +5,7 @@ use crate::checksum;
 use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// Counts are below this, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
@@ -57,15 +58,15 @@ impl<'a> Reader<'a> {
     pub(crate) fn open(bytes: &'a [u8], magic: u64, versions: &[u64]) -> Result<Reader<'a>, Error> {
         let mut reader = Reader { rest: bytes, version: 0 };
         let found = reader.number()?;
-        Error::require_saved(found == magic, "magic", found)?;
+        CoreError::require_saved(found == magic, "magic", found)?;
         let version = reader.number()?;
-        Error::require_saved(versions.contains(&version), "version", version)?;
+        CoreError::require_saved(versions.contains(&version), "version", version)?;
         Ok(Reader { rest: &checksum::open(bytes)?[16..], version })
     }
 
     /// `Err` unless all has been read.
     pub(crate) fn end(&self, what: &'static str) -> Result<(), Error> {
-        crate::error::expect_len(what, 0, self.rest.len())
+        Ok(expect_len(what, 0, self.rest.len())?)
     }
 
     pub(crate) fn bytes(&mut self, len: u64) -> Result<&'a [u8], Error> {
@@ -75,7 +76,7 @@ impl<'a> Reader<'a> {
         let (bytes, rest) = self.rest.split_at_checked(padded).ok_or(cut)?;
         self.rest = rest;
         let (bytes, padding) = bytes.split_at(expected);
-        Error::require_saved(padding.iter().all(|&byte| byte == 0), "padding", len)?;
+        CoreError::require_saved(padding.iter().all(|&byte| byte == 0), "padding", len)?;
         Ok(bytes)
     }
 
@@ -92,24 +93,24 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn word(&mut self, what: &'static str) -> Result<u32, Error> {
         let found = self.number()?;
-        u32::try_from(found).map_err(|_| Error::saved(what, found))
+        u32::try_from(found).map_err(|_| CoreError::SavedState { what, found }.into())
     }
 
     pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, Error> {
         let found = self.number()?;
-        Error::require_saved(found < COUNT_LIMIT, what, found).map(|()| found)
+        Ok(CoreError::require_saved(found < COUNT_LIMIT, what, found).map(|()| found)?)
     }
 
     pub(crate) fn flag(&mut self, what: &'static str) -> Result<bool, Error> {
         let found = self.number()?;
-        Error::require_saved(found < 2, what, found).map(|()| found == 1)
+        Ok(CoreError::require_saved(found < 2, what, found).map(|()| found == 1)?)
     }
 
     pub(crate) fn values(&mut self, len: usize) -> Result<Vec<f32>, Error> {
         let bytes = self.bytes(4 * len as u64)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         match values.iter().find(|value| !value.is_finite()) {
-            Some(value) => Err(Error::saved("a value", value.to_bits().into())),
+            Some(value) => Err(CoreError::SavedState { what: "a value", found: value.to_bits().into() }.into()),
             None => Ok(values),
         }
     }
@@ -119,6 +120,7 @@ impl<'a> Reader<'a> {
         let found = self.number()?;
         let value = f64::from_bits(found);
         let sound = found == f64::NAN.to_bits() || value.is_finite() && value.is_sign_positive();
-        Error::require_saved(sound, what, found).map(|()| (!value.is_nan()).then_some(value))
+        CoreError::require_saved(sound, what, found)?;
+        Ok((!value.is_nan()).then_some(value))
     }
 }

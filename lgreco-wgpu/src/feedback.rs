@@ -173,7 +173,7 @@ impl WgpuBackend {
         let [of_gradient, of_sums] = largest(batch, [&tensor, &sums])?;
         check_finite(self.gpu(), &input, of_gradient)?;
         if of_sums >= INFINITY {
-            return overflow("the gradient with what is remembered");
+            return overflow("gradient plus residual");
         }
 
         let shape = gradient.shape;
@@ -185,7 +185,7 @@ impl WgpuBackend {
         pass(&mut batch, "remember", &Tensor::of_buffer(&decoded, 0, elements), residual, &sums, base)?;
         let [left] = largest(batch, [&sums])?;
         if left > residual.storage.largest().to_bits() {
-            return overflow("what is to be remembered");
+            return overflow("the residual");
         }
         let mut batch = Batch::new(self.gpu())?;
         match residual.storage {

@@ -232,7 +232,7 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     let worker = threads::ThreadCollective::group(1).remove(0);
     let trials = Controller::new(config, layers(), worker.rank(), worker.world_size())
         .unwrap()
-        .elsewhere()
+        .external()
         .trials(&[0, 1])
         .unwrap();
     let tried = |text| trials.contains(&vec![own(text); 2]);

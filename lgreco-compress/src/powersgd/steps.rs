@@ -216,7 +216,7 @@ pub fn reconstruct_rows(
 pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<()> {
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_len("values", shape.elements(), values.len())?;
-    Error::require_finite(linalg::subtract_product(p, q, rank, shape.cols(), values), "what is to be remembered")
+    Error::require_finite(linalg::subtract_product(p, q, rank, shape.cols(), values), "the residual")
 }
 
 /// Checks the factors' lengths, and returns them as columns with the effective rank.

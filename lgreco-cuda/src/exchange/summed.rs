@@ -173,7 +173,7 @@ impl Summed {
     pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
-        let not_finite = lgreco::Error::NonFinite { index: 0, value: 0.0 };
+        let not_finite = lgreco_train::Error::NonFiniteGradient { layer: 0, index: 0, value: 0.0 };
         Ok(Params {
             dtype: dtype as u32,
             reduce_dtype: reduce_dtype as u32,

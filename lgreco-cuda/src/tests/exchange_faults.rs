@@ -35,7 +35,7 @@ fn told(slip: &[f32]) -> Slip {
     }
 }
 
-const NOT_FINITE: u64 = CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64;
+const NOT_FINITE: u64 = lgreco_train::Error::NonFiniteGradient { layer: 0, index: 0, value: 0.0 }.code() as u64;
 const OVERFLOW: u64 = CoreError::Overflow { what: "" }.code() as u64;
 
 #[test]

@@ -219,7 +219,7 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
             }
             (Some(ExchangeFault::NonFinite { layer, index }), _) => {
                 let value = self.value(&gradients[layer], layer, index);
-                Error::Core(CoreError::NonFinite { index, value })
+                Error::NonFiniteGradient { layer: self.members[layer].index as usize, index, value }
             }
             (Some(_), _) => Error::Core(CoreError::Overflow { what: "" }),
             (None, Some(rank)) if rank != moment.rank => Error::Peer { rank, code: 0 },

@@ -1,6 +1,6 @@
 use super::request::lgreco_request;
 use crate::failure::{Failure, Result};
-use crate::pointers::sized_struct;
+use crate::structs::sized_struct;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Collective, CollectiveError, Request};
 use lgreco_train::gradient::Bf16;

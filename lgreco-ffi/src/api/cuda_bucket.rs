@@ -9,10 +9,9 @@ use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
 use crate::options::{self, BucketOptions};
-use crate::pointers::{
-    Range, address, at_least, check_array, disjoint, exactly, fill, read_structs, sized_struct, slice, slice_mut, write,
-};
+use crate::pointers::{Range, address, at_least, check_array, disjoint, exactly, slice, slice_mut, write};
 use crate::status::lgreco_status;
+use crate::structs::{fill, read_structs, sized_struct};
 use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;

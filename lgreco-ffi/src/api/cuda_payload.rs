@@ -3,10 +3,9 @@ use super::gradient::{Tensor, lgreco_layer};
 use super::setting::read_setting;
 use crate::cuda::{DeviceTensor, Encoding};
 use crate::failure::Result;
-use crate::pointers::{
-    Range, address, all_disjoint, at_least, disjoint, exactly, read_struct, slice, slice_mut, write,
-};
+use crate::pointers::{Range, address, all_disjoint, at_least, disjoint, exactly, slice, slice_mut, write};
 use crate::status::lgreco_status;
+use crate::structs::read_struct;
 use core::ffi::c_char;
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};

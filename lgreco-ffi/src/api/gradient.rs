@@ -1,5 +1,6 @@
 use crate::failure::{Failure, Result, one_of};
-use crate::pointers::{Range, address, all_disjoint, exactly, sized_struct, slice, slice_mut, text};
+use crate::pointers::{Range, address, all_disjoint, exactly, slice, slice_mut, text};
+use crate::structs::sized_struct;
 use core::ffi::{c_char, c_void};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 

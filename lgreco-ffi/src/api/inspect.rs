@@ -2,8 +2,9 @@ use super::controller::lgreco_controller;
 use super::plan::{Stated, lgreco_limit};
 use super::setting::lgreco_setting;
 use crate::failure::Failure;
-use crate::pointers::{Output, fill, sized_struct, slice_mut, write};
+use crate::pointers::{Output, slice_mut, write};
 use crate::status::lgreco_status;
+use crate::structs::{fill, sized_struct};
 use core::ffi::c_char;
 use lgreco_train::controller::metrics_line;
 use lgreco_train::controller::{Cause, Decision, MemoryUse, Metrics, Timing};
@@ -292,7 +293,7 @@ pub unsafe extern "C" fn lgreco_controller_memory(
         fill(memory, || {
             let MemoryUse { residuals, undo, factors, exchange, window } =
                 state.controller.memory((bucket_bytes > 0).then_some(bucket_bytes), at_once)?;
-            let struct_size = crate::pointers::size_of_struct::<lgreco_memory_use>();
+            let struct_size = crate::structs::size_of_struct::<lgreco_memory_use>();
             Ok(lgreco_memory_use { struct_size, residuals, undo, factors, exchange, window })
         })
     })

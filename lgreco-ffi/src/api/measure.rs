@@ -4,8 +4,9 @@ use super::setting::*;
 use super::table::{TableState, lgreco_table};
 use crate::device::Device;
 use crate::options::{self, SearchOptions};
-use crate::pointers::{Range, disjoint, read_structs, slice_mut};
+use crate::pointers::{Range, disjoint, slice_mut};
 use crate::status::lgreco_status;
+use crate::structs::read_structs;
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::backend::Job;
@@ -64,7 +65,7 @@ pub unsafe extern "C" fn lgreco_measure(
 ) -> lgreco_status {
     plain!(|| {
         let device = device(context)?;
-        let layer = crate::pointers::read_struct(layer)?;
+        let layer = crate::structs::read_struct(layer)?;
         let (tensor, settings) = (layer.tensor()?, read_settings(settings, settings_len, "settings")?);
         let gradient = layer.gradient(tensor)?;
         let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };

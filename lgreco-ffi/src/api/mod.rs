@@ -47,6 +47,7 @@ mod cuda_bucket;
 mod cuda_measure;
 mod cuda_payload;
 mod cut;
+mod cut_messages;
 mod cut_setting;
 mod gradient;
 mod inspect;
@@ -69,6 +70,6 @@ mod testing;
 pub use testing::*;
 pub use {
     bucket::*, collective::*, compressor::*, context::*, controller::*, cuda::*, cuda_bucket::*, cuda_measure::*,
-    cuda_payload::*, cut::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*, plan_task::*,
-    request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
+    cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*,
+    plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
 };

@@ -3,8 +3,9 @@ use super::table_view::{TableView, lgreco_table_view};
 use crate::failure::{Failure, Result};
 use crate::handle::{self, Immutable, kind};
 use crate::options::{self, PlanOptions};
-use crate::pointers::{Output, exactly, fill, read_struct, sized_struct, slice};
+use crate::pointers::{Output, exactly, slice};
 use crate::status::lgreco_status;
+use crate::structs::{fill, read_struct, sized_struct};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
@@ -61,7 +62,7 @@ sized_struct!("plan view", lgreco_plan_view { limit: LGRECO_LIMIT_ERROR });
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
     let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } = summary.proof.into();
     lgreco_plan_view {
-        struct_size: crate::pointers::size_of_struct::<lgreco_plan_view>(),
+        struct_size: crate::structs::size_of_struct::<lgreco_plan_view>(),
         layers: options.len(),
         options: options.as_ptr(),
         size: summary.size,

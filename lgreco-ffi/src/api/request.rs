@@ -1,4 +1,4 @@
-use crate::pointers::sized_struct;
+use crate::structs::sized_struct;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Request, Round};
 

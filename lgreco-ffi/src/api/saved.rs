@@ -1,8 +1,9 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
 use crate::failure::{Result, one_of};
-use crate::pointers::{Output, fill_unless_null, place, sized_struct, slice};
+use crate::pointers::{Output, place, slice};
 use crate::status::lgreco_status;
+use crate::structs::{fill_unless_null, sized_struct};
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 

@@ -2,8 +2,9 @@ use super::setting::lgreco_setting;
 use super::table_view::{LGRECO_NO_OPTION, TableView, lgreco_table_view};
 use crate::failure::{Failure, Result};
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{Output, check_layer, fill, slice, write};
+use crate::pointers::{Output, check_layer, slice, write};
 use crate::status::lgreco_status;
+use crate::structs::fill;
 use core::ffi::c_char;
 use lgreco_train::file::TableFile;
 use lgreco_train::table::NamedTable;
@@ -112,7 +113,7 @@ impl TableState {
             values.map_or(core::ptr::null(), <[T]>::as_ptr)
         }
         lgreco_table_view {
-            struct_size: crate::pointers::size_of_struct::<lgreco_table_view>(),
+            struct_size: crate::structs::size_of_struct::<lgreco_table_view>(),
             layers: self.ends.len(),
             ends: self.ends.as_ptr(),
             choices: self.table.view().choices().as_ptr().cast(),

@@ -1,5 +1,6 @@
 use crate::failure::{Failure, Result};
-use crate::pointers::{read_struct, sized_struct, slice, text};
+use crate::pointers::{slice, text};
+use crate::structs::{read_struct, sized_struct};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};

@@ -1,11 +1,13 @@
-//! Whose compressor it is, and what it remembers.
+//! Options of a compressor: layer, worker, and error feedback.
 
-use super::{Known, options_of, put};
+use super::residual::RESIDUAL;
+use super::{Documented, Known, Options, documented_of, put, set};
+use crate::failure::Result;
 use lgreco_train::feedback::Residual;
 use lgreco_train::rng::Stream;
 
 pub(crate) struct CompressorOptions {
-    /// At step 0.
+    /// The random bits of step 0.
     pub(crate) stream: Stream,
     error_feedback: bool,
     residual: Residual,
@@ -18,7 +20,7 @@ impl Default for CompressorOptions {
 }
 
 impl CompressorOptions {
-    /// The rule of what is remembered, if anything is.
+    /// The residual's format and gain, with error feedback.
     pub(crate) fn residual(&self) -> Option<Residual> {
         self.error_feedback.then_some(self.residual)
     }
@@ -46,27 +48,19 @@ const COMPRESSOR: &[Known<CompressorOptions>] = &[
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "true: what is not sent is remembered, and added to the next gradient. Default: false.",
+        means: "true: what is not sent becomes the residual, which is added to the next gradient. Default: false.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
-    },
-    Known {
-        name: "residual_dtype",
-        expected: "float32, bfloat16 or int8",
-        means: "what is remembered is kept in float32, the default, bfloat16 or int8.",
-        read: |to, value| put(&mut to.residual.storage, value.storage()),
-    },
-    Known {
-        name: "gain",
-        expected: "a number above 0, at most 1",
-        means: "how much of an error is remembered, above 0, at most 1. Default: 1.",
-        read: |to, value| put(&mut to.residual.gain, value.number()),
-    },
-    Known {
-        name: "reset_every",
-        expected: "a number of steps",
-        means: "what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.",
-        read: |to, value| put(&mut to.residual.reset_every, value.number()),
     },
 ];
 
-options_of!(CompressorOptions, "a compressor", COMPRESSOR);
+impl Options for CompressorOptions {
+    const OF: &'static str = "a compressor";
+
+    fn set(&mut self, name: &str, found: &str) -> Option<Result<&'static str>> {
+        set(COMPRESSOR, self, name, found).or_else(|| set(RESIDUAL, &mut self.residual, name, found))
+    }
+
+    fn documented() -> Vec<Documented> {
+        documented_of(COMPRESSOR).chain(documented_of(RESIDUAL)).collect()
+    }
+}

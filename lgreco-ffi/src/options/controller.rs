@@ -1,6 +1,7 @@
-//! What a controller is told once, the same on every rank.
+//! Options of a controller, the same on every rank.
 
 use super::plan::{self, Limit, PLAN};
+use super::residual::RESIDUAL;
 use super::search::SEARCH;
 use super::{Documented, Known, Options, PlanOptions, SearchOptions, Value, documented_of, put, set};
 use crate::failure::{Failure, Result};
@@ -12,7 +13,7 @@ use lgreco_train::search::{Method, Metric, Search};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Who decides, before what the policy needs is known.
+/// The policy, before its own options are known.
 #[derive(Clone, Copy, PartialEq)]
 enum Decides {
     LGreco,
@@ -44,7 +45,7 @@ pub(crate) struct ControllerOptions {
     error_feedback: bool,
     residual: Residual,
     loco: Residual,
-    /// Schedule and all that stands for itself.
+    /// The schedule, and every option that needs no other one.
     config: Config,
 }
 
@@ -79,7 +80,7 @@ impl ControllerOptions {
         };
         match (fixed, self.policy) {
             (Some(settings), None) => Ok(Policy::Fixed(settings)),
-            (Some(_), Some(_)) => Err(wrong("none beside settings, which are instead of it")),
+            (Some(_), Some(_)) => Err(wrong("none beside settings, which replace it")),
             (None, None | Some(Decides::LGreco)) => {
                 Ok(Policy::LGreco { solver: self.plan.solver(), accordion: self.accordion })
             }
@@ -109,7 +110,7 @@ impl ControllerOptions {
         })
     }
 
-    /// With the fixed settings that the caller gives, one per layer, and by this route instead of the one that is told.
+    /// The configuration. `fixed` are settings that the caller gives, one per layer. `route` replaces that of the options.
     pub(crate) fn config(self, fixed: Option<Vec<Setting>>, route: Option<Route>) -> Result<Config> {
         let (policy, budget) = (self.policy(fixed)?, self.budget()?);
         let mut search = self.search.search()?;
@@ -140,17 +141,17 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "policy",
         expected: "lgreco, paper, uniform, uncompressed, kmeans, accordion or legacy",
-        means: "who decides: lgreco, the default, plans within the budget; paper does as the L-GreCo paper (l2 errors, at most \
-                those of the uniform setting, by the dynamic program); uniform: the uniform setting everywhere; uncompressed; \
-                kmeans: layers in `clusters` by size and error, as CGX; accordion: two levels, by how gradients' norms change; \
-                legacy: by the size of a layer and the phase of training.",
+        means: "how settings are chosen: lgreco, the default, plans within the budget; paper plans as the L-GreCo paper (l2 errors, at \
+                most those of the uniform setting, by the dynamic program); uniform: the uniform setting for every layer; \
+                uncompressed; kmeans: `clusters` of layers by size and error, as CGX; accordion: two levels, by the change of \
+                gradient norms; legacy: by the size of a layer and the phase of training.",
         read: |to, value| put(&mut to.policy, value.word(&POLICIES).map(Some)),
     },
     Known {
         name: "objective",
         expected: "bits or seconds",
-        means: "bits, the default; or seconds: what sending and what compressing costs on the slowest rank is measured while \
-                training, and layers whose compression does not pay are sent uncompressed.",
+        means: "bits, the default; or seconds: the time of sending and compressing on the slowest rank is measured in training, and \
+                layers whose compression does not pay are sent uncompressed.",
         read: |to, value| {
             let words = [("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)];
             put(&mut to.config.objective, value.word(&words))
@@ -159,7 +160,7 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "start_iter",
         expected: "a number of steps of at least 2",
-        means: "steps before the first decision, which are uncompressed; at least 2. Default: 100.",
+        means: "uncompressed steps before the first decision; at least 2. Default: 100.",
         read: |to, value| put(&mut to.config.schedule.warmup, value.number()),
     },
     Known {
@@ -171,21 +172,21 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "window",
         expected: "a number of steps of at least 1",
-        means: "a decision sees the mean gradient of so many steps before it, at least 1. Default: 10.",
+        means: "number of steps whose mean gradient a decision sees; at least 1. Default: 10.",
         read: |to, value| put(&mut to.config.schedule.window, value.number()),
     },
     Known {
         name: "lead",
         expected: "a number of steps, fewer than start_iter and period",
-        means: "steps from the last gradient that a decision sees to the first step under it, in which another thread may plan \
+        means: "steps between the last gradient that a decision sees and the first step under it, in which another thread may plan \
                 (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.",
         read: |to, value| put(&mut to.config.schedule.lead, value.number()),
     },
     Known {
         name: "ramp_up",
         expected: "the first default and a number of steps, with a comma between",
-        means: "compression that begins mild, \"first,steps\": `default` is `first` after start_iter steps, and comes to its own \
-                by a like factor in like times, in so many steps.",
+        means: "\"first,steps\": milder compression at first. `default` begins as `first` after start_iter steps, and approaches its own \
+                value geometrically in that many steps.",
         read: |to, value| match value.numbers::<f64>()?[..] {
             [first, steps] if steps >= 0.0 && steps.fract() == 0.0 => {
                 put(&mut to.config.ramp_up, Ok(Some(RampUp { first, steps: steps as u64 })))
@@ -224,26 +225,8 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "whether what lossy methods but qsgd and eden do not send is remembered, and sent later. Default: true.",
+        means: "whether layers under lossy methods, except qsgd and eden, keep a residual of what was not sent. Default: true.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
-    },
-    Known {
-        name: "residual_dtype",
-        expected: "float32, bfloat16 or int8",
-        means: "what is remembered is kept in float32, the default, bfloat16 or int8.",
-        read: |to, value| put(&mut to.residual.storage, value.storage()),
-    },
-    Known {
-        name: "gain",
-        expected: "a number above 0, at most 1",
-        means: "how much of an error is remembered, above 0, at most 1. Default: 1.",
-        read: |to, value| put(&mut to.residual.gain, value.number()),
-    },
-    Known {
-        name: "reset_every",
-        expected: "a number of steps",
-        means: "what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.",
-        read: |to, value| put(&mut to.residual.reset_every, value.number()),
     },
     Known {
         name: "loco_residual_dtype",
@@ -266,9 +249,9 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "non_finite",
         expected: "error, skip or pass_through",
-        means: "a step in which some rank's gradient holds NaN or infinity: error, the default, fails on every rank before \
-                anything is exchanged, and may be repeated with other gradients; skip: its outcome is LGRECO_OUTCOME_SKIPPED, \
-                gradients become zeros, residuals stay; pass_through: it is exchanged uncompressed, with NaN and infinity.",
+        means: "what happens if some rank's gradient holds NaN or infinity. error, the default: the step fails on every rank before \
+                anything is exchanged, and may be repeated with other gradients. skip: its outcome is LGRECO_OUTCOME_SKIPPED, \
+                gradients become zeros, residuals stay. pass_through: it is exchanged uncompressed, with NaN and infinity.",
         read: |to, value| {
             let words =
                 [("error", NonFinite::Error), ("skip", NonFinite::Skip), ("pass_through", NonFinite::PassThrough)];
@@ -278,8 +261,8 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "route",
         expected: "all_gather or scatter_reduce",
-        means: "how payloads that cannot be summed on the wire travel: all_gather, the default: every rank gets every rank's; \
-                scatter_reduce: each rank averages a part and sends its mean, compressed again \
+        means: "how payloads that cannot be summed on the wire travel. all_gather, the default: every rank gets all payloads. \
+                scatter_reduce: each rank averages a part, compresses the mean again and sends it \
                 (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).",
         read: |to, value| {
             let words = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
@@ -289,7 +272,7 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "bucket_bytes",
         expected: "a number of bytes",
-        means: "layers are exchanged together until their uncompressed gradients exceed so many bytes. Default: 4194304.",
+        means: "size of buckets, in bytes of uncompressed gradients. Default: 4194304.",
         read: |to, value| put(&mut to.config.bucket_bytes, value.number()),
     },
     Known {
@@ -301,7 +284,7 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "metrics_every",
         expected: "a number of steps",
-        means: "relative errors are measured every so many steps, with 0 never. Default: 10.",
+        means: "steps between measurements of relative errors; 0: never. Default: 10.",
         read: |to, value| put(&mut to.config.metrics_every, value.number()),
     },
     Known {
@@ -313,9 +296,9 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     },
 ];
 
-/// Those that a controller has beside those of searches and plans.
+/// The options of a controller without those of searches and plans.
 pub(super) fn own() -> impl Iterator<Item = Documented> {
-    documented_of(CONTROLLER)
+    documented_of(CONTROLLER).chain(documented_of(RESIDUAL))
 }
 
 impl Options for ControllerOptions {
@@ -323,6 +306,7 @@ impl Options for ControllerOptions {
 
     fn set(&mut self, name: &str, found: &str) -> Option<Result<&'static str>> {
         set(CONTROLLER, self, name, found)
+            .or_else(|| set(RESIDUAL, &mut self.residual, name, found))
             .or_else(|| set(SEARCH, &mut self.search, name, found))
             .or_else(|| set(PLAN, &mut self.plan, name, found))
     }

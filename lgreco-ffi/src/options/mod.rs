@@ -8,6 +8,7 @@ mod compressor;
 mod controller;
 mod cut;
 mod plan;
+mod residual;
 mod search;
 
 use crate::failure::{Failure, Result};
@@ -40,12 +41,12 @@ pub(crate) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// What is wrong with it, if anything is.
+    /// The error of a value that is not as expected.
     fn wrong(&self) -> Failure {
         Failure::OptionValue { name: self.name, found: self.found.into(), expected: self.expected }
     }
 
-    /// What another part of the library makes of it.
+    /// The result of another part of the library; its error with the option's name.
     fn made<T, E: Into<Failure>>(&self, made: core::result::Result<T, E>) -> Result<T> {
         made.map_err(|error| {
             let (name, found) = (self.name, self.found.into());
@@ -88,9 +89,9 @@ impl Value<'_> {
 /// Name, meaning and default of an option.
 type Documented = (&'static str, &'static str);
 
-/// What a call can be told by name.
+/// The options of one kind of call.
 pub(crate) trait Options: Default {
-    /// What has such options, for messages.
+    /// The owner of the options, for messages.
     const OF: &'static str;
 
     /// Takes a value by the option's name; `None` where there is no such option.

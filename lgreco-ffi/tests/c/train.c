@@ -345,7 +345,7 @@ static void callbacks_that_fail(void) {
         members[1].fail_code = 77;
         run_group(2, members, train);
         CHECK(run.failed[1] == LGRECO_COLLECTIVE && run.failed[0] == LGRECO_COLLECTIVE);
-        TEXT("a collective call failed with the embedder's code 77", run.message[1]);
+        TEXT("a collective call failed with the caller's code 77", run.message[1]);
         TEXT("a collective call failed with the embedder's code 78", run.message[0]);
     }
 }

@@ -1,13 +1,13 @@
 //! Aggregation against exact means. Workers are threads; every property must hold for every setting and route.
 
 use crate::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
+use lgreco_train::Error;
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_train::compress::sidco::SMALLEST;
 use lgreco_train::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use lgreco_train::exchange::Route;
 use lgreco_train::exchange::threads;
 use lgreco_train::gradient::{Bf16, Dtype, Element};
-use lgreco_train::{CoreError, Error};
 
 mod case;
 mod device;
@@ -254,7 +254,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     }
 }
 
-/// Puts a NaN into the last worker's first non-empty layer. That worker must get [`CoreError::NonFinite`], and the
+/// Puts a NaN into the last worker's first non-empty layer. That worker must get [`Error::NonFiniteGradient`], and the
 /// others must be told. Then the same workers must exchange the sound case as if nothing had happened.
 ///
 /// # Panics
@@ -274,10 +274,10 @@ pub fn check_failure(case: &Case) {
         let code = |result: &Result<Outcome, Error>| result.as_ref().err().map(Error::code);
         assert_eq!(code(&failed), code(&on_device), "a device fails otherwise");
         match failed {
-            Err(Error::Core(CoreError::NonFinite { index: found, value })) if rank == last => {
-                assert!(found == index && value.is_nan());
+            Err(Error::NonFiniteGradient { layer: named, index: found, value }) if rank == last => {
+                assert!((named, found) == (layer, index) && value.is_nan());
             }
-            Err(Error::Peer { rank: named, code: 4 }) if rank != last => assert_eq!(named as usize, last),
+            Err(Error::Peer { rank: named, code: 101 }) if rank != last => assert_eq!(named as usize, last),
             other => panic!("rank {rank}: {other:?}"),
         }
     }

@@ -460,7 +460,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         check(members, late);
     }
     for code in [
-        CoreError::NonFinite { index: 0, value: 0.0 }.code(),
+        Error::NonFiniteGradient { layer: 0, index: 0, value: 0.0 }.code(),
         CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
         CoreError::Overflow { what: "" }.code(),
         Error::PeerPlan { rank: 0 }.code(),

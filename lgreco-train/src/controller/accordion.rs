@@ -1,8 +1,45 @@
-//! Accordion's two detectors: gradient norms per layer, and the learning rate.
+//! Accordion: its two parameters and its two detectors, of gradient norms per layer and of the learning rate.
 
-use super::Accordion;
+/// Accordion's detector (Agarwal et al., MLSys 2021) and its two levels, in the unit of the search's first method.
+///
+/// A layer is *critical* at a decision when the norm of its window's gradient changed by a fraction of at least `eta` since
+/// the last decision. It is also critical at the first decision, and after a norm of 0. Critical layers get `low` compression.
+/// When the learning rate falls by more than the factor `drop` from its highest since the last decision, all layers get `low`
+/// compression until the next one.
+///
+/// Deviations: the norm is that of the window's mean, not of an epoch's sum. The authors react to any decrease of the learning
+/// rate; a schedule that decays at every step would trigger that all the time, hence the threshold `drop`.
+///
+/// ```
+/// use lgreco_train::controller::{Accordion, Policy};
+/// let any_decrease = Accordion { drop: 1.0, ..Accordion::new(4.0, 1.0) };
+/// let policy = Policy::Accordion(any_decrease);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Accordion {
+    /// The parameter of critical layers: many bits, a high density or rank.
+    pub low: f64,
+    /// The parameter of the others, below `low`.
+    pub high: f64,
+    /// Smallest relative change of the norm that makes a layer critical.
+    pub eta: f64,
+    /// Factor, at least 1, by which the learning rate must fall between two decisions; 1: any decrease.
+    pub drop: f64,
+}
 
-/// Which layers are critical, from their gradients' norms now and at the decision before (`None`: there was none).
+impl Accordion {
+    /// With the published threshold `eta` of 0.5, and a `drop` of 1.5.
+    ///
+    /// ```
+    /// use lgreco_train::controller::Accordion;
+    /// assert_eq!(Accordion::new(2.0, 1.0).eta, 0.5); // PowerSGD ranks 2 and 1
+    /// ```
+    pub const fn new(low: f64, high: f64) -> Self {
+        Accordion { low, high, eta: 0.5, drop: 1.5 }
+    }
+}
+
+/// Whether a layer is critical, from its gradient norm now and at the decision before (`None` at the first).
 pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> bool {
     match before {
         None | Some(0.0) => true,
@@ -15,7 +52,7 @@ pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> 
 pub(super) struct Highest(pub f64);
 
 impl Highest {
-    /// Takes note of a step's learning rate; whether it has fallen far enough.
+    /// Records a step's learning rate; whether it has fallen by more than [`Accordion::drop`].
     pub(super) fn falls(&mut self, accordion: &Accordion, rate: f64) -> bool {
         self.0 = self.0.max(rate);
         rate * accordion.drop < self.0

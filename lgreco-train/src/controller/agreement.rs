@@ -1,30 +1,27 @@
-//! The short message by which ranks find out, before anything is exchanged, whether all of them can take the step and
-//! want the same one.
+//! The short messages by which ranks agree on a step before they exchange anything.
 //!
-//! One rank decides, and all ranks check. The measuring rank broadcasts its plan, or its error, in a message of fixed
-//! length. Ranks exchange this message of 32 bytes whatever their policies: at the first step, after a state was loaded,
-//! where a decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every
-//! blocking step. It holds an error code, a fingerprint of options, settings and schedule, whether gradients are finite,
-//! and how long the rank's steps take. Where fingerprints differ, all ranks exchange the fields behind them, so that
-//! every rank names the one that differs.
+//! A message has 32 bytes: an error code, a fingerprint of options, settings and schedule, whether gradients are finite, and the
+//! seconds of the rank's steps. All ranks exchange it whatever their policies: at the first step, after a state was loaded, where
+//! a decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every blocking step. If
+//! fingerprints differ, all ranks exchange the fields behind them, so that every rank can name the difference.
 //!
-//! At other steps the fingerprint is part of every bucket's message. What a rank can only find out after the exchange (a
-//! residual that does not fit its format), its next message tells.
+//! At other steps, the messages of buckets contain the fingerprint. An error that a rank finds after the exchange, such as a
+//! residual that does not fit its format, is told by its next message.
 
 use super::identity::{Field, value_of};
 use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Words of one rank's message: error code or 0, fingerprint, answers, and what it has measured.
+/// Words of one rank's message: error code or 0, fingerprint, answers, and measured seconds.
 const WORDS: usize = 4;
 
-/// Words of room for the messages of `world` ranks.
+/// Words of the messages of `world` ranks.
 pub(super) const fn words(world: usize) -> usize {
     WORDS * world
 }
 
-/// Puts what this rank has to say among the messages of all.
+/// Writes this rank's message to its place among those of all ranks.
 pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, measured: u64, words: &mut [u64]) {
     words[WORDS * rank as usize..][..WORDS].copy_from_slice(&message(local, fingerprint, measured));
 }
@@ -37,24 +34,24 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
     own.map(u64::to_le)
 }
 
-/// The messages of `world` ranks where this one has failed and may not know its place: its own in every place.
+/// The messages of `world` ranks, after this one has failed and may not know its rank: its own in every place.
 pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
     message(Err(failure), 0, 0).repeat(world as usize)
 }
 
-/// What the ranks' messages say.
+/// The result of an agreement.
 #[derive(Debug, PartialEq)]
 pub(super) enum Heard {
-    /// Which questions, a bit each, any rank has answered with yes.
+    /// The answers of all ranks, a bit each, joined by or.
     Answers(u64),
-    /// This is the first rank whose fingerprint is not rank 0's.
+    /// The first rank whose fingerprint differs from that of rank 0.
     Differs(u32),
 }
 
 /// Reads the messages of all ranks.
 ///
 /// # Errors
-/// `own`, this rank's; else [`Error::Peer`] with the first rank that failed.
+/// `own`, the error of this rank; else [`Error::Peer`] with the first rank that failed.
 pub(super) fn read(own: Option<Error>, words: &[u64]) -> Result<Heard, Error> {
     let messages = words.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
     own.map_or(Ok(()), Err)?;
@@ -71,12 +68,12 @@ pub(super) fn read(own: Option<Error>, words: &[u64]) -> Result<Heard, Error> {
     })
 }
 
-/// What all ranks have measured.
+/// The measured seconds of all ranks.
 pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Room for the fields of `world` ranks, with those of this one in their place.
+/// Words for the fields of `world` ranks, with those of this rank in their place.
 pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
     let mut words = vec![0; fields.len() * world as usize];
     let own = &mut words[fields.len() * rank as usize..][..fields.len()];
@@ -84,8 +81,7 @@ pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
     words
 }
 
-/// The first field of the first rank that is not as rank 0 has it: [`Error::PeerOption`]; [`Error::PeerPlan`] of `rank`
-/// where there is none.
+/// [`Error::PeerOption`] with the first field that differs from rank 0; [`Error::PeerPlan`] with `rank` if no field differs.
 pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
     let (first, others) = words.split_at(fields.len().min(words.len()));
     for (rank, other) in (1..).zip(others.chunks_exact(fields.len().max(1))) {

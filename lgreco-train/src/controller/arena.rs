@@ -1,92 +1,107 @@
-//! The buffers of one exchange, and those that no exchange has at the moment.
-//!
-//! Steps allocate nothing although an exchange's list borrows from the caller: collecting an emptied vector in place
-//! keeps the list's memory.
+//! The buffers of one bucket's exchange, and those that no bucket has at the moment.
 
 use super::buffers::grow;
-use super::layer::LayerState;
-use super::layer_plan::{LayerPlan, Needs};
-use crate::Error;
-use crate::exchange::{Layer, Spec};
-use crate::feedback::Memory;
-use alloc::sync::Arc;
+use super::layer_plan::Needs;
+use super::lent_layer::{LentLayer, Places};
+use crate::exchange::{Host, Layer, Moment};
+use crate::gradient::ValuesMut;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
-/// A layer on loan from the controller.
-pub(super) struct Kept {
-    pub plan: LayerPlan,
-    pub shards: Arc<[u64]>,
-    pub state: LayerState,
-    /// The measuring rank's mean gradient; empty on others.
-    pub window: Vec<f32>,
-    /// Squared norm of what is offered to the compressor, and of what that leaves, where errors are measured.
-    pub norms: [f64; 2],
-}
-
-impl Kept {
-    /// What an exchange knows of it.
-    pub(super) fn spec(&self) -> Spec<'_> {
-        self.plan.spec(&self.shards)
-    }
-
-    /// The residual that goes out with the gradient.
-    pub(super) fn memory(&self) -> Option<&Memory<Vec<u64>>> {
-        self.state.memory.as_ref().filter(|_| self.plan.compensates)
-    }
-}
-
-/// What an exchange needs beside the gradients.
+/// The layers of a bucket, and all memory of its exchange besides the gradients.
 #[derive(Default)]
 pub(super) struct Arena {
-    pub kept: Vec<Kept>,
-    /// What is offered to the compressors, of layers that have no room for it in the gradients.
+    pub layers: Vec<LentLayer>,
+    /// The compressors' input, of layers whose gradients have no room for it: [`LayerPlan::offered`](super::layer_plan::LayerPlan).
     pub offered: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
-    pub sent: Vec<u64>,
+    sent: Vec<u64>,
+    /// Memory that holds something from one call to the next.
     pub workspace: Vec<u64>,
-    /// What is computed in during a call. Where means take the place of values, what is left is at its beginning.
+    /// Memory of a single call. While means take the place of values, it begins with the values that were not sent.
     pub scratch: Vec<u64>,
-    /// Empty between calls; kept for its room.
-    pub list: Vec<Layer<'static>>,
+    /// Empty between calls; see [`recycled`].
+    list: Vec<Layer<'static>>,
 }
 
 impl Arena {
-    /// Values that are left of all layers, while means take the place of values.
-    pub(super) fn rest(&self) -> usize {
-        self.kept.iter().map(|kept| kept.plan.rest()).sum()
+    /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. Without gradients, this rank has
+    /// failed. `late` is an error of a residual that was found before; the result has it, or the first one that `work` finds.
+    /// The scratch memory begins with `rest` values that are not sent.
+    pub(super) fn exchange<T>(
+        &mut self,
+        gradients: &mut [ValuesMut<'_>],
+        late: Option<Error>,
+        rest: usize,
+        work: impl FnOnce(&mut Host<'_, '_>) -> T,
+    ) -> (T, Option<Error>) {
+        let Arena { layers, offered, sent, workspace, scratch, list } = self;
+        let (rest, scratch) = split_rest(scratch, rest);
+        let mut places = Places { offered, rest };
+        let mut gradients = gradients.iter_mut();
+        let mut lent = recycled(core::mem::take(list));
+        for (layer, &sent) in layers.iter_mut().zip(&*sent) {
+            let places = places.take(&layer.plan);
+            lent.push(layer.for_exchange(places, gradients.next(), sent, late));
+        }
+        let result = work(&mut Host { layers: &mut lent, workspace, scratch: Some(scratch) });
+        let mut found = late;
+        for (to, layer) in sent.iter_mut().zip(&lent) {
+            (*to, found) = (layer.sent, found.or(layer.late));
+        }
+        *list = recycled(lent);
+        (result, found)
     }
 
-    /// Has room for so much, without making room that is there already.
+    /// After an exchange whose scratch memory began with `rest` values: makes errors of compression residuals. Returns the bytes
+    /// that this rank has sent.
+    pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> Result<u64, Error> {
+        let Arena { layers, offered, scratch, sent, .. } = self;
+        let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
+        let mut bytes = 0;
+        for (layer, &sent) in layers.iter_mut().zip(&*sent) {
+            bytes += layer.remember(places.take(&layer.plan), sent, moment, late)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Number of values of all layers that are not sent and need memory while means take the place of values.
+    pub(super) fn rest(&self) -> usize {
+        self.layers.iter().map(|layer| layer.plan.rest()).sum()
+    }
+
+    /// Grows all buffers to what `layers` layers need.
     fn reserve(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
         grow(&mut self.offered, needs.offered)?;
         grow(&mut self.sent, layers)?;
+        self.sent.fill(0);
         grow(&mut self.workspace, needs.workspace)?;
         let more = |len: usize| layers.saturating_sub(len);
-        self.list.try_reserve(more(self.list.len())).map_err(|_| Error::out_of_memory(layers))
+        Ok(self.list.try_reserve(more(self.list.len())).map_err(|_| CoreError::OutOfMemory { words: layers })?)
     }
 
-    /// Bytes that depend on the gradients' size.
+    /// Bytes of the buffers whose size depends on the gradients.
     fn bytes(&self) -> usize {
         8 * self.workspace.len() + 4 * self.offered.len()
     }
 }
 
-/// The arenas that no bucket has. Together with those that buckets have they take no more than the buckets of a step have
-/// taken at a time, so memory is linear in the model's size whatever sizes buckets have.
+/// The arenas that no bucket has. Together with the lent ones, they take no more memory than the buckets of one step took at the
+/// same time. So memory is linear in the model's size, whatever the sizes of buckets are.
 #[derive(Default)]
 pub(super) struct Arenas {
     free: Vec<Arena>,
-    /// Empty lists, kept for their room.
-    lists: Vec<Vec<Kept>>,
+    /// Empty lists, kept for their allocations.
+    lists: Vec<Vec<LentLayer>>,
     /// Bytes that buckets have.
     lent: usize,
-    /// The most bytes that buckets had at a time in this step, and in the one before.
+    /// Most bytes that buckets had at the same time in this step, and in the one before.
     most: [usize; 2],
 }
 
 impl Arenas {
-    /// An arena for a bucket of so many layers: the smallest that is large enough and not twice too large, else a new one in the
-    /// place of another. A bucket that is `alone`, one at a time, grows the one that there is.
+    /// An arena for a bucket of `layers` layers: the smallest one that is large enough and not twice too large. If there is none, a
+    /// new one replaces another. Where buckets come one at a time (`alone`), the only arena grows.
     pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {
             let enough = arena.workspace.len() >= needs.workspace && arena.offered.len() >= needs.offered;
@@ -107,7 +122,7 @@ impl Arenas {
         Ok(arena)
     }
 
-    /// Makes one that buckets with so many layers, one at a time, can take without making room.
+    /// Makes an arena that buckets of up to `layers` layers, one at a time, can use without allocating.
     pub(super) fn provide(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
         let mut arena = self.take(layers, needs, true)?;
         let provided = grow(&mut arena.scratch, needs.passing() as usize / 8);
@@ -121,18 +136,18 @@ impl Arenas {
     }
 
     /// An empty list of layers.
-    pub(super) fn list(&mut self, layers: usize) -> Result<Vec<Kept>, Error> {
+    pub(super) fn list(&mut self, layers: usize) -> Result<Vec<LentLayer>, Error> {
         let mut list = self.lists.pop().unwrap_or_default();
-        list.try_reserve_exact(layers).map_err(|_| Error::out_of_memory(layers))?;
+        list.try_reserve_exact(layers).map_err(|_| CoreError::OutOfMemory { words: layers })?;
         Ok(list)
     }
 
     /// Takes an empty list back.
-    pub(super) fn put_list(&mut self, list: Vec<Kept>) {
+    pub(super) fn put_list(&mut self, list: Vec<LentLayer>) {
         self.lists.push(list);
     }
 
-    /// Takes an arena back, whose layers are no longer in it.
+    /// Takes an arena back, whose layers have been taken out.
     pub(super) fn put(&mut self, arena: Arena) {
         self.lent = self.lent.saturating_sub(arena.bytes());
         let free: usize = self.free.iter().map(Arena::bytes).sum();
@@ -141,23 +156,29 @@ impl Arenas {
         }
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     pub(super) fn next_step(&mut self) {
         self.most = [self.lent, self.most[0]];
     }
 }
 
-/// Bytes that need not be saved.
+/// An arena may exceed a bucket's needs by this many bytes in any case.
 const SMALL: usize = 4096;
 
-/// The values at the beginning of words, and the words behind them.
-pub(super) fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
+/// The first `rest` values of the scratch memory, and the words behind them.
+fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
     let (values, words) = scratch.split_at_mut(rest.div_ceil(2));
     (&mut bytemuck::cast_slice_mut(values)[..rest], words)
 }
 
-/// The room of an empty list, for layers of another lifetime; collecting in place keeps the allocation.
-pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
+/// An empty list in the allocation of another one, so that steps allocate nothing.
+///
+/// An exchange takes its layers as a slice of `Layer<'b>`. These borrow the gradients of a single call, so each call fills a new
+/// list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
+/// elements may get any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because the standard
+/// library collects in place where sizes agree. That needs no unsafe code. If a standard library did not, this would still be
+/// correct, and the tests of allocations in `lgreco-train/tests` would fail.
+fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }

@@ -1,28 +1,28 @@
-//! Buffers that may be refused.
+//! Buffers whose allocation may fail.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
 
-/// At least `len` values. Zeros of the allocator's take no memory before they are written to.
+/// Makes `values` at least `len` long, by a new buffer of zeros. Zeros from the allocator take no memory until they are written.
 pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Result<(), Error> {
     if values.len() < len {
         let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
         *values = Vec::new();
-        *values = try_zeroed_vec(len).map_err(|()| Error::out_of_memory(words))?;
+        *values = try_zeroed_vec(len).map_err(|()| CoreError::OutOfMemory { words })?;
     }
     Ok(())
 }
 
-/// Zeros.
+/// `len` zeros.
 pub(super) fn values(len: usize) -> Result<Vec<f32>, Error> {
     let mut values = Vec::new();
     grow(&mut values, len)?;
     Ok(values)
 }
 
-/// Zeroed memory.
+/// `words` words of zeros.
 pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     let mut workspace = Vec::new();
     grow(&mut workspace, words)?;

@@ -1,17 +1,17 @@
-//! What compressing costs, learnt from trials on the planning thread and from the steps themselves.
+//! Seconds of compressing, learnt from trials on the planning thread and from steps.
 //!
-//! Methods cost what their [`work`] says times two numbers: that of a trial (encoding and decoding a layer of this model on this
-//! machine, before anybody uses the method), and what real steps took over that (residuals, other ranks' processors, buffers).
-//! A method that no step has used yet takes over the others' second number.
+//! The seconds of a method are its [`work`] times two factors. The first comes from a trial, which encodes and decodes a layer of
+//! this model on this machine before the method is used. The second is the overhead of real steps over the trial: residuals, other
+//! ranks' processors, buffers. A method that no step has used yet has the mean overhead of the others.
 
 use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;
 
-/// The family of uncompressed layers.
+/// The cost family of uncompressed layers.
 pub(super) const DENSE: usize = 0;
 
-/// Seconds that compressing a layer and decompressing `payloads` of it takes a slow core: how families' times grow with shapes
-/// and parameters, and a guess of how long they are.
+/// A rough estimate of the seconds in which a slow core compresses a layer and decompresses `payloads` payloads of it. It models
+/// how the times of a cost family grow with shapes and parameters.
 pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     const LAYER: f64 = 2e3;
     let cost = setting.traits().cost;
@@ -19,12 +19,12 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     1e-9 * (overhead + cost.nanoseconds(shape.elements(), payloads))
 }
 
-/// Two numbers per family.
+/// Two factors per cost family.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compute {
-    /// Seconds of a trial over its work.
+    /// Seconds of a trial, divided by its work.
     trials: [Option<f64>; Cost::FAMILIES],
-    /// Seconds of steps over work times trial.
+    /// Seconds of steps, divided by work times trial factor.
     overheads: [Option<f64>; Cost::FAMILIES],
 }
 
@@ -34,17 +34,17 @@ impl Default for Compute {
     }
 }
 
-/// A trial that differs by less changes nothing.
+/// A trial whose result differs by a smaller fraction changes nothing.
 const SAME_TRIAL: f64 = 0.25;
-/// A family that is less of a step's work than this is not judged by it.
+/// A step says nothing about families with a smaller part of its work.
 const SHARE: f64 = 0.1;
 
 impl Compute {
-    /// Takes note of how many seconds a trial took.
+    /// Records the seconds of a trial.
     pub(super) fn try_out(&mut self, family: usize, work: f64, seconds: f64) {
         let found = seconds / work;
         if !(found > 0.0 && found.is_finite()) {
-            return; // a clock that is too coarse
+            return; // the clock is too coarse
         }
         let trial = &mut self.trials[family];
         if trial.is_none_or(|trial| (found - trial).abs() > SAME_TRIAL * trial) {
@@ -52,12 +52,12 @@ impl Compute {
         }
     }
 
-    /// Takes note of how many seconds a step's layers took, of which this is the work by family.
+    /// Records the seconds of a step, whose layers have this work by family.
     pub(super) fn note(&mut self, work: [f64; Cost::FAMILIES], seconds: f64) {
         let mut expected: [f64; Cost::FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
         let mut left = seconds;
         if expected[DENSE + 1..].iter().any(|&part| part > 0.0) {
-            // What layers cost that stay uncompressed, steps without compressed ones tell.
+            // Only steps without compressed layers show the cost of uncompressed ones.
             left -= core::mem::take(&mut expected[DENSE]);
         }
         let total: f64 = expected.iter().sum();
@@ -73,7 +73,7 @@ impl Compute {
         self.overheads = new;
     }
 
-    /// Seconds of a layer.
+    /// Seconds of a layer under a setting.
     pub(super) fn seconds(&self, setting: &Setting, shape: Shape, payloads: f64) -> f64 {
         work(setting, shape, payloads) * self.factor(setting.traits().cost.family)
     }
@@ -91,12 +91,12 @@ impl Compute {
         self.overheads[family].unwrap_or_else(others)
     }
 
-    /// All numbers, for saved states; 0 for none.
+    /// All factors, for saved states; 0 for none.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         self.trials.into_iter().chain(self.overheads).map(Option::unwrap_or_default)
     }
 
-    /// What has these numbers; `None` unless they are all of one.
+    /// The factors with these numbers; `None` if they are not valid.
     pub(super) fn from_numbers(numbers: &[f64; 2 * Cost::FAMILIES]) -> Option<Compute> {
         let sound = numbers.iter().all(|&number| number.is_finite() && number.is_sign_positive());
         let known = |at: usize| Some(numbers[at]).filter(|&number| number > 0.0);

@@ -1,86 +1,75 @@
-//! What ranks say to each other besides exchanging gradients: before a step, and when settings change.
+//! A step from begin to end: the agreement of all ranks before its buckets, and the report after them.
 
 use super::agreement::{self, Heard};
-use super::codes::Choice;
-use super::decide::Decided;
-use super::layer::{Fate, Undo};
-use super::meter::Meter;
-use super::planner::check_rate;
-use super::planner::{Planner, Turn};
-use super::stage::{BROKEN, Probe, Stage, Taken};
-use super::{Cause, Controller, Decision, Timing};
-use crate::Error;
+use super::agreement_state::{BROKEN, Stage, StepTotals};
+use super::decision::{Decided, LayerSetting};
+use super::layer::{BucketStatus, Undo};
+use super::meter::{Meter, Sample};
+use super::probe::Probe;
+use super::schedule::Due;
+use super::{Cause, Controller, Decision, NonFinite, Outcome, Report, Seconds, Tensor};
 use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
+use crate::{CoreError, Error};
 use alloc::vec;
 
-/// Words of a probe on all ranks together, at most, and at least unless a step sends less: more than what shapers and buffers let
-/// pass at once.
-const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
-/// What probes may take of the seconds of exchanging until the next one.
-const PROBING: f64 = 0.01;
-/// How much longer the first may take, before which nothing is known: of a busy machine's messages one in five is interrupted.
-const FIRST: f64 = 5.0;
-const PROBES: u32 = 2;
-
 impl Controller {
-    /// Begins a step. All ranks do, with the same `learning_rate` (only Accordion looks at it). Then come the
-    /// [control requests](Controller::control), if there are any, and the [buckets](Controller::open), in any order; and
+    /// Begins a step on all ranks, with the same `learning_rate`. Only Accordion uses the learning rate. Next are the
+    /// [control requests](Controller::control), if there are any, then the [buckets](Controller::open) in any order, then
     /// [`finish_step`](Controller::finish_step). Never waits.
     ///
-    /// [`Controller::step`] does all of it by blocking collectives, and finds out before anything is exchanged whether all
-    /// gradients can be.
+    /// [`Controller::step`] does all of it by blocking collectives. It also checks all gradients before it exchanges any.
     ///
-    /// A learning rate that is not finite or negative is told to all ranks, so that none waits for this one: the control
-    /// requests fail, or, where there are none, the first bucket.
+    /// If the learning rate is negative or not finite, all ranks are told, so that none waits for this one. The control requests
+    /// then fail, or the first bucket if there are none.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when a step is under way.
+    /// [`Error::StepOrder`] while a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         self.begin(learning_rate, None)
     }
 
-    /// With `local`, ranks tell each other how they fare before anything else.
+    /// Begins a step. With `local`, ranks first agree on the step: whether this rank's gradients are finite, or its error.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
         if self.world == 1 {
-            // There is nobody to tell.
-            self.planner.given = self.planner.given.in_agreement();
+            // There are no other ranks to tell.
+            self.scheduler.given = self.scheduler.given.in_agreement();
         }
-        let (due, probes) = (self.planner.is_due(), self.probes());
+        let (due, probes) = (self.scheduler.is_due(), self.probes());
         self.control.began = self.now();
-        self.taken = Taken { late: self.late, ..Taken::default() };
+        self.totals = StepTotals { late: self.late, ..StepTotals::default() };
         let control = &mut self.control;
-        let may_differ = (self.world > 1 && !control.met) || self.planner.config.accordion().is_some();
+        let may_differ = (self.world > 1 && !control.met) || self.scheduler.config.accordion().is_some();
         control.asks = local.is_some() || due || probes || may_differ;
         let rate = check_rate(learning_rate);
         if control.asks {
             control.local = self.late.map_or(Ok(()), Err).and(rate).and(local.unwrap_or(Ok(false)));
-            self.planner.given = self.planner.given.in_agreement();
+            self.scheduler.given = self.scheduler.given.in_agreement();
         } else {
-            // The first bucket tells it.
+            // The first bucket tells the others.
             (control.local, self.late) = (Ok(false), self.late.or(rate.err()));
         }
         (control.answers, control.switched) = (0, false);
         if rate.is_ok() {
-            self.planner.rate = learning_rate;
+            self.scheduler.rate = learning_rate;
         }
         control.stage = Stage::Begun;
         Ok(())
     }
 
-    /// What ranks have to say to each other before the buckets of the step that has begun: goes on, once the collective asked
-    /// for before is done, until the next one. `None` at once at most steps. At the first step, and at the first after a state
-    /// was loaded, ranks compare their options; where a decision is due, they agree on it, the measuring rank measures and plans
-    /// during this call and broadcasts, and ranks agree to switch.
+    /// The agreement of all ranks before the buckets of a step. Returns the next collective; the one before must be done. `None`: the
+    /// agreement is complete, which it is at once at most steps. At the first step, and after a state was loaded, ranks compare
+    /// their options. Where a decision is due, the measuring rank measures and plans during this call and broadcasts, and ranks
+    /// agree to switch.
     ///
     /// # Errors
-    /// Whatever fails on one rank fails on all. The step has then not begun, and may be begun again. Those of
-    /// search and planner when a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`];
-    /// [`Error::PeerOption`] names what differs between ranks; [`Error::StepOrder`] when no step is under way.
+    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. Those of search and solver when
+    /// a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the first
+    /// difference between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
-        let stage = self.talk().inspect_err(|_| {
-            self.planner.given = self.planner.given.not_agreed();
+        let stage = self.advance().inspect_err(|_| {
+            self.scheduler.given = self.scheduler.given.not_agreed();
             self.control.cancel();
         })?;
         let control = &mut self.control;
@@ -91,10 +80,10 @@ impl Controller {
             }
             Stage::Plan => {
                 let bytes = bytemuck::cast_slice_mut(&mut control.plan);
-                Some(Request::Broadcast { root: self.planner.config.measuring_rank, bytes })
+                Some(Request::Broadcast { root: self.scheduler.config.measuring_rank, bytes })
             }
             Stage::Probe => {
-                let now = self.planner.config.clock.map_or(0.0, |clock| clock());
+                let now = self.scheduler.config.clock.map_or(0.0, |clock| clock());
                 let probe = control.probe.as_mut();
                 probe.map(|probe| Request::AllGather { buffer: bytemuck::cast_slice_mut(probe.send(now)) })
             }
@@ -102,13 +91,56 @@ impl Controller {
         })
     }
 
-    /// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were
-    /// before it, if the configuration asks for [`undo`](super::Config::undo). If not, those of layers whose exchange was done
-    /// are what it has left. A collection of gradients for the next decision begins anew. All buckets are taken back first, wherever
-    /// they are, once the engine no longer touches their memory.
+    /// Ends the step, after all of its buckets were exchanged and closed. Layers that were in no bucket keep their residuals.
     ///
-    /// Ranks may have got differently far, and differ in settings and factors: whatever they go on with, in a new group of
-    /// whoever is left, all [load](Controller::load) the plan of one of them, each with its own residuals.
+    /// # Errors
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
+    pub fn finish_step(&mut self) -> Result<Report, Error> {
+        self.control.expect_open()?;
+        self.expect_taken_back()?;
+        let (step, totals) = (self.scheduler.step, self.totals);
+        let switched = self.control.switched;
+        let outcome = match self.states.iter().any(|state| state.status == BucketStatus::Failed) {
+            true => Outcome::Failed,
+            false if !totals.broken => Outcome::Exchanged,
+            false if self.scheduler.config.non_finite == NonFinite::Skip => Outcome::Skipped,
+            false => Outcome::PassedThrough,
+        };
+        if outcome == Outcome::Skipped {
+            // The caller applies none of the means, not even those of buckets without NaN.
+            self.states.iter_mut().for_each(|state| state.undo());
+        }
+        if totals.not_finite {
+            self.non_finite += 1;
+        }
+        let bytes_in = self.scheduler.tensors.iter().map(Tensor::bytes).sum();
+        let seconds = totals.planned.zip(self.now());
+        let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
+        let exchanged =
+            outcome == Outcome::Exchanged && self.states.iter().any(|state| state.status == BucketStatus::Exchanged);
+        match (&mut self.scheduler.meter, seconds) {
+            (Some(meter), _) if meter.elsewhere => {
+                (self.totals.unmetered, self.totals.in_window) = (exchanged, self.scheduler.watches);
+            }
+            (Some(meter), Some(seconds)) if exchanged => {
+                let StepTotals { wire: bytes, computing, .. } = totals;
+                meter.record(Sample { bytes, seconds: seconds.exchange, computing });
+            }
+            _ => {}
+        }
+        if totals.told {
+            self.scheduler.given = self.scheduler.given.in_agreement();
+        }
+        self.end_step();
+        Ok(Report { step, outcome, switched, bytes_in, bytes_out: totals.bytes_out, seconds })
+    }
+
+    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo), residuals
+    /// are those before the step; without, residuals of layers that were exchanged are those after it. The window of the next
+    /// decision begins anew. Before this call, [close](Controller::close) all buckets, once no collective uses their memory.
+    ///
+    /// Ranks may have come to different points of the step, and may differ in settings and factors. Before the remaining ranks go on
+    /// in a new group, all [load](Controller::load) the plan of one of them, each with its own residuals.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -122,46 +154,58 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
     ///
     /// # Complexity
-    /// O(layers), and a pass over the collected gradients if there are any.
+    /// O(layers), and a pass over the window's mean gradient if there is one.
     pub fn abandon_step(&mut self) -> Result<(), Error> {
         if self.control.is_idle() {
-            return Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" });
+            return Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" });
         }
         self.expect_taken_back()?;
         if self.control.expect_open().is_ok() {
             self.states.iter_mut().for_each(|state| state.undo());
-            self.planner.reopen();
-            self.late = self.taken.late;
+            self.scheduler.reopen();
+            self.late = self.totals.late;
         }
         self.control.cancel();
         Ok(())
     }
 
-    /// From one stage to the next.
-    fn talk(&mut self) -> Result<Stage, Error> {
+    /// Ends the step, or what was begun of it.
+    pub(super) fn end_step(&mut self) {
+        if self.totals.incomplete {
+            self.scheduler.forget();
+        }
+        self.scheduler.close();
+        self.control.cancel();
+    }
+
+    /// Advances the agreement to its next stage.
+    fn advance(&mut self) -> Result<Stage, Error> {
         self.control.stage = match self.control.stage {
             Stage::Idle => {
-                return Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" });
+                return Err(Error::StepOrder {
+                    what: "no step is under way",
+                    expected: "`begin_step` before this call",
+                });
             }
             Stage::Begun if self.control.asks => {
                 let local = self.control.local.map(|broken| if broken { BROKEN } else { 0 });
-                let measured = self.planner.meter.as_ref().map_or(0, Meter::word);
+                let measured = self.scheduler.meter.as_ref().map_or(0, Meter::word);
                 agreement::put(self.rank, local, self.fingerprint(), measured, &mut self.control.words);
                 Stage::Agreement
             }
             Stage::Begun => self.after_agreement()?,
             Stage::Agreement => {
                 let own = self.control.local.err();
-                // All have been told.
-                (self.late, self.taken.late) = (None, None);
+                // All ranks have heard of it.
+                (self.late, self.totals.late) = (None, None);
                 match agreement::read(own, &self.control.words)? {
                     Heard::Differs(rank) => self.compare(rank),
                     Heard::Answers(answers) => {
                         (self.control.answers, self.control.met) = (answers, true);
-                        if let Some(meter) = &mut self.planner.meter {
+                        if let Some(meter) = &mut self.scheduler.meter {
                             meter.hear(agreement::measured(&self.control.words));
                         }
                         self.after_agreement()?
@@ -174,15 +218,17 @@ impl Controller {
             }
             Stage::Probe => self.after_probe(),
             Stage::Plan => {
-                match self.planner.read(&self.control.plan) {
+                match self.scheduler.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
-                    // All ranks find out the same.
-                    Ok(None) => match self.planner.undecided()? {
+                    // All ranks decide the same.
+                    Ok(None) => match self.scheduler.without_plan()? {
                         Some(decided) => self.propose(decided),
                         None => self.opened(),
                     },
-                    // What the measuring rank has met, all ranks have been told.
-                    Err(error) if self.planner.measures() || matches!(error, Error::Peer { .. }) => return Err(error),
+                    // All ranks have got the measuring rank's own error.
+                    Err(error) if self.scheduler.measures() || matches!(error, Error::Peer { .. }) => {
+                        return Err(error);
+                    }
                     Err(error) => self.refuse(error),
                 }
             }
@@ -194,7 +240,7 @@ impl Controller {
                 }
                 if let Some((Ok(switches), decided)) = ready {
                     self.switch(switches);
-                    self.planner.commit(decided.decision, decided.norms);
+                    self.scheduler.commit(decided.decision, decided.norms);
                     self.control.switched = true;
                 }
                 self.opened()
@@ -204,132 +250,94 @@ impl Controller {
         Ok(self.control.stage)
     }
 
-    /// All ranks tell what they have, because `rank` differs from rank 0.
+    /// Makes all ranks exchange all fields, because `rank` differs from rank 0.
     fn compare(&mut self, rank: u32) -> Stage {
         self.control.plan = agreement::put_fields(self.rank, self.world, &self.fields());
         self.control.differs = rank;
         Stage::Fields
     }
 
-    /// Decides if it is time to.
+    /// Begins a decision or a probe if one is due.
     fn after_agreement(&mut self) -> Result<Stage, Error> {
-        Ok(match self.planner.next(self.planner.rate)? {
-            Turn::Nothing if self.probes() && self.planner.meter.as_ref().is_some_and(|meter| !meter.elsewhere) => {
-                let (words, least, allowed) = (self.probe_words(), self.probe_times(), self.probe_seconds());
-                self.control.probe = Some(Probe::new(words, [self.rank, self.world], least, allowed));
+        Ok(match self.scheduler.due_now(self.scheduler.rate)? {
+            Due::Nothing if self.probes() && self.scheduler.meter.as_ref().is_some_and(|meter| !meter.elsewhere) => {
+                self.control.probe = Some(Probe::of(&self.scheduler));
                 Stage::Probe
             }
-            Turn::Nothing => self.opened(),
-            Turn::Known(decided) => self.propose(decided),
-            Turn::Broadcast => self.decide(),
+            Due::Nothing => self.opened(),
+            Due::Known(decided) => self.propose(decided),
+            Due::Broadcast => self.decide(),
         })
     }
 
     /// Whether this step begins with a probe.
     fn probes(&self) -> bool {
-        self.world > 1 && self.is_last_before_task()
+        self.world > 1 && self.scheduler.is_last_before_task()
     }
 
-    /// Whether seconds are measured and this step is the last one before the next decision's task.
-    pub(super) fn is_last_before_task(&self) -> bool {
-        let Planner { due, step, config, meter, .. } = &self.planner;
-        meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
-    }
-
-    /// On all ranks together, the same on all: no more than an uncompressed step sends, and as few as the last decision's seconds
-    /// allow, down to a limit.
-    pub(super) fn probe_words(&self) -> usize {
-        let model = self.planner.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
-        let [least, most] = PROBED;
-        let allowed = (self.affordable_words() / f64::from(PROBES)).clamp(least, most);
-        let each = model.min(allowed as u64) / u64::from(self.world);
-        each.max(2) as usize * self.world as usize
-    }
-
-    /// How often at least: once where even the fewest words are dear, else twice, of which the faster counts.
-    pub(super) fn probe_times(&self) -> u32 {
-        if self.affordable_words() < self.probe_words() as f64 * f64::from(PROBES) { 1 } else { PROBES }
-    }
-
-    /// How long it may take on this rank that more follow, by what steps have taken here.
-    fn probe_seconds(&self) -> f64 {
-        let Planner { config, decision, meter, .. } = &self.planner;
-        let seconds = meter.as_ref().and_then(Meter::seconds).unwrap_or_default();
-        let part = if decision.is_none() { FIRST * PROBING } else { PROBING };
-        part * config.schedule.period as f64 * seconds
-    }
-
-    /// How many words probes may have until the next decision, by what the last one, which all ranks know, said of the link.
-    fn affordable_words(&self) -> f64 {
-        let Planner { config, decision, .. } = &self.planner;
-        let timing = decision.and_then(|decision| decision.timing);
-        // Numbers first and then the comparison: compilers may compare what is not there, which Valgrind reports.
-        let of_link = |Timing { plan, seconds_per_byte, .. }| [plan, seconds_per_byte];
-        let [plan, seconds_per_byte] = timing.map_or([0.0; 2], of_link);
-        if seconds_per_byte <= 0.0 {
-            return f64::INFINITY;
-        }
-        let seconds = PROBING * config.schedule.period as f64 * plan;
-        seconds / (8.0 * seconds_per_byte * share_of_others(self.world))
-    }
-
-    /// The ranks have just agreed, so that none is late.
+    /// Goes on after a message of the probe.
     fn after_probe(&mut self) -> Stage {
         let now = self.now().unwrap_or_default();
         if self.control.probe.as_mut().is_some_and(|probe| !probe.done(now)) {
             return Stage::Probe;
         }
-        if let (Some(meter), Some(probe)) = (&mut self.planner.meter, self.control.probe.take()) {
+        if let (Some(meter), Some(probe)) = (&mut self.scheduler.meter, self.control.probe.take()) {
             meter.link.note_probe(probe.seconds_per_byte(share_of_others(self.world)));
         }
         self.opened()
     }
 
-    /// On the measuring rank, measures and plans unless somebody else has or does, or has the gradients; others make room for its plan.
+    /// On the measuring rank, measures and plans, unless a task does or a device has the gradients. Other ranks allocate the message.
     fn decide(&mut self) -> Stage {
-        if self.planner.result.is_none()
-            && !self.planner.window.is_elsewhere()
-            && let Some(task) = self.planner.take_task()
+        if self.scheduler.result.is_none()
+            && !self.scheduler.window.is_elsewhere()
+            && let Some(task) = self.scheduler.take_task()
         {
             let result = task.run(&mut *self.backend);
-            self.planner.hand_in(result);
+            self.scheduler.hand_in(result);
         }
-        self.control.plan = self.planner.words();
+        self.control.plan = self.scheduler.message();
         Stage::Plan
     }
 
-    /// Prepares new settings and asks whether all ranks can.
+    /// Prepares new settings, and asks whether all ranks can switch to them.
     fn propose(&mut self, decided: Decided) -> Stage {
-        let step = self.planner.step;
+        let step = self.scheduler.step;
         let switches = self.prepare(&self.states, &decided.choices, step);
         let switches = switches.and_then(|switches| self.provide(&decided.choices).map(|()| switches));
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
-        let terms = decided.choices.iter().flat_map(Choice::encode).chain(decided.decision.encode());
+        let terms = decided.choices.iter().flat_map(LayerSetting::encode).chain(decided.decision.encode());
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;
         agreement::put(self.rank, ready, terms, 0, &mut self.control.words);
         self.control.switches = Some((switches, decided));
         Stage::Switch
     }
 
-    /// Says that this rank cannot take over the new settings.
+    /// Tells all ranks that this one cannot switch to the new settings.
     fn refuse(&mut self, error: Error) -> Stage {
-        let step = self.planner.step;
+        let step = self.scheduler.step;
         agreement::put(self.rank, Err(error), step, 0, &mut self.control.words);
         let decision = Decision::without_plan(step, Cause::Schedule);
         self.control.switches = Some((Err(error), Decided { decision, choices: vec![], norms: vec![] }));
         Stage::Switch
     }
 
-    /// Lets buckets be exchanged.
+    /// Opens the step for buckets.
     fn opened(&mut self) -> Stage {
-        self.planner.open(self.control.broken());
+        self.scheduler.open(self.control.broken());
         self.arenas.next_step();
         for state in &mut self.states {
-            (state.undo, state.fate) = (Undo::Nothing, Fate::Waiting);
+            (state.undo, state.status) = (Undo::Nothing, BucketStatus::Waiting);
         }
         self.control.terms = self.fingerprint();
         let now = self.now();
-        self.taken.planned = self.control.began.zip(now).map(|(began, now)| (now - began, now));
+        self.totals.planned = self.control.began.zip(now).map(|(began, now)| (now - began, now));
         Stage::Open
     }
+}
+
+/// `Err` unless a learning rate is finite and not negative.
+fn check_rate(learning_rate: f64) -> Result<(), Error> {
+    let sound = learning_rate.is_finite() && learning_rate >= 0.0;
+    Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

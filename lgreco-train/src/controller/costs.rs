@@ -1,4 +1,4 @@
-//! Seconds of every option, as measured.
+//! Seconds of every option, from measurements.
 
 use super::compute::{Compute, DENSE, work};
 use super::link::Line;
@@ -16,7 +16,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// What a decision goes by under [`Objective::MeasuredSeconds`](super::Objective), on the slowest rank.
+/// The measured costs of a decision under [`Objective::MeasuredSeconds`](super::Objective), on the slowest rank.
 #[derive(Clone, Debug)]
 pub(super) struct Costs {
     pub line: Line,
@@ -24,26 +24,26 @@ pub(super) struct Costs {
     pub route: Route,
     pub reduce_dtype: Dtype,
     pub world: u32,
-    /// Whether the task tries methods out; else who exchanges elsewhere has.
+    /// Whether the task times methods by trials. Else the caller has, on a device.
     pub tries: bool,
-    /// Settings of now, by layer.
+    /// The present settings, by layer.
     pub present: Vec<Setting>,
     /// Elements of all layers.
     pub elements: f64,
-    /// Of a typical step's exchange.
+    /// Seconds of a typical step's exchange.
     pub measured: f64,
-    /// Of them, computing.
+    /// Those of them that are computing.
     pub computing: f64,
 }
 
-/// To compress a layer that is not must pay by this part of its seconds,
+/// Minimum relative gain before a layer starts to be compressed.
 const MARGIN: f64 = 0.1;
-/// and all layers together by this part of what a step's exchange takes now.
+/// Minimum gain before all layers start to be compressed, as a part of the present seconds of an exchange.
 const GAIN: f64 = 0.03;
-/// Elements of a trial's layer, at most, if there is one so small.
+/// Most elements of the layer for a trial, unless all layers are larger.
 const TRIAL: usize = 1 << 18;
 
-/// A method that was tried: its family, what it should have cost and what it did.
+/// A trial of a method: its cost family, its estimated and its measured seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
     pub family: usize,
@@ -52,7 +52,7 @@ pub(super) struct Trial {
 }
 
 impl Costs {
-    /// Payloads of a layer that a rank decodes.
+    /// Number of payloads of a layer that a rank decodes.
     pub(super) fn payloads(setting: &Setting, route: Route, world: u32) -> f64 {
         match route {
             _ if setting.traits().aggregation == Aggregation::WholePayloads => f64::from(world),
@@ -62,7 +62,7 @@ impl Costs {
         }
     }
 
-    /// Bytes that a rank sends for a layer whose payload has so many bits.
+    /// Bytes that a rank sends for a layer whose payload has `bits` bits.
     fn wire_bytes(&self, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         let (others, payload, shape) = (share_of_others(self.world), (bits / 8) as f64, tensor.shape);
         let summed = |values: usize| (self.reduce_dtype.bytes() * values) as f64;
@@ -74,7 +74,7 @@ impl Costs {
                 Aggregation::FactorAllReduce => {
                     2.0 * summed(factor_rank(setting, shape) * (shape.rows() + shape.cols()))
                 }
-                // Positions, and values there and back.
+                // Positions, then values to be summed and their sums.
                 Aggregation::SharedPositions => 1.5 * payload,
                 Aggregation::WholePayloads => gathered,
                 Aggregation::Payloads => match self.route {
@@ -89,12 +89,12 @@ impl Costs {
         self.compute.seconds(setting, tensor.shape, Costs::payloads(setting, self.route, self.world))
     }
 
-    /// Seconds of a layer.
+    /// Seconds of a layer under a setting.
     pub(super) fn seconds(&self, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         self.wire_bytes(setting, tensor, bits) * self.line.per_byte + self.computing(setting, tensor)
     }
 
-    /// The same, with what compressing a layer that is not compressed now must pay.
+    /// As [`seconds`](Costs::seconds), plus the minimum gain where a layer would start to be compressed.
     pub(super) fn seconds_with_margin(&self, layer: usize, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         let seconds = self.seconds(setting, tensor, bits);
         let is_dense = |setting: &Setting| *setting == Setting::Dense;
@@ -105,8 +105,8 @@ impl Costs {
         seconds * (1.0 + MARGIN) + GAIN * self.measured * share
     }
 
-    /// Encodes and decodes some layer by each family of `options`, which are layers with settings, on the backend that plans.
-    /// Layers whose means are elsewhere are not tried out.
+    /// Times one encoding and decoding per cost family of `options` (pairs of layer and setting) on `backend`. Layers whose means a
+    /// device has are left out.
     pub(super) fn try_out<'a>(
         &mut self,
         options: impl Iterator<Item = (usize, &'a Setting)> + Clone,
@@ -120,7 +120,7 @@ impl Costs {
         families.remove(&DENSE);
         for wanted in families {
             let elements = |layer: usize| tensors[layer].shape.elements();
-            // The largest layer that is not too large, else the smallest.
+            // The largest layer within the limit, else the smallest beyond it.
             let order = |layer: usize| match elements(layer) {
                 small if small <= TRIAL => (true, small),
                 large => (false, usize::MAX - large),
@@ -156,7 +156,7 @@ impl Costs {
         let mut decoded = vec![0.0; shape.elements()];
         let stream = Stream { layer: layer as u32, ..Stream::default() };
         let mut least = [f64::INFINITY; 2];
-        // The first finds cold caches.
+        // The first run warms up caches.
         for _ in 0..2 {
             let start = clock();
             let len = backend.encode(setting, &gradient, stream, &mut workspace, &mut payload)?;
@@ -171,7 +171,7 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
-    /// What is said of a decision for these settings.
+    /// What a decision reports: measured seconds, and those expected under the plan's settings and the default ones.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);

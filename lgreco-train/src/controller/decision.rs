@@ -1,8 +1,23 @@
-//! What was decided.
+//! What is decided: a setting per layer, and what is reported of the decision as a whole. Both as numbers, for the broadcast of
+//! the measuring rank and for saved states.
+//!
+//! The measuring rank's message has the same length whatever it says. Its words of 64 bits, little-endian:
+//!
+//! | words | |
+//! |---|---|
+//! | 1 | 0, or the code of the measuring rank's error, or 2^64 − 1: no decision yet |
+//! | 1 | the fingerprint of the schedule |
+//! | 10 | the [`Decision`] without its timing |
+//! | 8 | its [`Timing`] |
+//! | 3 per layer | the [`LayerSetting`] |
 
 use super::Timing;
-use crate::Error;
+use crate::compress::Setting;
+use crate::compress::method::Methods;
 use crate::plan::{Proof, Summary};
+use crate::{CoreError, Error};
+use alloc::vec;
+use alloc::vec::Vec;
 use core::fmt;
 
 /// Why a layer is sent uncompressed.
@@ -22,15 +37,15 @@ use core::fmt;
 pub enum Uncompressed {
     /// Nothing has been decided yet, or the layer was not in the saved state.
     WarmUp = 0,
-    /// The search leaves it alone: it has one dimension or fewer, or too few elements.
+    /// The search does not compress it: it has one dimension or fewer, or too few elements.
     Small = 1,
     /// The setting would have saved no bytes.
     NoSaving = 2,
-    /// It was chosen: by the plan, or by the caller of [`Policy::Fixed`](super::Policy).
+    /// The plan chose it, or the caller of [`Policy::Fixed`](super::Policy).
     Chosen = 3,
-    /// Compressing it would take longer than sending it does.
+    /// Compressing it takes longer than sending it uncompressed.
     Slower = 4,
-    /// The compressor loses as much as it is given, so that feedback might amplify errors instead of repaying them; see
+    /// The compressor's error is as large as its input, so error feedback could grow without bound; see
     /// [`require_contraction`](crate::feedback::require_contraction).
     NotContractive = 5,
 }
@@ -51,7 +66,7 @@ impl Uncompressed {
         Uncompressed::NotContractive,
     ];
 
-    /// A word for files and messages.
+    /// The reason in a word or two, for files and messages.
     ///
     /// ```
     /// assert_eq!(lgreco_train::controller::Uncompressed::NotContractive.name(), "not contractive");
@@ -68,7 +83,7 @@ impl Uncompressed {
     }
 }
 
-/// What made the settings change.
+/// Why settings changed.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -102,28 +117,27 @@ pub enum Cause {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The first step under it.
+    /// The first step that uses it.
     pub step: u64,
-    /// What made it.
+    /// Why it was made.
     pub cause: Cause,
-    /// Of policies that plan: size, error, limit and lower bound of the layers that may be compressed. Sizes are bits, or
-    /// picoseconds where there is a [`timing`](Decision::timing).
+    /// Size, error, limit and lower bound of the plan, over the layers that may be compressed. Sizes are bits, or picoseconds
+    /// where there is a [`timing`](Decision::timing). `None` under policies that do not plan.
     pub plan: Option<Summary>,
-    /// Size of the same layers under the settings that the budget comes from; 0 of policies that do not plan.
+    /// Size of the same layers under the settings that the budget comes from; 0 under policies that do not plan.
     pub default_size: u64,
-    /// Size of the same layers uncompressed; 0 of policies that do not plan.
+    /// Size of the same layers uncompressed; 0 under policies that do not plan.
     pub uncompressed_size: u64,
     /// Layers that are sent uncompressed because that is faster.
     pub slower: u32,
-    /// Layers that are sent uncompressed because feedback would not work with what was chosen.
+    /// Layers that are sent uncompressed because error feedback does not work with the chosen setting.
     pub not_contractive: u32,
-    /// Under [`Objective::MeasuredSeconds`](super::Objective), what was measured and what is expected.
+    /// Measured and expected seconds under [`Objective::MeasuredSeconds`](super::Objective).
     pub timing: Option<Timing>,
 }
 
 impl Decision {
-    /// Whether the plan is smaller, or faster, than sending everything uncompressed; `None` for policies that do not
-    /// plan.
+    /// Whether the plan is smaller, or faster, than sending everything uncompressed; `None` under policies that do not plan.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Cause, Decision}, plan::{Proof, Summary}};
@@ -142,16 +156,17 @@ impl Decision {
         }
     }
 
-    /// By a policy that does not plan.
+    /// The decision of a policy that does not plan.
     pub(super) const fn without_plan(step: u64, cause: Cause) -> Decision {
         let (default_size, uncompressed_size) = (0, 0);
         let (plan, slower, not_contractive, timing) = (None, 0, 0, None);
         Decision { step, cause, plan, default_size, uncompressed_size, slower, not_contractive, timing }
     }
 
-    pub(super) const WORDS: usize = 10;
+    /// Length of [`encode`](Decision::encode)'s result.
+    const WORDS: usize = 10;
 
-    /// All but the timing.
+    /// The decision without its timing, as numbers.
     pub(super) fn encode(&self) -> [u64; Self::WORDS] {
         let (planned, lower_bound, limit) = match self.plan.map(|plan| plan.proof) {
             None => (0, 0, 0),
@@ -173,6 +188,7 @@ impl Decision {
         ]
     }
 
+    /// The decision that encodes to exactly these words.
     pub(super) fn decode(words: &[u64; Self::WORDS]) -> Result<Decision, Error> {
         let [step, kind, size, lower_bound, error, limit, default_size, uncompressed_size, slower, not_contractive] =
             *words;
@@ -205,14 +221,14 @@ impl Decision {
         });
         let mut expected = decision.encode();
         expected[1] |= kind & IN_PICOSECONDS;
-        Error::require_saved(numbers && expected == *words, "the decision", kind).map(|()| decision)
+        Ok(CoreError::require_saved(numbers && expected == *words, "the decision", kind).map(|()| decision)?)
     }
 }
 
 /// Set in the second word of a decision whose sizes are picoseconds.
 const IN_PICOSECONDS: u64 = 2 << 16;
 
-/// One line for a log: what was decided and why.
+/// One line for a log: sizes or seconds, and refused settings.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -239,4 +255,114 @@ impl fmt::Display for Decision {
             refused => write!(f, "; feedback does not suit {refused}"),
         }
     }
+}
+
+/// A layer's setting and, where it is uncompressed, the reason.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct LayerSetting {
+    pub setting: Setting,
+    pub uncompressed: Option<Uncompressed>,
+}
+
+impl LayerSetting {
+    /// Length of [`encode`](LayerSetting::encode)'s result.
+    const WORDS: usize = 3;
+
+    pub(super) const fn dense(why: Uncompressed) -> LayerSetting {
+        LayerSetting { setting: Setting::Dense, uncompressed: Some(why) }
+    }
+
+    /// A setting that the caller or a plan has chosen.
+    pub(super) fn chosen(setting: Setting) -> LayerSetting {
+        LayerSetting { setting, uncompressed: (setting == Setting::Dense).then_some(Uncompressed::Chosen) }
+    }
+
+    /// As numbers: the method's id, the reason and the first parameter in the first word, the other parameters behind them.
+    pub(super) fn encode(&self) -> [u64; Self::WORDS] {
+        let (id, [a, b, c, d]) = self.setting.data();
+        let reason = self.uncompressed.map_or(0, |why| why as u64 + 1);
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        [u64::from(id) | reason << 8 | u64::from(a) << 32, pair(b, c), d.into()]
+    }
+
+    /// The setting that encodes to exactly these words, among `methods` and lgreco's own.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownMethod`]; [`CoreError::SavedState`].
+    pub(super) fn decode(words: [u64; Self::WORDS], methods: &Methods) -> Result<LayerSetting, Error> {
+        let wrong = CoreError::SavedState { what: "a layer's setting", found: words[0] };
+        let high = |word: u64| (word >> 32) as u32;
+        let parameters = [high(words[0]), words[1] as u32, high(words[1]), words[2] as u32];
+        let setting = match Setting::from_data(words[0] as u8, parameters, methods) {
+            Err(error @ CoreError::UnknownMethod { .. }) => return Err(error.into()),
+            found => found.map_err(|_| wrong)?,
+        };
+        let uncompressed = match (words[0] >> 8) as u8 {
+            0 => None,
+            reason => Some(*Uncompressed::ALL.get(reason as usize - 1).ok_or(wrong)?),
+        };
+        let found = LayerSetting { setting, uncompressed };
+        let has_reason = uncompressed.is_some() == (setting == Setting::Dense);
+        if has_reason && found.encode() == words { Ok(found) } else { Err(wrong.into()) }
+    }
+}
+
+/// A decision with the setting of every layer.
+pub(super) struct Decided {
+    pub decision: Decision,
+    pub choices: Vec<LayerSetting>,
+    /// Norms of the window's mean gradients by layer, on the rank that has measured them; else empty.
+    pub norms: Vec<f64>,
+}
+
+/// In place of an error's code, all of which are smaller: the measuring rank has decided nothing yet.
+const NOT_YET: u64 = u64::MAX;
+
+/// The measuring rank's message to all ranks.
+pub(super) fn write(layers: usize, fingerprint: u64, decided: Option<&Result<Decided, Error>>) -> Vec<u64> {
+    let mut words = vec![0; 2 + Decision::WORDS + Timing::WORDS + LayerSetting::WORDS * layers];
+    words[1] = fingerprint;
+    match decided {
+        None => words[0] = NOT_YET,
+        Some(Err(error)) => words[0] = error.code() as u64,
+        Some(Ok(decided)) => {
+            let (decision, rest) = words[2..].split_at_mut(Decision::WORDS);
+            let (timing, rest) = rest.split_at_mut(Timing::WORDS);
+            decision.copy_from_slice(&decided.decision.encode());
+            timing.copy_from_slice(&Timing::encode(decided.decision.timing.as_ref()));
+            let rest = rest.as_chunks_mut::<{ LayerSetting::WORDS }>().0;
+            rest.iter_mut().zip(&decided.choices).for_each(|(to, choice)| *to = choice.encode());
+        }
+    }
+    words.iter_mut().for_each(|word| *word = word.to_le());
+    words
+}
+
+/// What rank `rank` has broadcast; `None` if it has decided nothing yet.
+///
+/// # Errors
+/// [`Error::Peer`] with the code of its error; [`Error::PeerPlan`] when it is about another decision;
+/// [`Error::PeerMessage`].
+pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64], methods: &Methods) -> Result<Option<Decided>, Error> {
+    let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };
+    let short = Error::PeerMessage { rank, code: 1 };
+    let words: Vec<u64> = words.iter().map(|&word| u64::from_le(word)).collect();
+    let ([code, told], rest) = words.split_first_chunk().ok_or(short)?;
+    if !matches!(*code, 0 | NOT_YET) {
+        return Err(Error::of_peer(rank, *code));
+    }
+    if *told != fingerprint {
+        return Err(Error::PeerPlan { rank });
+    }
+    if *code == NOT_YET {
+        return Ok(None);
+    }
+    let (decision, rest) = rest.split_first_chunk().ok_or(short)?;
+    let (timing, choices) = rest.split_first_chunk().ok_or(short)?;
+    let timing = Timing::decode(timing).map_err(refused)?;
+    let decision = Decision { timing, ..Decision::decode(decision).map_err(refused)? };
+    let choices = choices.as_chunks::<{ LayerSetting::WORDS }>().0.iter();
+    let choices = choices.map(|&words| LayerSetting::decode(words, methods));
+    let choices = choices.collect::<Result<_, _>>().map_err(refused)?;
+    Ok(Some(Decided { decision, choices, norms: vec![] }))
 }

@@ -1,10 +1,10 @@
-//! What layers remember between steps, by compressor.
+//! Error feedback by compressor.
 
 use crate::Error;
 use crate::compress::{Compressor, ResidualKind, Setting};
 use crate::feedback::Residual;
 
-/// What a layer remembers under each compressor, `None` for nothing; nothing ever under an uncompressed setting.
+/// The residual that a layer keeps under each compressor; `None` for no error feedback. Uncompressed layers never keep one.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Feedback};
@@ -16,7 +16,7 @@ use crate::feedback::Residual;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Feedback {
-    /// Under QSGD and EDEN, which are unbiased: nothing unless set.
+    /// Under QSGD and EDEN, which are unbiased: none unless set.
     pub qsgd: Option<Residual>,
     /// Under LoCo: its moving average, [`Residual::LOCO`], unless set.
     pub loco: Option<Residual>,
@@ -25,10 +25,10 @@ pub struct Feedback {
 }
 
 impl Feedback {
-    /// Nothing, whatever the compressor.
+    /// No error feedback under any compressor.
     pub const NONE: Feedback = Feedback { qsgd: None, loco: None, others: None };
 
-    /// The same under every lossy compressor, QSGD and LoCo too.
+    /// The same residual under every lossy compressor, including QSGD and LoCo.
     ///
     /// ```
     /// use lgreco_train::{controller::Feedback, feedback::Residual};
@@ -38,7 +38,7 @@ impl Feedback {
         Feedback { qsgd: Some(residual), loco: Some(residual), others: Some(residual) }
     }
 
-    /// What is remembered under a setting.
+    /// The residual under a setting.
     ///
     /// ```
     /// use lgreco_train::controller::Feedback;

@@ -1,17 +1,17 @@
-//! Which layers are exchanged together, where nobody else decides it.
+//! The buckets of blocking steps.
 
 use super::Tensor;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Consecutive layers, the same on every rank and under every plan.
+/// Groups of consecutive layers, the same on every rank and under every plan.
 pub(super) struct Groups {
     pub ranges: Vec<Range<usize>>,
 }
 
 impl Groups {
-    /// Layers are together until their gradients exceed `bucket_bytes`.
+    /// Groups whose gradients have at most `bucket_bytes`, unless a single layer has more.
     pub(super) fn new(tensors: &[Tensor], bucket_bytes: usize) -> Self {
         let (mut ranges, mut start, mut bytes) = (vec![], 0, 0u64);
         for (index, tensor) in tensors.iter().enumerate() {

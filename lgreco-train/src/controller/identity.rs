@@ -1,6 +1,6 @@
-//! What must be the same on all ranks, field by field, so that a difference can be named.
+//! Everything that must be the same on all ranks, as named fields, so that an error can name the difference.
 
-use super::decide::chosen;
+use super::decision::LayerSetting;
 use super::{Budget, Config, Feedback, Objective, Policy, RampUp, Schedule, Tensor};
 use crate::checksum::Hash;
 use crate::compress::Setting;
@@ -17,15 +17,15 @@ use alloc::vec::Vec;
 /// How the word of a [`Field`] is read.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// A number; [`NONE`] for nothing.
+    /// A number; [`NONE`] for none.
     Whole,
-    /// The bits of an f64; NaN for nothing.
+    /// The bits of an f64; NaN for none.
     Real,
     /// An index into these names.
     Name(&'static [&'static str]),
-    /// Such a part of a name that takes [`NAME`] fields, one after the other; zeros for nothing.
+    /// Part of a name that takes [`NAME`] consecutive fields; zeros for none.
     Text(usize),
-    /// The checksum of something that does not fit a word.
+    /// The checksum of a value that does not fit a word.
     Checksum,
 }
 
@@ -35,7 +35,7 @@ const NONE: u64 = u64::MAX;
 pub(super) struct Field {
     pub name: &'static str,
     kind: Kind,
-    /// What this rank has.
+    /// This rank's value.
     pub word: u64,
 }
 
@@ -56,7 +56,7 @@ impl Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
 
-    /// What a rank has whose word this is.
+    /// The value behind a rank's word.
     pub(super) fn value(&self, word: u64) -> OptionValue {
         match self.kind {
             Kind::Whole if word == NONE => OptionValue::None,
@@ -64,7 +64,7 @@ impl Field {
             Kind::Whole => OptionValue::Whole(word),
             Kind::Real => OptionValue::Real(f64::from_bits(word)),
             Kind::Name(names) => names.get(word as usize).map_or(OptionValue::Whole(word), |&it| OptionValue::Name(it)),
-            // Of a name `value_of` reads all parts.
+            // `value_of` reads all parts of a name.
             Kind::Text(_) | Kind::Checksum => OptionValue::Checksum(word),
         }
     }
@@ -89,7 +89,7 @@ const DTYPES: [&str; 3] = [Dtype::F32.name(), Dtype::F16.name(), Dtype::Bf16.nam
 const POLICIES: [&str; 7] = ["uncompressed", "uniform", "fixed", "k-means", "accordion", "legacy", "l-greco"];
 const RESIDUALS: [&str; 4] = ["none", "f32", "bf16", "int8"];
 
-/// What ranks are told once.
+/// The fields of configuration and layers.
 pub(super) fn fields(config: &Config, tensors: &[Tensor], world: u32) -> Vec<Field> {
     let mut fields = vec![
         Field::whole("number of ranks", world.into()),
@@ -115,10 +115,10 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
     core::iter::once(sizes.len() as u64).chain(sizes.iter().map(|&size| size as u64))
 }
 
-/// Fields that a name takes.
+/// Number of fields of a name.
 const NAME: usize = method::MAX_NAME / 8;
 
-/// A name for each id that outside methods may have, so that it does not matter in which order a program lists them.
+/// The name behind each id of an outside method, so that the order in which a program registers them does not matter.
 fn outside(search: &Search, fields: &mut Vec<Field>) {
     for id in method::FIRST_ID..=u8::MAX {
         let name = search.methods.find(id).map_or("", |method| method.name());
@@ -132,7 +132,7 @@ fn outside(search: &Search, fields: &mut Vec<Field>) {
     }
 }
 
-/// What a rank with these words, little-endian, has in field `at`.
+/// The value of field `at` of a rank with these words, little-endian.
 pub(super) fn value_of(fields: &[Field], at: usize, words: &[u64]) -> OptionValue {
     let Kind::Text(part) = fields[at].kind else { return fields[at].value(u64::from_le(words[at])) };
     let name: [u64; NAME] = core::array::from_fn(|index| u64::from_le(words[at - part + index]));
@@ -168,7 +168,7 @@ fn policy(config: &Config, fields: &mut Vec<Field>) {
         Policy::Uncompressed => 0,
         Policy::Uniform => 1,
         Policy::Fixed(settings) => {
-            fixed = settings.iter().flat_map(|&setting| chosen(setting).encode()).collect();
+            fixed = settings.iter().flat_map(|&setting| LayerSetting::chosen(setting).encode()).collect();
             2
         }
         Policy::KMeans { clusters: found } => {

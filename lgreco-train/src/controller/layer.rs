@@ -1,65 +1,64 @@
-//! What one rank keeps of one layer, and what survives a new setting.
+//! The state of one layer on one rank, between steps and across settings.
 
 use super::buffers::{values, workspace};
-use super::codes::Choice;
+use super::decision::LayerSetting;
 use super::{Config, Policy, Tensor, Uncompressed};
-use crate::Error;
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, copy, is_finite, plain_values};
 use crate::gradient::Shape;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
 /// One layer between steps.
 #[derive(Clone, Debug)]
 pub(super) struct LayerState {
-    pub choice: Choice,
-    /// The residual. Under a setting without feedback it is what is left of the one before: it goes out whole with the
-    /// next gradient.
+    pub choice: LayerSetting,
+    /// The residual. Under a setting without feedback, it is that of the setting before, and is sent once, with the next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// Whether the residual of the step before is kept, so that a step can be taken back.
+    /// Whether the residual of the step before is kept, so that a step can be undone.
     pub keeps_undo: bool,
-    /// With that, as many words as the memory has. During a step it is where the next residual is made, if that is plain f32;
-    /// after it, the residual of the step before. Not saved.
+    /// With `keeps_undo`, as many words as the residual has. During a step, the next residual is made here if it is plain f32. After
+    /// the step, the residual of the step before is here. Not part of saved states.
     pub pending: Vec<u64>,
-    /// What the last step can be undone with.
+    /// How the last step can be undone.
     pub undo: Undo,
-    /// Whether the residual takes note of what is sent.
+    /// Whether the setting has error feedback.
     pub feedback: bool,
     /// PowerSGD's averaged `Q`.
     pub factor: Vec<f32>,
-    /// Counters for people.
+    /// Counters for metrics.
     pub counts: Counts,
-    /// Relative squared error of the last exchange that was measured.
+    /// Relative squared error of compression, when it was last measured.
     pub relative_error: Option<f64>,
-    /// Seconds that its bucket's exchanges took. Not saved.
+    /// Seconds of its bucket's exchanges. Not part of saved states.
     pub bucket_seconds: Option<f64>,
-    /// The ticket of the bucket that has all of this but the choice; 0 of none.
+    /// The ticket of the bucket that has this state, except the setting; 0 for none.
     pub lent: u64,
-    /// What has become of it in this step.
-    pub fate: Fate,
-    /// A residual that went out whole in the last step, because its setting has no feedback.
+    /// The state of its bucket in this step.
+    pub status: BucketStatus,
+    /// With `keeps_undo`, a residual that was sent whole in the last step, because its setting has no feedback.
     pub spent: Option<Memory<Vec<u64>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Undo {
     Nothing,
-    /// What was remembered before the step is gone.
+    /// The residual before the step is gone.
     Lost,
-    /// `pending`, or `spent`, is what was remembered before the step.
+    /// The residual before the step is in `pending`, or in `spent`.
     Step,
-    /// `pending` likewise, of a layer without a gradient: the memory has not counted the step.
+    /// It is in `pending`, but the layer had no gradient, so the residual has not counted the step.
     Uncounted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Fate {
+pub(super) enum BucketStatus {
     Waiting,
     Exchanged,
-    /// Its bucket's exchange has failed.
+    /// The exchange has failed.
     Failed,
 }
 
@@ -71,13 +70,13 @@ pub(super) struct Counts {
     pub not_contractive: u64,
 }
 
-/// What a new setting changes, made before anything is changed.
+/// A layer's new state under a new setting, made before anything changes.
 pub(super) struct Switch {
-    choice: Choice,
+    choice: LayerSetting,
     feedback: bool,
-    /// Replaces the memory, if there is anything to replace.
+    /// Replaces the residual, unless that stays.
     memory: Option<Memory<Vec<u64>>>,
-    /// Where the next residual is made, if it is of another size.
+    /// Replaces `pending`, if its length changes.
     pending: Option<Vec<u64>>,
     factor: Vec<f32>,
 }
@@ -86,11 +85,11 @@ impl LayerState {
     /// A layer before the first decision.
     pub(super) fn new(config: &Config) -> Self {
         let why = if config.policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
-        LayerState { keeps_undo: config.keeps_undo(), ..LayerState::with(Choice::dense(why)) }
+        LayerState { keeps_undo: config.keeps_undo(), ..LayerState::with(LayerSetting::dense(why)) }
     }
 
-    /// A layer of which nothing is known but its setting.
-    fn with(choice: Choice) -> Self {
+    /// A layer with this setting, and nothing else.
+    fn with(choice: LayerSetting) -> Self {
         LayerState {
             choice,
             memory: None,
@@ -103,12 +102,12 @@ impl LayerState {
             relative_error: None,
             bucket_seconds: None,
             lent: 0,
-            fate: Fate::Waiting,
+            status: BucketStatus::Waiting,
             spent: None,
         }
     }
 
-    /// Lends everything to the bucket with this ticket; the choice stays known.
+    /// Moves the state to the bucket with this ticket. The setting and the counters stay here as copies.
     pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
         let nothing = LayerState {
             feedback: self.feedback,
@@ -117,17 +116,17 @@ impl LayerState {
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
             lent: ticket,
-            fate: self.fate,
+            status: self.status,
             ..LayerState::with(self.choice)
         };
         core::mem::replace(self, nothing)
     }
 
-    /// Prepares a new setting. The residual stays, in the format of the new rule; PowerSGD's factor is cut, or extended
-    /// by zeros, in whose place the exchange puts columns drawn from the seed that all ranks share.
+    /// Prepares a new setting. The residual keeps its values, in the format of the new setting. PowerSGD's factor is cut, or extended
+    /// by columns of zeros, which the exchange replaces by columns drawn from the seed that all ranks share.
     pub(super) fn prepare(
         &self,
-        choice: Choice,
+        choice: LayerSetting,
         config: &Config,
         tensor: &Tensor,
         stream: Stream,
@@ -160,7 +159,7 @@ impl LayerState {
         kept.map_or(0, |memory| memory.residual().state_len(memory.shape()))
     }
 
-    /// Makes room for what a step can be taken back with.
+    /// Allocates what undoing a step needs.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         (self.undo, self.spent) = (Undo::Nothing, None);
         let words = self.words_for_undo(self.memory.as_ref());
@@ -170,7 +169,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// What is left of a plain residual and the gradient, where the next residual is made.
+    /// Where the next residual is made, if that is plain f32.
     pub(super) fn left(&mut self, shape: Shape) -> &mut [f32] {
         match &mut self.memory {
             Some(memory) if !self.keeps_undo => memory.plain_mut(),
@@ -178,11 +177,11 @@ impl LayerState {
         }
     }
 
-    /// Takes note of what is left of residual and gradient: `rest`, or, if it is `None`, what is where the next residual is made.
-    /// `late` is what has gone wrong with plain residuals, of which one has then failed, and is unchanged.
+    /// Makes the compressor's error the residual. The error is `rest`, or, with `None`, already where the next residual is made.
+    /// With `late`, some plain residual of the bucket is not finite, so each is checked; that one stays unchanged.
     ///
     /// # Errors
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when the residual does not fit its format; it is then unchanged.
+    /// [`CoreError::Overflow`] when the residual does not fit its format. It is then unchanged.
     pub(super) fn remember(&mut self, rest: Option<&[f32]>, late: Option<Error>, stream: Stream) -> Result<(), Error> {
         let undo = if self.keeps_undo { Undo::Step } else { Undo::Lost };
         let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
@@ -195,10 +194,10 @@ impl LayerState {
         if memory.is_plain() {
             let shape = memory.shape();
             if let Some(rest) = rest {
-                Error::require_finite(late.is_none() || is_finite(rest), "what is to be remembered")?;
+                CoreError::require_finite(late.is_none() || is_finite(rest), "the residual")?;
                 copy(rest, self.left(shape));
             } else if self.keeps_undo {
-                Error::require_finite(late.is_none() || is_finite(self.left(shape)), "what is to be remembered")?;
+                CoreError::require_finite(late.is_none() || is_finite(self.left(shape)), "the residual")?;
             }
             self.count_remembered();
         } else {
@@ -211,7 +210,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// The next plain residual has been made.
+    /// Makes the plain residual in `pending` the current one, or counts the one that was made in place.
     fn count_remembered(&mut self) {
         match &mut self.memory {
             Some(memory) if self.keeps_undo => memory.replace(&mut self.pending),
@@ -220,12 +219,11 @@ impl LayerState {
         }
     }
 
-    /// Takes note of what this rank has added to the mean of a layer of which it has no gradient, times -1: `rest`, what another
-    /// compression of its share has lost.
+    /// Adds `rest`, the error of compressing this rank's share of the mean, to the residual of a layer without a gradient.
     ///
     /// # Errors
     /// As [`remember`](LayerState::remember).
-    pub(super) fn repay(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
+    pub(super) fn add_reencode_error(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
         let Some(memory) = &mut self.memory else { return Ok(()) };
         if self.keeps_undo {
             memory.copy_words(&mut self.pending);
@@ -235,7 +233,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// Takes back what the last step has changed, if it was the last of this layer.
+    /// Undoes the last step, if this layer took part in it.
     pub(super) fn undo(&mut self) {
         let undo = core::mem::replace(&mut self.undo, Undo::Nothing);
         match (undo, &mut self.memory, self.spent.take()) {
@@ -246,6 +244,7 @@ impl LayerState {
         }
     }
 
+    /// Switches to the prepared setting.
     pub(super) fn commit(&mut self, switch: Switch) {
         let Switch { choice, feedback, memory, pending, factor } = switch;
         self.counts.not_contractive += (choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;

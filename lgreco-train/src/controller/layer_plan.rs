@@ -1,7 +1,7 @@
-//! What an exchange does with a layer, and the memory that takes. A bucket makes a plan of each of its layers when it is lent, and
-//! everything that follows reads it.
+//! What an exchange does with a layer, and how much memory that takes. The controller makes a plan of each layer that it lends to a
+//! bucket. Everything that follows reads this plan.
 
-use super::codes::Choice;
+use super::decision::LayerSetting;
 use super::layer::LayerState;
 use crate::Error;
 use crate::compress::{Compressor, Setting};
@@ -9,31 +9,31 @@ use crate::exchange::{Layout, Moment, Route, Spec, is_gathered};
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Dtype, Shape};
 
-/// Where the part of a layer's values goes that is not sent.
+/// Where the values that are not sent go: a layer's values minus its decoded payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Left {
     Nowhere,
-    /// Its norm is taken.
+    /// Nowhere, but their norm is computed.
     Norm,
-    /// It is made where the next residual will be.
+    /// Into the memory of the next residual.
     InPlace,
-    /// Beside the values, for the time in which means take their place.
+    /// Into scratch memory, while means take the place of the gradient.
     Beside,
-    /// It is made, from beginning to end, in memory beside the values: they are 16 bits, or the
-    /// compressor looks at the gradient, too.
+    /// They stay in memory of their own, in which also the compressor's input is made. For gradients of 16 bits, and for
+    /// compressors that also look at the gradient.
     Instead,
 }
 
-/// What is known of a layer in a step.
+/// The state of a layer in a step, as far as its plan depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// The residual that there is.
+    /// The residual, if the layer has one.
     pub residual: Option<Residual>,
-    /// Whether it takes note of what is left.
+    /// Whether the setting has error feedback. Without, a residual is sent once and is then gone.
     pub feedback: bool,
     /// Whether relative errors are measured in this step.
     pub measured: bool,
-    /// Whether the layer has no gradient in this step: zeros are sent, and the residual stays.
+    /// Whether the layer has no gradient in this step. Zeros are sent, and the residual stays.
     pub withheld: bool,
 }
 
@@ -43,42 +43,48 @@ pub(super) struct LayerPlan {
     pub index: usize,
     pub setting: Setting,
     pub shape: Shape,
-    /// Of the gradient.
+    /// The gradient's element type.
     pub dtype: Dtype,
-    /// Whether a residual goes out with the gradient.
+    /// Whether a residual is added to the gradient.
     pub compensates: bool,
     pub left: Left,
     /// Whether its relative error is measured.
     pub measured: bool,
     pub withheld: bool,
-    /// Whether a layer without a gradient has a residual that takes up what compressing this rank's share of the mean loses.
-    pub repays: bool,
+    /// Whether the residual takes up the error of compressing this rank's share of the mean, although the layer has no gradient.
+    pub takes_reencode_error: bool,
 }
 
 impl LayerPlan {
-    /// Of layer `index` of this shape and type, of which so much is known.
-    pub(super) fn new(index: usize, form: (Shape, Dtype), choice: &Choice, known: Known, route: Route) -> LayerPlan {
+    /// The plan of layer `index`, with this shape and element type.
+    pub(super) fn new(
+        index: usize,
+        form: (Shape, Dtype),
+        choice: &LayerSetting,
+        known: Known,
+        route: Route,
+    ) -> LayerPlan {
         let (shape, dtype) = form;
         let Known { residual, feedback, measured, withheld } = known;
         let setting = choice.setting;
         let scattered = route == Route::ScatterReduce && setting != Setting::Dense && !is_gathered(&setting, route);
-        let repays = withheld && scattered && feedback && residual.is_some();
+        let takes_reencode_error = withheld && scattered && feedback && residual.is_some();
         let measured = measured && !withheld && choice.uncompressed.is_none();
         let compensates = residual.is_some() && !withheld;
-        let keeps = compensates && feedback || repays;
+        let keeps = compensates && feedback || takes_reencode_error;
         let left = match () {
             _ if setting.traits().sees_gradient && compensates => Left::Instead,
-            // Also a residual that goes out whole is added in f32.
+            // A residual without further feedback is added in f32, too.
             _ if dtype != Dtype::F32 && (keeps || measured || compensates) => Left::Instead,
             _ if keeps && compensates && residual.is_some_and(Residual::is_plain) => Left::InPlace,
             _ if keeps => Left::Beside,
             _ if measured => Left::Norm,
             _ => Left::Nowhere,
         };
-        LayerPlan { index, setting, shape, dtype, compensates, left, measured, withheld, repays }
+        LayerPlan { index, setting, shape, dtype, compensates, left, measured, withheld, takes_reencode_error }
     }
 
-    /// The same in the step under way.
+    /// The plan of a layer with this state in the present step.
     pub(super) fn of(
         index: usize,
         form: (Shape, Dtype),
@@ -90,49 +96,49 @@ impl LayerPlan {
         LayerPlan::new(index, form, &state.choice, Known { residual, feedback, measured, withheld }, route)
     }
 
-    /// What an exchange knows of it.
+    /// The layer's description for the exchange.
     pub(super) fn spec<'a>(&self, shards: &'a [u64]) -> Spec<'a> {
-        // With a residual, f32 is compressed.
+        // The sum of gradient and residual is f32.
         let dtype = if self.compensates { Dtype::F32 } else { self.dtype };
         let spec = Spec::from((self.setting, self.shape, dtype));
         Spec { index: self.index as u32, shards, in_place: self.dtype == Dtype::F32, ..spec }
     }
 
-    /// Values that it takes beside the trainer's, from beginning to end.
+    /// Number of f32 that it needs from the beginning to the end of the exchange, besides the gradient.
     pub(super) fn offered(&self) -> usize {
         if self.left == Left::Instead { self.shape.elements() } else { 0 }
     }
 
-    /// The same while means take the place of values.
+    /// Number of f32 that it needs while means take the place of the gradient.
     pub(super) fn rest(&self) -> usize {
         if self.left == Left::Beside { self.shape.elements() } else { 0 }
     }
 }
 
-/// What the layers of a bucket take.
+/// Memory of a bucket's layers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Needs {
-    /// Values that are compressed in place of the gradients, from beginning to end.
+    /// f32 that are compressed in place of the gradients, from beginning to end.
     pub offered: usize,
-    /// Values that are left, while means take the gradients' place.
+    /// f32 that are not sent, while means take the gradients' place.
     pub rest: usize,
     /// Words that hold something from one call to the next.
     pub workspace: usize,
-    /// Words of a call that compresses.
+    /// Scratch words of a call that compresses.
     pub compressing: usize,
-    /// Words of the call that makes means, beside `rest`.
+    /// Scratch words of the call that makes means, besides `rest`.
     pub averaging: usize,
 }
 
 impl Needs {
-    /// What these layers take together.
+    /// The memory of these layers together.
     pub(super) fn of<'a>(
         layers: impl Iterator<Item = (LayerPlan, &'a [u64])> + Clone,
         moment: &Moment,
     ) -> Result<Needs, Error> {
         let specs = layers.clone().map(|(plan, shards)| plan.spec(shards));
         let narrow = Layout::of(specs.clone(), moment)?;
-        // With a residual, f32 is compressed.
+        // The sum of gradient and residual is f32.
         let wide = Layout::of(specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }), moment)?;
         Ok(Needs {
             offered: layers.clone().map(|(plan, _)| plan.offered()).sum(),
@@ -143,7 +149,7 @@ impl Needs {
         })
     }
 
-    /// What is enough for both.
+    /// Enough memory for either.
     pub(super) fn max(self, other: Needs) -> Needs {
         Needs {
             offered: self.offered.max(other.offered),
@@ -154,12 +160,12 @@ impl Needs {
         }
     }
 
-    /// Bytes from the bucket's beginning to its end.
+    /// Bytes that a bucket holds from beginning to end.
     pub(super) const fn lasting(&self) -> u64 {
         8 * self.workspace as u64 + 4 * self.offered as u64
     }
 
-    /// Bytes of the call that takes the most.
+    /// Scratch bytes of the call that needs most.
     pub(super) fn passing(&self) -> u64 {
         8 * self.compressing.max(self.averaging + self.rest.div_ceil(2)) as u64
     }

@@ -1,16 +1,18 @@
 //! LEGACY's rule: parameters by the size of a layer and the phase of training.
 
-use crate::Error;
 use crate::search::Search;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
-/// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of size and phase of training, in the
-/// unit of the search's first method. No gradient is looked at. The authors compress small layers and early phases less.
+/// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of layer size
+/// and phase of training, in the unit of the search's first method. It looks at no gradient. The authors compress small layers and
+/// early phases less.
 ///
-/// Taken from the authors' published code, whose policy by size and epoch this is: a layer is of the first class whose bound
-/// exceeds its number of elements, and phases are equally long. How to choose bounds, phases and parameters for a model is
-/// left to the user there, too. Deviations: a phase begins at the first decision of the [`Schedule`](super::Schedule) that is
-/// due in it, and layers have error feedback as under any other policy.
+/// This is the policy by size and epoch of the authors' published code. A layer belongs to the first class whose bound exceeds its
+/// number of elements. All phases have the same length. The user chooses bounds, phases and parameters, as in that code.
+/// Deviations: a phase begins at the first decision of the [`Schedule`](super::Schedule) in it, and layers have error feedback as
+/// under any other policy.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Legacy, Policy};
@@ -22,11 +24,11 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Legacy {
-    /// Bounds between classes of size, ascending: numbers of elements from which on a layer is of the next class.
+    /// Ascending bounds between classes: a layer with at least this number of elements belongs to a later class.
     pub sizes: Vec<u64>,
-    /// One row per phase, at least one, with a parameter per class: one more than there are bounds.
+    /// One row per phase, at least one, with a parameter per class. There is one class more than bounds.
     pub levels: Vec<Vec<f64>>,
-    /// Steps of training, at least 1, which the phases divide; the last phase goes on after them.
+    /// Steps of training, at least 1, which the phases divide. The last phase goes on after them.
     pub steps: u64,
 }
 
@@ -39,20 +41,20 @@ impl Legacy {
     }
 
     pub(super) fn check(&self, search: &Search) -> Result<(), Error> {
-        Error::require(self.steps > 0, "LEGACY's steps of training", 0.0, "at least 1")?;
-        Error::require(!self.levels.is_empty(), "LEGACY's phases", 0.0, "at least 1")?;
+        CoreError::require(self.steps > 0, "LEGACY's steps of training", 0.0, "at least 1")?;
+        CoreError::require(!self.levels.is_empty(), "LEGACY's phases", 0.0, "at least 1")?;
         for pair in self.sizes.windows(2) {
-            let (ascends, expected) = (pair[0] < pair[1], "more than the bound before");
-            Error::require(ascends, "LEGACY's bound of sizes", pair[1] as f64, expected)?;
+            let (ascends, expected) = (pair[0] < pair[1], "more than the bound before it");
+            CoreError::require(ascends, "LEGACY's bound of sizes", pair[1] as f64, expected)?;
         }
         for levels in &self.levels {
-            crate::error::expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;
+            expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;
             levels.iter().try_for_each(|&level| search.clone().with_default(level).map(drop))?;
         }
         Ok(())
     }
 
-    /// What ranks must have in common.
+    /// The rule as numbers, for the comparison between ranks.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let levels = self.levels.iter().flatten().map(|level| level.to_bits());
         [self.steps, self.sizes.len() as u64].into_iter().chain(self.sizes.iter().copied()).chain(levels)

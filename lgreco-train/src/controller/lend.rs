@@ -1,9 +1,10 @@
-//! Buckets lent and taken back.
+//! Lending buckets, and taking them back.
 
-use super::arena::{Arena, Kept};
+use super::arena::Arena;
 use super::bucket::{Bucket, Progress};
-use super::layer::Fate;
+use super::layer::BucketStatus;
 use super::layer_plan::{LayerPlan, Needs};
+use super::lent_layer::LentLayer;
 use super::{Controller, Tensor};
 use crate::Error;
 use crate::checksum::Hash;
@@ -13,22 +14,22 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 impl Controller {
-    /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks exchange the same
-    /// layers together; with layers that have not been exchanged together before, a further all-gather of 24 bytes per rank
-    /// finds out whether they do. Different buckets may be under way at the same time, on any threads, as long as all ranks
-    /// start their collectives in the same order.
+    /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
+    /// layers together. Before layers are exchanged together for the first time, a further all-gather of 24 bytes per rank checks
+    /// that. Different buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the
+    /// same order.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`]
+    /// for a layer that is in another bucket, or twice in this one; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
-    /// O(layers). Allocates where no bucket that was taken back had room that fits: messages and workspaces, which
-    /// [`memory`](Controller::memory) tells, and an f32 per element of layers of 16 bits with a residual.
-    /// [`Controller::step`] has one bucket at a time.
+    /// O(layers). Reuses the memory of a closed bucket if it fits. Else it allocates messages and workspaces, whose size
+    /// [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.get_mut(layers) {
             Some(last) => {
-                *last = self.planner.step;
+                *last = self.scheduler.step;
                 Agreement::Reached
             }
             None => Agreement::Needed,
@@ -36,7 +37,7 @@ impl Controller {
         self.lend(layers.iter().copied(), agreement, false)
     }
 
-    /// Lends the layers of a group, of which all ranks know that they exchange them together.
+    /// Lends the layers of a group. All ranks have the same groups, so nothing is left to agree on.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
         self.lend(layers, Agreement::Reached, true)
     }
@@ -48,26 +49,26 @@ impl Controller {
         alone: bool,
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
-        let config = &self.planner.config;
+        let config = &self.scheduler.config;
         let moment = self.moment();
-        let (every, step) = (config.metrics_every, self.planner.step);
-        let (non_finite, clock) = (config.non_finite, config.clock.filter(|_| self.planner.meter.is_some()));
+        let (every, step) = (config.metrics_every, self.scheduler.step);
+        let (non_finite, clock) = (config.non_finite, config.clock.filter(|_| self.scheduler.meter.is_some()));
         let measured = every > 0 && step.is_multiple_of(every);
         self.lendings += 1;
-        let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
-        let mut kept = self.arenas.list(layers.len())?;
-        let lent = self.lend_layers(layers, ticket, measured, &mut kept);
-        let plans = kept.iter().map(|kept| (kept.plan, &*kept.shards));
-        let found = lent.and_then(|()| Needs::of(plans, &moment));
-        let found = found.and_then(|needs| Ok((self.arenas.take(kept.len(), &needs, alone)?, needs)));
+        let ticket = Hash(self.scheduler.identity).add(self.lendings).0.max(1);
+        let mut lent = self.arenas.list(layers.len())?;
+        let moved = self.lend_layers(layers, ticket, measured, &mut lent);
+        let plans = lent.iter().map(|layer| (layer.plan, &*layer.shards));
+        let found = moved.and_then(|()| Needs::of(plans, &moment));
+        let found = found.and_then(|needs| Ok((self.arenas.take(lent.len(), &needs, alone)?, needs)));
         let (mut arena, needs) = match found {
             Ok(found) => found,
             Err(error) => {
-                self.take_layers_back(kept);
+                self.take_layers_back(lent);
                 return Err(error);
             }
         };
-        arena.kept = kept;
+        arena.layers = lent;
         let mut bucket = Bucket {
             arena,
             moment,
@@ -75,7 +76,7 @@ impl Controller {
             measured,
             needs,
             keeps_scratch: alone,
-            window_steps: self.planner.window_step(),
+            window_step: self.scheduler.window_step(),
             non_finite,
             failure: None,
             late: None,
@@ -90,108 +91,111 @@ impl Controller {
             ticket,
             progress: Progress::Open,
         };
-        // A bucket without elements has nobody to tell.
-        if bucket.arena.kept.iter().any(|kept| kept.plan.shape.elements() > 0) {
+        // A bucket without elements sends no message that could tell the others.
+        if has_elements(&bucket) {
             bucket.failure = self.late.take();
         }
         bucket.began = self.now();
         Ok(bucket)
     }
 
-    /// Where the step under way is in the run.
+    /// Where in the run the present step is.
     pub(super) fn moment(&self) -> Moment {
-        let config = &self.planner.config;
+        let config = &self.scheduler.config;
         Moment {
             rank: self.rank,
             world_size: self.world,
             route: config.route,
             reduce_dtype: config.search.reduce_dtype,
             seed: config.search.seed,
-            step: self.planner.step as u32,
+            step: self.scheduler.step as u32,
             terms: self.control.terms,
         }
     }
 
-    /// Lends layers, with all that is kept of them.
+    /// Moves layers with their states to `lent`.
     fn lend_layers(
         &mut self,
         layers: impl Iterator<Item = usize>,
         ticket: u64,
         measured: bool,
-        kept: &mut Vec<Kept>,
+        lent: &mut Vec<LentLayer>,
     ) -> Result<(), Error> {
         for index in layers {
             self.expect_lendable(index)?;
             self.states[index].reserve()?;
-            let tensor = &self.planner.tensors[index];
+            let tensor = &self.scheduler.tensors[index];
             let (form, shards) = ((tensor.shape, tensor.dtype), tensor.shards.clone());
             let state = self.states[index].lend(ticket);
-            kept.push(Kept {
-                plan: LayerPlan::of(index, form, &state, [measured, false], self.planner.config.route),
+            lent.push(LentLayer {
+                plan: LayerPlan::of(index, form, &state, [measured, false], self.scheduler.config.route),
                 shards,
                 state,
-                window: self.planner.lend_mean(index),
+                window: self.scheduler.lend_mean(index),
                 norms: [0.0; 2],
             });
         }
         Ok(())
     }
 
-    /// A layer of the model, which must have as many.
+    /// The layer of this index; `Err` if the model has no such layer.
     pub(super) fn expect_layer(&self, layer: usize) -> Result<&Tensor, Error> {
         let missing = Error::NoSuchLayer { layer, layers: self.states.len() };
-        self.planner.tensors.get(layer).ok_or(missing)
+        self.scheduler.tensors.get(layer).ok_or(missing)
     }
 
-    /// Whether the step under way can still exchange a layer.
+    /// `Err` unless the present step can still exchange this layer.
     pub(super) fn expect_lendable(&self, index: usize) -> Result<(), Error> {
         self.expect_layer(index)?;
         match &self.states[index] {
             state if state.lent != 0 => Err(Error::InFlight { layer: index }),
-            state if state.fate == Fate::Exchanged => Err(Error::StepOrder {
-                what: "a layer of the bucket has been exchanged in this step",
-                expected: "layers that have not",
+            state if state.status == BucketStatus::Exchanged => Err(Error::StepOrder {
+                what: "a layer of the bucket has been exchanged in this step already",
+                expected: "each layer once per step",
             }),
             _ => Ok(()),
         }
     }
 
-    /// Takes a bucket back, wherever it is. One that has not been exchanged leaves the residuals of its layers as they were.
+    /// Takes a bucket back, however far it is. The residuals of a bucket that was not exchanged are unchanged.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] for a bucket that this controller has not lent, or not since a saved state was loaded.
+    /// [`Error::StepOrder`] for a bucket of another controller, or one from before a saved state was loaded.
     pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
         let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent == bucket.ticket);
         if !bucket.layers().all(lent) {
-            return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
+            return Err(Error::StepOrder {
+                what: "the bucket is not lent by this controller",
+                expected: "a bucket of the present step",
+            });
         }
-        // A rank that failed alone has agreed with the others before.
+        // A rank that failed alone had agreed with the others before.
         let exchanged = bucket.progress == Progress::Exchanged;
         let alone = bucket.progress == Progress::FailedAlone;
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {
-            self.agreed.insert(bucket.layers().collect(), self.planner.step);
+            self.agreed.insert(bucket.layers().collect(), self.scheduler.step);
         }
-        self.taken.told |= (exchanged || alone) && bucket.arena.kept.iter().any(|kept| kept.plan.shape.elements() > 0);
-        // All ranks have found it, and compare their options before the next step.
+        self.totals.told |= (exchanged || alone) && has_elements(&bucket);
+        // All ranks have found a difference. They compare their options before the next step.
         self.control.met &= !bucket.differs;
-        self.taken.bytes_out += bucket.bytes;
-        self.taken.wire += bucket.wire;
-        self.taken.computing += bucket.computing;
-        self.taken.broken |= bucket.progress == Progress::Broken;
-        self.taken.not_finite |= bucket.not_finite;
-        self.taken.incomplete |= bucket.window_steps > 0 && !exchanged;
+        self.totals.bytes_out += bucket.bytes;
+        self.totals.wire += bucket.wire;
+        self.totals.computing += bucket.computing;
+        self.totals.broken |= bucket.progress == Progress::Broken;
+        self.totals.not_finite |= bucket.not_finite;
+        self.totals.incomplete |= bucket.window_step > 0 && !exchanged;
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
         let failed = alone || bucket.progress == Progress::Failed;
         let mut arena = bucket.arena;
-        for kept in &mut arena.kept {
-            kept.state.fate = match kept.state.fate {
-                _ if exchanged => Fate::Exchanged,
-                _ if failed => Fate::Failed,
-                fate => fate,
+        for LentLayer { state, .. } in &mut arena.layers {
+            state.status = match state.status {
+                _ if exchanged => BucketStatus::Exchanged,
+                _ if failed => BucketStatus::Failed,
+                status => status,
             };
             if let Some(seconds) = seconds {
-                *kept.state.bucket_seconds.get_or_insert(0.0) += seconds;
+                *state.bucket_seconds.get_or_insert(0.0) += seconds;
             }
         }
         self.take_back(arena);
@@ -199,17 +203,22 @@ impl Controller {
     }
 
     fn take_back(&mut self, mut arena: Arena) {
-        self.take_layers_back(core::mem::take(&mut arena.kept));
+        self.take_layers_back(core::mem::take(&mut arena.layers));
         self.arenas.put(arena);
     }
 
-    fn take_layers_back(&mut self, mut kept: Vec<Kept>) {
-        for Kept { plan, state, window, .. } in kept.drain(..) {
+    fn take_layers_back(&mut self, mut lent: Vec<LentLayer>) {
+        for LentLayer { plan, state, window, .. } in lent.drain(..) {
             self.states[plan.index] = state;
-            self.planner.take_mean_back(plan.index, window);
+            self.scheduler.take_mean_back(plan.index, window);
         }
-        self.arenas.put_list(kept);
+        self.arenas.put_list(lent);
     }
+}
+
+/// Whether the bucket has values, and so exchanges messages.
+fn has_elements(bucket: &Bucket) -> bool {
+    bucket.arena.layers.iter().any(|layer| layer.plan.shape.elements() > 0)
 }
 
 impl Bucket {

@@ -1,3 +1,5 @@
+//! Reports and metrics as lines of JSON.
+
 use super::{Cause, Controller, Decision, Metrics, Outcome, Report, Timing};
 use crate::file::VERSION;
 use crate::plan::{Limit, Proof};
@@ -5,10 +7,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use serde_json::Value;
 
-/// A step's report with the metrics of all layers as one line of JSON, without the line's end: one object whose keys are
-/// those of [`Report`], [`Decision`](crate::controller::Decision), its [`Timing`](crate::controller::Timing) and [`Metrics`](crate::controller::Metrics). What is not known
-/// is left out; sizes in `unit`, bytes in bytes. A decision has `budget` and a `lower_bound` of its size, or `size_limit` and a
-/// `lower_bound` of its error.
+/// A step's report with the metrics of all layers as one line of JSON, without a newline. The keys are the fields of [`Report`],
+/// [`Decision`](crate::controller::Decision), its [`Timing`](crate::controller::Timing) and
+/// [`Metrics`](crate::controller::Metrics). Unknown values are left out. Sizes are in `unit`. A decision has `budget` and a
+/// `lower_bound` of its size, or `size_limit` and a `lower_bound` of its error.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Controller, Tensor, metrics_line};
@@ -119,7 +121,7 @@ fn of_timing(timing: &Timing) -> String {
     object.end()
 }
 
-/// The fields of a JSON object in the order in which they are put, each with a comma in front.
+/// The fields of a JSON object in the order in which they are added, each with a comma before it.
 #[derive(Default)]
 struct Object(String);
 

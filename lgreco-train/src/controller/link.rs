@@ -1,35 +1,35 @@
-//! What sending costs, learnt from the steps themselves and from probes.
+//! The cost of sending, learnt from steps and from probes.
 //!
-//! A step's exchange takes `constant + bytes · seconds per byte`, without what this rank computes for it. The constant holds
-//! latencies, and, where buckets travel while the backward pass goes on, that pass: what is hidden behind it costs nothing. So the
-//! time of a whole step's exchange counts, not that of each collective, in which others' and the pass would be counted too.
+//! The exchange of a step, without this rank's computing, takes `constant + bytes · seconds per byte`. The constant contains
+//! latencies. Where buckets are exchanged during the backward pass, it also contains that pass, because traffic that hides behind it
+//! costs nothing. So the time of the whole exchange counts. The times of single collectives would include those of others and of the
+//! pass.
 //!
-//! Two different numbers of bytes tell both, also that fewer bytes take no less time. What they tell stays true until the link
-//! changes, which a step whose bytes are all hidden would not show: before the work of each decision ranks send each other a
-//! probe. As machines that compute make probes wrong by factors, a changed link is one that a second probe finds, or the steps.
-//! Where nothing but a probe is known, bytes cost what it says until steps with other bytes say more; a decision that goes by
-//! it is corrected by the next one.
+//! Steps with two different numbers of bytes show both values. They may also show that fewer bytes take no less time. That stays true
+//! until the link changes. Steps whose traffic is hidden do not show such a change, so ranks probe the link before each decision. A
+//! busy host can make a probe wrong by a factor. So a change counts only after a second probe, or steps, confirm it. As long as only
+//! a probe is known, its seconds per byte count. The next decision corrects one that was based on it.
 
 use alloc::vec::Vec;
 
-/// Different numbers of bytes, how long they took when they were last sent, and what follows.
+/// The model of the link: different numbers of bytes with their latest seconds, and the line through them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Link {
     /// The newest last.
     levels: Vec<Level>,
-    /// Seconds per byte of a step; none before the first.
+    /// Seconds per byte of a step; `None` before the first.
     per_byte: Option<f64>,
-    /// Seconds per byte of a probe when that was so.
+    /// Seconds per byte of a probe at the time of the levels.
     probe: Option<f64>,
-    /// The same of the newest probe.
+    /// Seconds per byte of the newest probe.
     latest: Option<f64>,
-    /// Whether two probes have found the link of the levels.
+    /// Whether two probes agree about the link of the levels.
     confirmed: bool,
-    /// Whether the probe before was of another link, too, when a step was noted.
+    /// Whether a probe already indicated another link at the last note.
     suspected: bool,
-    /// How often in a row the most bytes were noted that there are, and no others.
+    /// Number of consecutive samples at the largest size.
     idle: u32,
-    /// Most bytes of a level.
+    /// Largest number of bytes of a level.
     most: f64,
     /// Seconds of the newest step's whole exchange.
     whole: f64,
@@ -41,32 +41,33 @@ struct Level {
     seconds: f64,
 }
 
-/// How long steps take by their bytes. A constant below 0 is the part of the wire that computing hides.
+/// Seconds of a step by its bytes. A negative constant is traffic that is hidden behind computing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
     pub constant: f64,
     pub per_byte: f64,
 }
 
-/// Numbers of bytes nearer than this are one level.
+/// Sizes within this relative distance are one level.
 const SAME_BYTES: f64 = 0.1;
-/// Seconds at a level that differ by more, of them or of the whole step's exchange, are not those of before.
+/// A level has moved if its seconds differ by more than this part of them,
 const SAME_SECONDS: f64 = 0.15;
+/// and by more than this part of the whole step's exchange.
 const SAME_STEP: f64 = 0.05;
-/// Probes that differ by a smaller factor are of the same link, and those by which the most bytes would not take more of a step
-/// than `SAME_STEP`.
+/// Probes within this factor show the same link. So do probes whose difference, at the largest size, is less than `SAME_STEP` of a
+/// step.
 const SAME_PROBE: f64 = 1.5;
-/// Probes that differ by more explain steps that differ likewise.
+/// A difference of probes beyond this factor explains a like difference of steps.
 const LIKE_PROBE: f64 = 1.15;
-/// How many times as long a byte of a step takes as one of a probe, at most: more is a probe that was wrong.
+/// Largest ratio of seconds per byte in a step to those in a probe. Beyond it, the probe was wrong.
 const LONGER: f64 = 2.0;
-/// Decisions after which uncompressed steps that seemed not to be slower than compressed ones are compared anew.
+/// Number of decisions after which uncompressed steps are compared with compressed ones anew.
 const PATIENCE: u32 = 16;
 const LEVELS: usize = 4;
 
 impl Link {
-    /// Takes note of a typical step since the last decision, or, where the link [may have changed](Link::may_have_changed), of the
-    /// last ones: what its bytes took of `whole` seconds.
+    /// Records a typical step since the last decision, or a recent one if the link [may have changed](Link::may_have_changed): its bytes,
+    /// the seconds of sending them, and the `whole` seconds of its exchange.
     pub(super) fn note(&mut self, bytes: f64, seconds: f64, whole: f64) {
         let differ = self.may_have_changed();
         let tolerance = |other: f64| (SAME_SECONDS * other.max(seconds)).max(SAME_STEP * whole);
@@ -75,15 +76,15 @@ impl Link {
         let moved = known.filter(|old| (old.seconds - seconds).abs() > tolerance(old.seconds));
         (self.most, self.whole) = (self.most.max(bytes), whole);
         let are_most = bytes >= self.most * (1.0 - SAME_BYTES);
-        // Of the probes, and of this step if it has moved as they did.
+        // The level has moved in the same direction as the probes.
         let (before, now) = (self.probe.unwrap_or(0.0), self.latest.unwrap_or(0.0));
         let like_probes = moved.filter(|old| (now - before) * (seconds - old.seconds) > 0.0);
-        // Of bytes that were never sent before, nothing else tells of a slower link than the other levels'.
+        // Only the probe gives evidence about sizes that were never sent.
         let changed = differ && (self.suspected || like_probes.is_some() || (known.is_none() && now > before));
         self.suspected = differ && !changed;
         let mut level = Level { bytes, seconds };
         if changed {
-            // Of all bytes the steps tell how much of them is hidden, of fewer they do not; nor if the probe before was wrong.
+            // Steps at the largest size show how much traffic is hidden. Smaller ones do not, nor do they after a wrong probe.
             let trusted = if self.confirmed { known } else { like_probes }.filter(|_| are_most);
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
@@ -111,7 +112,7 @@ impl Link {
                 self.begin_anew();
             }
         }
-        // Bytes take no less than the wire needs for them: levels that did are of a faster link, or of the time of the change.
+        // A level that is faster than the wire allows belongs to a faster link, or to the time of the change.
         let (wire, known) = (before.min(now), self.levels.len());
         self.levels.retain(|old| !self.confirmed || old.bytes * wire <= old.seconds);
         if self.levels.len() < known {
@@ -125,30 +126,30 @@ impl Link {
         self.per_byte = Some(self.slope().or(self.per_byte).or(self.latest).unwrap_or_else(alone));
     }
 
-    /// Forgets steps of another link.
+    /// Discards the steps of another link.
     fn begin_anew(&mut self) {
         self.levels.clear();
         (self.probe, self.confirmed, self.idle) = (self.latest, false, 0);
     }
 
-    /// Takes note of what a byte of a probe took.
+    /// Records the seconds per byte of a probe.
     pub(super) fn note_probe(&mut self, per_byte: f64) {
         if per_byte > 0.0 && per_byte.is_finite() {
-            // Else the clock is too coarse.
+            // Other values come from a clock that is too coarse.
             self.latest = Some(per_byte);
             self.confirmed |= self.probe.is_some_and(|probe| same_probe(probe, per_byte));
             self.probe = self.probe.or(self.latest);
         }
     }
 
-    /// Whether the newest probe is of another link than that of the levels.
+    /// Whether the newest probe shows another link than that of the levels.
     pub(super) fn may_have_changed(&self) -> bool {
         let Some((before, now)) = self.probe.zip(self.latest) else { return false };
         let matters = (now - before).abs() * self.most > SAME_STEP * self.whole;
         matters && !self.levels.is_empty() && !same_probe(before, now)
     }
 
-    /// Of the line through the levels, newer ones first of all; `None` of fewer than two.
+    /// The slope of the line through the levels, newer ones with more weight; `None` for fewer than two levels.
     fn slope(&self) -> Option<f64> {
         let weight = |age: usize| 1.0 / (1u64 << age.min(LEVELS)) as f64;
         let weighted = || self.levels.iter().rev().enumerate().map(|(age, level)| (weight(age), level));
@@ -162,13 +163,13 @@ impl Link {
         (self.levels.len() > 1 && variance > 0.0).then(|| (covariance / variance).max(0.0))
     }
 
-    /// Through the newest level; `None` before the first.
+    /// The line through the newest level; `None` before the first.
     pub(super) fn line(&self) -> Option<Line> {
         let (newest, per_byte) = (self.levels.last()?, self.per_byte?);
         Some(Line { constant: newest.seconds - per_byte * newest.bytes, per_byte })
     }
 
-    /// All numbers, for saved states; NaN for none.
+    /// The model as numbers, for saved states; NaN for none.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         let levels = self.levels.iter().flat_map(|level| [level.bytes, level.seconds]);
         let [per_byte, probe, latest] =
@@ -178,7 +179,7 @@ impl Link {
         [per_byte, probe, latest, confirmed, suspected].into_iter().chain(rest).chain(levels)
     }
 
-    /// The link of these numbers; `None` unless they are all of one.
+    /// The model with these numbers; `None` if they are not valid.
     pub(super) fn from_numbers(numbers: &[f64]) -> Option<Link> {
         let (&[per_byte, probe, latest, confirmed, suspected, idle, most, whole], rest) =
             numbers.split_first_chunk()?;
@@ -202,222 +203,4 @@ fn same_probe(before: f64, now: f64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A link after steps of so many bytes and seconds, which are the whole.
-    fn after(steps: &[(f64, f64)]) -> Link {
-        let mut link = Link::default();
-        steps.iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, seconds));
-        link
-    }
-
-    fn expect(link: &Link, constant: f64, per_byte: f64) {
-        let line = link.line().unwrap();
-        assert!((line.constant - constant).abs() <= 1e-9, "{line:?}");
-        assert!((line.per_byte - per_byte).abs() <= 1e-9 * per_byte, "{line:?}");
-    }
-
-    #[test]
-    fn one_level_is_all_bytes_and_two_are_a_line() {
-        assert_eq!(Link::default().line(), None);
-        expect(&after(&[(1000.0, 2.0)]), 0.0, 2e-3);
-        expect(&after(&[(1000.0, 2.0), (100.0, 1.1)]), 1.0, 1e-3);
-        expect(&after(&[(0.0, 0.5)]), 0.5, 0.0);
-        // Compressing hides what is sent.
-        expect(&after(&[(1000.0, 2.0), (100.0, 0.0)]), -2.0 / 9.0, 2.0 / 900.0);
-    }
-
-    #[test]
-    fn of_one_level_a_probe_tells_the_bytes() {
-        let mut link = Link::default();
-        link.note_probe(1e-3);
-        assert_eq!(link.line(), None);
-        link.note(1000.0, 3.0, 3.0);
-        expect(&link, 2.0, 1e-3);
-        // Until there are two.
-        link.note(100.0, 2.55, 3.0);
-        expect(&link, 2.5, 5e-4);
-    }
-
-    #[test]
-    fn probes_and_steps_tell_of_another_link() {
-        let mut link = after(&[(1000.0, 2.0), (100.0, 0.2)]);
-        for probe in [1e-3, 1.4e-3, 0.7e-3, 0.0, f64::NAN] {
-            link.note_probe(probe);
-            assert!(!link.may_have_changed());
-        }
-        link.note_probe(1e-2);
-        assert!(link.may_have_changed());
-        link.note(100.0, 2.0, 2.0);
-        expect(&link, 0.0, 2e-2);
-        // Where sending takes no time to speak of, a hundred times less of it changes nothing.
-        let mut free = after(&[(1000.0, 2.0)]);
-        for probe in [1e-5, 1e-7, 9e-5] {
-            free.note_probe(probe);
-            assert!(!free.may_have_changed());
-        }
-        // What a plan's few bytes hide says nothing of all, so another probe has to find the same.
-        for (probe, constant, per_byte) in [(1e-5, 0.0, 2e-2), (1.1e-5, 2.0 - 2.2e-3, 2.2e-5)] {
-            link.note_probe(probe);
-            link.note(100.0, 2.0, 2.0);
-            expect(&link, constant, per_byte);
-        }
-    }
-
-    #[test]
-    fn levels_of_two_links_are_no_line() {
-        for (probe, per_byte) in [(1e-2, 1e-2), (1e-4, 1e-3)] {
-            let mut link = Link::default();
-            link.note_probe(1e-3);
-            link.note(1000.0, 2.0, 2.0);
-            link.note_probe(probe);
-            link.note(100.0, 2.0, 2.0);
-            expect(&link, 2.0 - 100.0 * per_byte, per_byte);
-        }
-    }
-
-    #[test]
-    fn a_level_that_the_wire_cannot_have_is_not_believed() {
-        // Most of the steps were of the faster link when the slower one was found.
-        let mut link = Link::default();
-        link.note_probe(1e-5);
-        link.note(1000.0, 0.2, 0.2);
-        link.note_probe(5e-3);
-        link.note(1000.0, 0.3, 0.3);
-        link.note_probe(5e-3);
-        link.note(100.0, 0.7, 0.7);
-        assert!(link.line().unwrap().per_byte > 1e-3, "{link:?}");
-        assert_eq!(link.levels.len(), 1);
-    }
-
-    #[test]
-    fn a_disturbed_probe_changes_nothing() {
-        let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
-        for probe in [1e-3, 1e-2, 1e-3, 1e-4, 1e-3] {
-            link.note_probe(probe);
-            link.note(100.0, 1.1, 1.1);
-            expect(&link, 1.0, 1e-3);
-        }
-    }
-
-    #[test]
-    fn a_link_is_not_as_slow_as_a_probe_was_too_fast() {
-        let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
-        for (probe, per_byte) in [(1e-9, 1e-3), (1e-3, 2e-3)] {
-            link.note_probe(probe);
-            (0..2).for_each(|_| link.note(100.0, 1.1, 1.1));
-            assert!(link.line().unwrap().per_byte <= per_byte, "{link:?}");
-        }
-    }
-
-    #[test]
-    fn hidden_bytes_stay_hidden_as_far_as_steps_say() {
-        // On a link that is ten times slower all bytes take longer by half of what they take longer alone.
-        let mut hidden = Link::default();
-        hidden.note_probe(1e-3);
-        hidden.note(1000.0, 2.0, 2.0);
-        hidden.note_probe(1e-2);
-        hidden.note(1000.0, 2.0 + 4.5, 6.5);
-        expect(&hidden, 1.5, 5e-3);
-        // Steps that do not move may be of the link before, until a second probe has found it. If two have found the one before, they
-        // tell that all is hidden; else the first probe may have been wrong, and fewer bytes have to show it.
-        for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, 0.1, 1.9e-3)] {
-            let mut link = Link::default();
-            (0..1 + u32::from(confirmed)).for_each(|_| link.note_probe(1e-3));
-            for (constant, per_byte) in [(1.0, 1e-3), (1.0, 1e-3), (constant, per_byte)] {
-                link.note(1000.0, 2.0, 2.0);
-                expect(&link, constant, per_byte);
-                link.note_probe(1.9e-3);
-            }
-            link.note(100.0, 2.0, 2.0);
-            expect(&link, 2.0, 0.0);
-        }
-    }
-
-    #[test]
-    fn a_disturbed_probe_changes_nothing_after_many_decisions_either() {
-        let mut link = after(&[(100.0, 1.1), (1000.0, 2.0)]);
-        link.note_probe(1e-3);
-        (0..PATIENCE).for_each(|_| link.note(1000.0, 2.0, 2.0));
-        for probe in [4e-3, 1e-3, 4e-3, 1e-3] {
-            link.note_probe(probe);
-            link.note(1000.0, 2.0, 2.0);
-            expect(&link, 1.0, 1e-3);
-        }
-    }
-
-    #[test]
-    fn a_smaller_change_is_followed_where_steps_and_probes_agree() {
-        let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
-        link.note_probe(1e-3);
-        link.note_probe(1.4e-3);
-        link.note(1000.0, 2.4, 2.4);
-        expect(&link, 1.0, 1.4e-3);
-        link.note_probe(1.5e-3);
-        link.note(1000.0, 3.4, 3.4); // something else
-        expect(&link, 2.0, 1.4e-3);
-    }
-
-    #[test]
-    fn what_seemed_not_to_pay_is_compared_anew() {
-        let mut link = Link::default();
-        link.note_probe(1e-3);
-        link.note(100.0, 2.0, 2.0); // disturbed
-        link.note(1000.0, 2.0, 2.0);
-        for _ in 0..PATIENCE - 1 {
-            link.note(1000.0, 2.0, 2.0);
-            expect(&link, 2.0, 0.0);
-        }
-        link.note(1000.0, 2.0, 2.0);
-        expect(&link, 1.0, 1e-3);
-    }
-
-    #[test]
-    fn another_time_on_the_same_link_is_not_the_bytes() {
-        let known = [(1000.0, 2.0), (100.0, 1.1)];
-        expect(&after(&[&known[..], &[(100.0, 2.0)]].concat()), 1.9, 1e-3);
-        // One that takes about as long is the same.
-        let link = after(&[&known[..], &[(100.0, 1.0)]].concat());
-        expect(&link, 1.05 - 95.0 / 900.0, 0.95 / 900.0);
-        let mut link = Link::default();
-        [(1000.0, 0.2), (100.0, 0.0), (100.0, 0.04)]
-            .iter()
-            .for_each(|&(bytes, seconds)| link.note(bytes, seconds, 1.0));
-        assert_eq!(link.levels.len(), 2, "nothing to speak of in a step of a second");
-    }
-
-    #[test]
-    fn fewer_bytes_that_take_longer_do_not_pay() {
-        for levels in [[(1000.0, 2.0), (100.0, 3.0)], [(100.0, 3.0), (1000.0, 2.0)]] {
-            let line = after(&levels).line().unwrap();
-            assert_eq!(line, Line { constant: levels[1].1, per_byte: 0.0 });
-        }
-    }
-
-    #[test]
-    fn links_survive_as_numbers() {
-        let mut link = Link::default();
-        link.note(1000.0, 2.0, 2.0);
-        link.note(100.0, 0.0, 1.0);
-        link.note_probe(1e-3);
-        let numbers: Vec<f64> = link.numbers().collect();
-        assert_eq!(Link::from_numbers(&numbers).as_ref(), Some(&link));
-        let empty: Vec<f64> = Link::default().numbers().collect();
-        assert_eq!(Link::from_numbers(&empty), Some(Link::default()));
-        let none = f64::NAN;
-        let wrong = [
-            &numbers[1..],
-            &numbers[..11],
-            &[0.0; 2],
-            &[0.0; 8],
-            &[none, none, none, 0.0, 2.0, 0.0, 0.0, 0.0],
-            &[none, none, none, 0.0, 0.0, 0.5, 0.0, 0.0],
-            &[none, 1.0, none, 0.0, 0.0, 0.0, 0.0, 0.0],
-            &[1.0, none, none, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, none],
-        ];
-        for wrong in wrong {
-            assert_eq!(Link::from_numbers(wrong), None);
-        }
-    }
-}
+mod tests;

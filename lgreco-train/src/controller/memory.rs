@@ -1,17 +1,17 @@
-//! What a controller's memory is used for, before it is used.
+//! Prediction of a controller's memory.
 
 use super::Controller;
-use super::codes::Choice;
+use super::decision::LayerSetting;
 use super::groups::Groups;
 use super::layer_plan::{Known, LayerPlan, Needs};
-use super::planner::Planner;
+use super::schedule::Scheduler;
 use super::{Policy, Uncompressed};
 use crate::Error;
 use crate::exchange::factor_rank;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Bytes that a controller takes on one rank, by what they are for. The trainer's gradients are not among them.
+/// Bytes of a controller on one rank, by purpose. The trainer's gradients are not included.
 ///
 /// ```
 /// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
@@ -26,37 +26,37 @@ use core::ops::Range;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Residuals of error feedback.
+    /// Residuals.
     pub residuals: u64,
-    /// The residuals of the step before, where [`undo`](super::Config::undo) asks for them.
+    /// The residuals of the step before, with [`undo`](super::Config::undo).
     pub undo: u64,
     /// PowerSGD's factors.
     pub factors: u64,
-    /// Messages of the buckets that are on their way at the same time, and what one of them is computed in.
+    /// Messages of the buckets that are exchanged at the same time, and the scratch memory of one of them.
     pub exchange: u64,
-    /// The gradients that a decision is made of: on the measuring rank, in the steps of the window and until the decision.
+    /// The window's mean gradient: on the measuring rank, from the first step of the window to the decision.
     pub window: u64,
 }
 
 impl MemoryUse {
-    /// All of it.
+    /// The sum of all fields.
     pub const fn total(&self) -> u64 {
         self.residuals + self.undo + self.factors + self.exchange + self.window
     }
 }
 
 impl Controller {
-    /// How much memory the run takes on this rank: under the settings of the last decision, or before the first under the
-    /// search's default, and with uncompressed steps before. `at_once` buckets are on their way at the same time, at most, of
-    /// `bucket_bytes` each; [`step`](Controller::step) has one of the configuration's size, for which `None` stands.
+    /// The memory of the run on this rank, under the settings of the last decision, or before the first under the search's default.
+    /// Uncompressed steps before are included. At most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None`
+    /// stands for the configured size, with which [`step`](Controller::step) has one bucket at a time.
     ///
     /// # Errors
     /// Those of settings that do not fit their layers.
     ///
     /// # Complexity
-    /// O(layers). Allocates for them.
+    /// O(layers), also in memory.
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
-        let (config, tensors) = (&self.planner.config, &self.planner.tensors);
+        let (config, tensors) = (&self.scheduler.config, &self.scheduler.tensors);
         let choices = self.expected_choices()?;
         let mut memory = MemoryUse::default();
         for (choice, tensor) in choices.iter().zip(&**tensors) {
@@ -65,39 +65,39 @@ impl Controller {
             memory.factors += 4 * (tensor.shape.cols() * factor_rank(&choice.setting, tensor.shape)) as u64;
         }
         memory.undo = if config.keeps_undo() { memory.residuals } else { 0 };
-        let dense: Vec<Choice> = choices.iter().map(|_| Choice::dense(Uncompressed::WarmUp)).collect();
+        let dense: Vec<LayerSetting> = choices.iter().map(|_| LayerSetting::dense(Uncompressed::WarmUp)).collect();
         let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
-        let groups = groups.as_ref().unwrap_or(&self.planner.groups);
-        let exchange = |choices: &[Choice]| self.exchange_bytes(choices, groups, at_once);
+        let groups = groups.as_ref().unwrap_or(&self.scheduler.groups);
+        let exchange = |choices: &[LayerSetting]| self.exchange_bytes(choices, groups, at_once);
         memory.exchange = match bucket_bytes {
-            // One arena serves all buckets of blocking steps, and never shrinks.
+            // One arena serves all buckets of blocking steps. It never shrinks.
             None if at_once == 1 => {
                 let needs = self.most_needed(&dense)?.max(self.most_needed(&choices)?);
                 needs.lasting() + needs.passing()
             }
             _ => exchange(&dense)?.max(exchange(&choices)?),
         };
-        if self.planner.measures() && config.looks_at_gradients() {
+        if self.scheduler.measures() && config.looks_at_gradients() {
             memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
         }
         Ok(memory)
     }
 
-    /// The settings of most of the run, as far as they are known.
-    fn expected_choices(&self) -> Result<Vec<Choice>, Error> {
+    /// The settings of most of the run, as far as they are known now.
+    fn expected_choices(&self) -> Result<Vec<LayerSetting>, Error> {
         let decided = self.states.iter().any(|state| state.choice.uncompressed.is_none());
-        if decided || self.planner.config.policy == Policy::Uncompressed {
+        if decided || self.scheduler.config.policy == Policy::Uncompressed {
             return Ok(self.choices());
         }
-        self.planner.default_choices(self.planner.config.schedule.warmup)
+        self.scheduler.default_choices(self.scheduler.config.schedule.warmup)
     }
 
     /// The settings in use.
-    fn choices(&self) -> Vec<Choice> {
+    fn choices(&self) -> Vec<LayerSetting> {
         self.states.iter().map(|state| state.choice).collect()
     }
 
-    fn exchange_bytes(&self, choices: &[Choice], groups: &Groups, at_once: usize) -> Result<u64, Error> {
+    fn exchange_bytes(&self, choices: &[LayerSetting], groups: &Groups, at_once: usize) -> Result<u64, Error> {
         let needs = groups.ranges.iter().map(|range| self.needs_of(choices, range.clone()));
         let needs = needs.collect::<Result<Vec<_>, _>>()?;
         let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
@@ -106,15 +106,15 @@ impl Controller {
         Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
     }
 
-    /// What is enough for each bucket of blocking steps under these settings.
-    fn most_needed(&self, choices: &[Choice]) -> Result<Needs, Error> {
-        let mut ranges = self.planner.groups.ranges.iter();
+    /// Memory that is enough for each bucket of blocking steps under these settings.
+    fn most_needed(&self, choices: &[LayerSetting]) -> Result<Needs, Error> {
+        let mut ranges = self.scheduler.groups.ranges.iter();
         ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(choices, range.clone())?)))
     }
 
-    /// What these layers take together under these settings.
-    fn needs_of(&self, choices: &[Choice], layers: Range<usize>) -> Result<Needs, Error> {
-        let Planner { config, tensors, .. } = &self.planner;
+    /// Memory of these layers together under these settings.
+    fn needs_of(&self, choices: &[LayerSetting], layers: Range<usize>) -> Result<Needs, Error> {
+        let Scheduler { config, tensors, .. } = &self.scheduler;
         let known = Known { residual: None, feedback: true, measured: false, withheld: false };
         let plans = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
             let known = Known { residual: config.feedback.of(&choice.setting), ..known };
@@ -124,17 +124,17 @@ impl Controller {
         Needs::of(plans, &self.moment())
     }
 
-    /// Makes room for blocking steps under these settings, so that they fail for want of memory before ranks agree. Buckets in
-    /// flight, if there have been any, make their own.
-    pub(super) fn provide(&mut self, choices: &[Choice]) -> Result<(), Error> {
+    /// Allocates for blocking steps under these settings, so that a lack of memory shows before ranks agree to switch. A controller
+    /// whose caller opens buckets allocates when they are opened.
+    pub(super) fn provide(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());
         }
-        let layers = self.planner.groups.ranges.iter().map(Range::len).max();
+        let layers = self.scheduler.groups.ranges.iter().map(Range::len).max();
         self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
     }
 
-    /// The same before the first step.
+    /// The same for the present settings, before the first step.
     pub(super) fn provide_once(&mut self) -> Result<(), Error> {
         if self.arenas.is_empty() { self.provide(&self.choices()) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! What a controller with a clock measures of its own steps.
+//! Measured seconds of a controller's own steps.
 
 use super::compute::{Compute, work};
 use super::costs::Costs;
@@ -7,47 +7,48 @@ use super::{Config, Tensor};
 use crate::compress::{Compressor, Cost, Setting};
 use alloc::vec::Vec;
 
-/// Of one rank, under [`Objective::MeasuredSeconds`](super::Objective).
+/// The measurements of one rank under [`Objective::MeasuredSeconds`](super::Objective).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Meter {
-    /// Steps since the last switch, a ring.
+    /// The steps since the last switch, as a ring.
     recent: Vec<Sample>,
-    /// Where the ring goes on.
+    /// The place of the next step in the ring.
     at: usize,
     slowest: Slowest,
     pub link: Link,
     pub compute: Compute,
     /// The settings of the layers.
     pub present: Vec<Setting>,
-    /// Whether who exchanges elsewhere measures.
+    /// Whether the caller measures its own exchanges.
     pub elsewhere: bool,
-    /// Whether the recent steps are of a window.
+    /// Whether the recent steps are those of a window.
     in_window: bool,
-    /// Of which decision the costs were asked for last: a task that has been dropped is taken again, but steps tell once.
+    /// The step of the decision whose costs were computed last. A task that was dropped is taken again, but steps are recorded only
+    /// once.
     told: Option<u64>,
 }
 
-/// An exchanged step.
+/// One exchanged step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
-    /// On the wire, per rank.
+    /// Bytes that this rank puts on the wire.
     pub bytes: f64,
-    /// From the first bucket to the last mean.
+    /// Seconds from the first bucket to the last mean.
     pub seconds: f64,
-    /// Of them, computing on this rank.
+    /// Those of them in which this rank computes.
     pub computing: f64,
 }
 
-/// How many times longer other ranks take, at most; at least 1.
+/// Slowdown of the slowest rank relative to this one; at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slowest {
     seconds: f64,
     computing: f64,
 }
 
-/// Steps whose median counts: the one in which buffers grow and those that somebody interrupts do not.
+/// Number of steps whose median counts. So steps with allocations or interruptions do not count.
 const RECENT: usize = 15;
-/// More is not believed of other ranks.
+/// Largest slowdown accepted from a peer.
 const SLOWEST: f64 = 1e3;
 
 impl Meter {
@@ -65,8 +66,8 @@ impl Meter {
         }
     }
 
-    /// Records a step that was exchanged elsewhere. Those of a window, which wait until their gradients are on the host, count where
-    /// there are no others.
+    /// Records a step that the caller has exchanged. Steps of a window wait for gradients to reach the host, so they count only if there
+    /// are no others.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;
@@ -86,7 +87,7 @@ impl Meter {
         self.at = (self.at + 1) % RECENT;
     }
 
-    /// Begins anew under these settings.
+    /// Begins anew, with these settings.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.clear();
@@ -102,14 +103,14 @@ impl Meter {
         self.median(RECENT)
     }
 
-    /// What a step's exchange takes on this rank; `None` before the first.
+    /// Seconds of a typical step's exchange on this rank; `None` before the first.
     pub(super) fn seconds(&self) -> Option<f64> {
         self.typical().map(|typical| typical.seconds)
     }
 
-    /// The medians of so many last steps.
+    /// The medians of the last `steps` steps.
     fn median(&self, steps: usize) -> Option<Sample> {
-        // The oldest is where the ring goes on, once it is full.
+        // In a full ring, the place of the next step has the oldest one.
         let (newer, older) = self.recent.split_at(self.at.min(self.recent.len()));
         let last = newer.iter().rev().chain(older.iter().rev()).take(steps);
         let median = |of: fn(&Sample) -> f64| {
@@ -125,13 +126,13 @@ impl Meter {
         })
     }
 
-    /// What other ranks are told.
+    /// This rank's seconds for the others: two f32 in a word.
     pub(super) fn word(&self) -> u64 {
         let Sample { seconds, computing, .. } = self.typical().unwrap_or_default();
         u64::from((seconds as f32).to_bits()) << 32 | u64::from((computing as f32).to_bits())
     }
 
-    /// Hears the words of all ranks.
+    /// Reads the words of all ranks.
     pub(super) fn hear(&mut self, words: impl Iterator<Item = u64> + Clone) {
         let Some(own) = self.typical() else { return };
         let over = |own: f64, shift: u32| {
@@ -142,12 +143,11 @@ impl Meter {
         self.slowest = Slowest { seconds: over(own.seconds, 32), computing: over(own.computing, 0) };
     }
 
-    /// Learns from the steps since the last switch what the next decision, that of step `due`, is to go by; `None` before the first
-    /// step.
+    /// The costs for the decision of step `due`, learnt from the steps since the last switch; `None` before the first step.
     ///
-    /// The rank that computes longest waits for nobody, so that the rest of its time is the wire's.
+    /// The rank that computes longest waits for nobody, so the rest of its time is the time of the wire.
     pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
-        // Steps before a change count for nothing, and it may have been just now.
+        // The link may have changed just now. Only the last steps show its present state.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {

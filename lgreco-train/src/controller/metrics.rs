@@ -1,11 +1,12 @@
-//! What people want to know about a run.
+//! Reports of steps, and metrics of layers.
 
 use super::layer::LayerState;
 use super::{Tensor, Uncompressed};
 use crate::compress::Setting;
 use crate::num::sqrt;
 
-/// What a step did. All but `seconds` is the same on every rank, and so is `bytes_out` unless the values decide lengths.
+/// The result of a step. All fields except `seconds` are the same on every rank. `bytes_out` may differ where the length of a payload
+/// depends on its values.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -17,21 +18,21 @@ use crate::num::sqrt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// Its number, from 0.
+    /// The number of the step, from 0.
     pub step: u64,
-    /// What became of the gradients.
+    /// What the gradients are now.
     pub outcome: Outcome,
-    /// Whether it was the first under new settings.
+    /// Whether it was the first step under new settings.
     pub switched: bool,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
     /// Bytes that one worker sent for them.
     pub bytes_out: u64,
-    /// How long it took, if the configuration has a clock.
+    /// Seconds of the step, if the configuration has a clock.
     pub seconds: Option<Seconds>,
 }
 
-/// What became of a step's gradients.
+/// What a step's gradients are after it.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -44,20 +45,20 @@ pub struct Report {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// They are the means of all workers' gradients, compressed as was decided.
+    /// The means of all workers' gradients, compressed under the present settings.
     Exchanged,
-    /// Some rank's were not finite; they are zeros. Do not update the parameters. In steps made of buckets, those of the other
-    /// buckets are means that do not count: residuals are what they were before the step.
+    /// Zeros, because some rank's gradients were not finite. Do not update the parameters. In a step of buckets, the gradients of other
+    /// buckets are means that must not be applied. Residuals are those before the step.
     Skipped,
-    /// Some rank's were not finite; they are the plain means, not finite either. In steps made of buckets, those of some
-    /// bucket are NaN.
+    /// The means without compression, with NaN or infinity, because some rank's gradients were not finite. In a step of buckets, the
+    /// gradients of some bucket are NaN.
     PassedThrough,
-    /// In a step made of buckets: the exchange of some bucket has failed, on every rank, and its gradients are of no use;
-    /// the others are means.
+    /// In a step of buckets: the exchange of some bucket has failed on every rank. Its gradients are undefined, and those of the others
+    /// are means.
     Failed,
 }
 
-/// Where a step's time went.
+/// Seconds of a step, by what they were spent on.
 ///
 /// ```
 /// use lgreco_train::controller::Seconds;
@@ -66,13 +67,13 @@ pub enum Outcome {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
-    /// Checking gradients and waiting for the others; at a decision measuring, planning and switching too.
+    /// Checking gradients and waiting for other ranks. At a decision, also measuring, planning and switching.
     pub planning: f64,
     /// Compressing and exchanging.
     pub exchange: f64,
 }
 
-/// What is known about one layer on one rank.
+/// Metrics of one layer on one rank.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -87,9 +88,9 @@ pub struct Seconds {
 pub struct Metrics<'a> {
     /// The layer's name.
     pub name: &'a str,
-    /// How it is compressed.
+    /// The present setting.
     pub setting: Setting,
-    /// Why it is not, when it is not.
+    /// Why the layer is uncompressed, if it is.
     pub uncompressed: Option<Uncompressed>,
     /// Steps in which it was exchanged.
     pub steps: u64,
@@ -97,14 +98,14 @@ pub struct Metrics<'a> {
     pub bytes_in: u64,
     /// Bytes sent for them.
     pub bytes_out: u64,
-    /// ‖p − ĝ‖² / ‖p‖² of what was compressed and what it was decompressed to, when last measured.
+    /// ‖p − ĝ‖² / ‖p‖² of the compressor's input p and the decoded payload ĝ, when it was last measured.
     pub relative_error: Option<f64>,
     /// L2 norm of the residual; `None` without one.
     pub residual_norm: Option<f64>,
-    /// Seconds that compressing and exchanging its bucket took, since the controller was made or loaded; layers of one
-    /// bucket share them. `None` without a clock.
+    /// Seconds of compressing and exchanging its bucket, since the controller was created or loaded. All layers of a bucket have the
+    /// same. `None` without a clock.
     pub bucket_seconds: Option<f64>,
-    /// Decisions whose setting was refused because feedback would not have worked with it.
+    /// Number of decisions whose setting was refused because error feedback does not work with it.
     pub not_contractive: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The controller: L-GreCo in the training loop.
 //!
-//! A trainer makes one [`Controller`] per worker and calls [`Controller::step`] after every backward pass, in place of
-//! averaging gradients. Warm-up, measuring, planning, residuals, PowerSGD's factors and buffers are inside.
+//! A trainer creates one [`Controller`] per worker, and calls [`Controller::step`] after every backward pass instead of averaging
+//! gradients. The controller does the rest: warm-up, measuring, planning, residuals, PowerSGD's factors and buffers.
 //!
 //! ```
 //! use lgreco_train::controller::{Config, Controller, Tensor};
@@ -36,7 +36,7 @@
 //! ```
 //!
 //! # Policies
-//! | [`Policy`] | decides by | budget | looks at gradients |
+//! | [`Policy`] | chooses settings by | budget | uses gradients |
 //! |---|---|---|---|
 //! | [`Uncompressed`](Policy::Uncompressed) | nothing | none | no |
 //! | [`Uniform`](Policy::Uniform) | the search's default | none | no |
@@ -47,133 +47,130 @@
 //! | [`LGreco`](Policy::LGreco) | the best plan | that of the default | every period |
 //! | `LGreco` with Accordion | the best plan | that of Accordion's levels | every period |
 //!
-//! A [`Budget`] is one of error, within which plans are as small as possible, or one of size, within which they are as exact as
-//! possible; it is a multiple of what the settings of the table have, or a number of bits or seconds.
+//! Within a [`Budget`] of error, plans are as small as possible. Within one of size, they are as exact as possible. A budget is a
+//! multiple of the error or size of the table's default settings, or a number of bits or seconds.
 //!
-//! A search over [`Method::Hybrid`](crate::search::Method) makes L-GreCo choose among methods, too. Policies without a
-//! budget decide once, after the warm-up, but for Accordion and LEGACY, and all that go by the default may begin
-//! [milder](RampUp).
+//! With a search over [`Method::Hybrid`](crate::search::Method), L-GreCo also chooses among methods. Policies without a budget
+//! decide once, after the warm-up, except Accordion and LEGACY. All policies that use the default can begin [milder](RampUp).
 //!
 //! # Buckets in flight
-//! [`Controller::step`] blocks, and begins when all gradients are there. A trainer that exchanges while its backward pass goes
-//! on makes the same steps itself: [`begin_step`](Controller::begin_step), the [`control`](Controller::control) requests (none
-//! at most steps), then a [`Bucket`] for whatever layers have their gradients, any number at a time and on any threads, and
-//! [`finish_step`](Controller::finish_step). Each bucket says which collectives to perform on which memory. The means are the
-//! same bits. What differs: gradients that are not finite are found only when their bucket is compressed, so other buckets of
-//! the step may have been exchanged; the bucket then becomes NaN on every rank, or zeros where the step is [skipped](NonFinite::Skip). [`roll_back`](Residuals::roll_back) takes a
-//! step back that a loss scaler skips.
+//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass makes the same
+//! step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control) requests, of which
+//! most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at the same time
+//! and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step) ends the step. The
+//! means have the same bits.
+//!
+//! One thing differs. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have been
+//! exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
+//! [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
 //!
 //! # Planning while training goes on
-//! At a decision, one rank measures and plans; [`control`](Controller::control) does it during the call, for seconds with
-//! large models, unless somebody else does. With a [`Schedule::lead`] of some steps,
-//! [`take_plan_task`](Planning::take_task) gives that rank the work beforehand, to be run on any thread, and
-//! [`hand_in`](Planning::hand_in) takes the result. Settings change at the step of the schedule, on all ranks, or at the
-//! first one after it at which the result is there: nobody waits for it.
+//! At a decision, one rank measures and plans. [`control`](Controller::control) does so during its call, which takes seconds for large
+//! models. With a [`Schedule::lead`] of some steps, [`take_task`](Planning::take_task) gives that rank the work beforehand, for any
+//! thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step, or at the first step after it
+//! with a result. No rank waits for the thread.
 //!
 //! # A step
-//! 1. Ranks agree (32 bytes each) that all have gradients of the right shapes, all finite, at the same step, and the same options;
-//!    if not, all of them name what differs ([`Error::PeerOption`](crate::Error)). Steps made of buckets begin so where a decision
-//!    is due, at the first step, and after a state was loaded, which all ranks do or none.
-//! 2. At step `warmup`, and every `period` steps from there: the measuring rank measures the mean of its own last
-//!    `window` gradients (but for the `lead` last), plans and broadcasts; all ranks then switch before anything of the step
-//!    is compressed.
-//! 3. Per bucket: `p = m + g` is compressed and exchanged ([`exchange`](crate::exchange)), the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)), the gradient becomes the mean.
+//! 1. Ranks agree, by 32 bytes each, that all gradients have the right shapes and are finite, and that step and options are the same.
+//!    If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). Steps of buckets begin with
+//!    this agreement only where a decision is due, at the first step, and after a state was loaded.
+//! 2. At step `warmup`, and every `period` steps from there, the measuring rank plans by the mean of its own last `window` gradients,
+//!    without the last `lead` ones. It broadcasts the plan, and all ranks switch before anything of the step is compressed.
+//! 3. For each bucket, `p = m + g` is compressed and exchanged ([`exchange`](crate::exchange)). The residual becomes `m + a (g − ĝ)`
+//!    ([`feedback`](crate::feedback)), and the gradient becomes the mean.
 //!
-//! What decides is the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do it: no
-//! compression error contaminates it. It is one worker's sample of the true gradient; a longer window makes it a better
-//! one.
+//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. No compression error
+//! contaminates it. It is one worker's sample of the true gradient, and a longer window makes it a better one.
 //!
 //! # Around a step
-//! * Weight decay that is part of the gradient is added *before*, so that it goes through the residual like the rest;
-//!   decoupled weight decay comes after.
-//! * Clipping by the global norm comes *after*, on the means, which all ranks have. Clipping each worker's own gradient
-//!   comes before. The sum of gradient and residual is never clipped: that would lose mass.
+//! * Weight decay that is part of the gradient is added *before*, so that it passes through the residual like the rest. Decoupled
+//!   weight decay comes after.
+//! * Clipping by the global norm comes *after*, on the means, which all ranks have. Clipping each worker's own gradient comes before.
+//!   Never clip the sum of gradient and residual: that would lose gradient mass.
 //! * Momentum and learning rate come after. Residuals are in units of the gradient, so learning rates may change.
-//! * With gradient accumulation, call it after the last micro-batch only.
+//! * With gradient accumulation, call it only after the last micro-batch.
 //!
-//! # What is promised
-//! * Every rank has the same means, settings and decisions, bit for bit, after every step, and all ranks fail at the same
-//!   step or none. A measuring rank that cannot plan is an error on every rank.
-//! * No gradient mass is lost where feedback is on, with a gain of 1 and no resets: the sum of the means plus the mean
-//!   residual is the sum of the mean gradients, within rounding, over any switches. Under a setting without feedback what
-//!   is left of a residual goes out with the next gradient. Steps of [`NonFinite`] gradients are left out of the sum. With
-//!   a gain `a` below 1 (ScaleCom's filter, LoCo) a residual is `a` times what has not been sent, and a switch to another
-//!   gain, or to none, takes it for the whole.
-//! * PowerSGD's `Q` is cut or extended at switches, the new columns being drawn from the shared seed.
-//! * Allocation happens at construction, in the first steps under other settings, at decisions and their windows, when a bucket
-//!   in flight ends whose residual is kept, and when state is saved or loaded. Residuals that a decision needs are there before
-//!   ranks agree to switch. [`Controller::memory`] tells beforehand how much it is. A residual takes its bytes once, or twice where a step may be rolled back ([`Config::undo`]).
+//! # Guarantees
+//! * Every rank has the same means, settings and decisions, bit for bit, after every step. All ranks fail at the same step, or none.
+//!   An error of the measuring rank's plan is an error on every rank.
+//! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: the sum of the means plus the mean residual is the sum
+//!   of the mean gradients, within rounding, also across switches. After a switch to a setting without feedback, the residual is sent
+//!   with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a` below 1 (ScaleCom's
+//!   filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to none, treats it as all of
+//!   them.
+//! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
+//! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
+//!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks
+//!   agree to switch. [`Controller::memory`] predicts the sum. A residual takes its bytes once, or twice where a step can be rolled
+//!   back ([`Config::undo`]).
 
 mod accordion;
 mod agreement;
+mod agreement_state;
 mod arena;
+mod between_steps;
 mod bucket;
 mod buffers;
-mod check;
-mod codes;
 mod compute;
 mod config;
 mod control;
 mod costs;
-mod decide;
 mod decision;
-mod elsewhere;
+mod external;
+mod external_timing;
 mod feedback;
 mod groups;
 mod identity;
-mod inspect;
 mod layer;
 mod layer_plan;
 mod legacy;
 mod lend;
+mod lent_layer;
 #[cfg(feature = "json")]
 mod line;
 mod link;
+mod load;
 mod memory;
-mod message;
 mod meter;
-mod metered;
 mod metrics;
 mod observed;
-mod offers;
-#[cfg(feature = "json")]
-mod planned;
+mod par_layers;
 mod planner;
-mod planning;
+mod policy;
+mod probe;
 mod ramp;
 mod residuals;
-mod restore;
 mod save;
-mod saved;
-mod spread;
-mod stage;
+mod schedule;
+mod state_format;
 mod step;
 mod task;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod timing;
-mod turn;
-mod view;
 mod window;
+mod worker;
 
+pub use accordion::Accordion;
+pub use between_steps::Planning;
 pub use bucket::Bucket;
-pub use config::{Accordion, Budget, Config, NonFinite, Objective, Policy, Schedule};
+pub use config::{Config, NonFinite, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
-pub use elsewhere::Elsewhere;
+pub use external::External;
 pub use feedback::Feedback;
 pub use legacy::Legacy;
 #[cfg(feature = "json")]
 pub use line::metrics_line;
+pub use load::Loaded;
 pub use memory::MemoryUse;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use observed::Observed;
-pub use planning::Planning;
+pub use policy::{Budget, Objective, Policy};
 pub use ramp::RampUp;
 pub use residuals::Residuals;
-pub use restore::Loaded;
 pub use save::Contents;
-pub use step::Controller;
 pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use timing::Timing;
+pub use worker::Controller;

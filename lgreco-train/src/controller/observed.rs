@@ -1,32 +1,31 @@
-//! What a task measures: means that are here, by a backend, and those that are elsewhere, by who has them.
+//! Measuring a window's means for a plan. A backend measures those in this process, and an [`Observed`] those on a device.
 
 use super::Tensor;
-use super::decide::norm;
 use super::window::Typed;
 use crate::backend::{Backend, Job, JobError};
 use crate::compress::Setting;
 use crate::feedback::{contraction, contraction_workspace_len};
-use crate::gradient::Gradient;
-use crate::num::sqrt;
+use crate::gradient::{Element, Gradient, with_elements};
+use crate::num::{Sum, sqrt};
 use crate::rng::Stream;
 use crate::search::{Measured, OfferedRow, Search};
 use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Gradients of a window that were [observed](super::Elsewhere::note_observed) elsewhere, in the memory of a device, say: whoever has them
-/// measures them for [`PlanTask::run_with`](super::PlanTask::run_with). What is measured of each layer is the mean of its gradients in
-/// the window, as [`Elsewhere::observe`](super::Elsewhere::observe) makes it, in the layer's own type.
+/// Gradients of a window that a device [has](super::External::note_observed). Its owner implements this trait and measures them for
+/// [`PlanTask::run_with`](super::PlanTask::run_with). Measured is the mean of a layer's gradients in the window, in the layer's own
+/// element type, as [`External::observe`](super::External::observe) would make it.
 ///
 /// ```
 /// use lgreco_train::backend::{Backend, Job, JobError, Portable};
 /// use lgreco_train::controller::Observed;
 /// use lgreco_train::gradient::Gradient;
 /// use lgreco_train::search::OfferedRow;
-/// /// Means of f32 layers, elsewhere on the host.
-/// struct Elsewhere<'a>(&'a [Gradient<'a>], &'a [f64]);
+/// /// Means of f32 layers, and their squared norms.
+/// struct OnDevice<'a>(&'a [Gradient<'a>], &'a [f64]);
 ///
-/// impl Observed for Elsewhere<'_> {
+/// impl Observed for OnDevice<'_> {
 ///     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), lgreco_train::CoreError> {
 ///         layers.iter().zip(norms).for_each(|(&layer, norm)| *norm = self.1[layer]);
 ///         Ok(())
@@ -45,33 +44,33 @@ pub trait Observed {
     /// The squared l2 norms of these layers' means.
     ///
     /// # Errors
-    /// What goes wrong on the way: the decision then fails, and all ranks are told.
+    /// The device's. The decision then fails on all ranks.
     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), CoreError>;
 
-    /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] has them.
+    /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] returns them.
     ///
     /// # Errors
-    /// As [`Backend::measure`]; the decision then fails, and all ranks are told.
+    /// As [`Backend::measure`]. The decision then fails on all ranks.
     fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError>;
 }
 
 /// A window's means.
 pub(super) struct Means<'a, 'b> {
     tensors: &'a [Tensor],
-    /// In their own types; `None` for those elsewhere.
+    /// The means in their own types; `None` for those on a device.
     here: Vec<Option<Typed<'a>>>,
     observed: Option<&'b mut dyn Observed>,
     pub(super) norms: Vec<f64>,
 }
 
 const ELSEWHERE: Error = Error::StepOrder {
-    what: "gradients of the window were observed elsewhere",
-    expected: "a task that is run with what measures them there",
+    what: "a device has gradients of the window",
+    expected: "`PlanTask::run_with` with an `Observed` that measures them",
 };
 
 impl<'a, 'b> Means<'a, 'b> {
     /// # Errors
-    /// [`Error::StepOrder`] when some are elsewhere and nobody measures them; what their norms fail with.
+    /// [`Error::StepOrder`] when a device has means and no `observed` measures them; those of measuring norms.
     pub(super) fn new(
         means: &'a [Vec<f32>],
         tensors: &'a [Tensor],
@@ -91,12 +90,12 @@ impl<'a, 'b> Means<'a, 'b> {
         Ok(Means { tensors, here, observed, norms })
     }
 
-    /// A mean that is here.
+    /// The mean of a layer, unless a device has it.
     pub(super) fn here(&self, layer: usize) -> Option<&Typed<'a>> {
         self.here[layer].as_ref()
     }
 
-    /// The table of all that the search offers.
+    /// The error table of all settings that the search offers.
     pub(super) fn measure(&mut self, search: &Search, backend: &mut dyn Backend) -> Result<Measured, Error> {
         let layers = self.tensors.iter().map(|tensor| (&*tensor.name, &*tensor.dims, tensor.dtype));
         let offer = search.offer(layers).map_err(|named| named.error)?;
@@ -147,4 +146,13 @@ impl<'a, 'b> Means<'a, 'b> {
         }
         Ok(if norm > 0.0 { squared[0] / (norm * norm) } else { 0.0 })
     }
+}
+
+/// The l2 norm of a mean.
+fn norm(values: &Typed<'_>) -> f64 {
+    fn square(x: f32) -> f64 {
+        x as f64 * x as f64
+    }
+    let sum: Sum = with_elements!(values.values(), v => v.iter().map(|x| square(x.to_f32())).collect());
+    sqrt(sum.value())
 }

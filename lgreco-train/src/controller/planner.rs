@@ -1,171 +1,313 @@
-//! When and what is decided, without a network and without the exchange.
-//!
-//! A plan that is late is asked for again: the measuring rank's message may say "not yet", ranks then take the step as they are
-//! and ask at the next one, so that nobody waits for a thread. A task shares the window's memory instead of owning it, so
-//! a state saved meanwhile has the window, a task that is dropped loses nothing, and a result is known by the memory it
-//! was made from. It brings no backend: where it runs is the business of who runs it.
+//! From a policy, and under most policies a window of gradients, to one setting per layer.
 
-use super::accordion::Highest;
-use super::decide::Decided;
-use super::groups::Groups;
-use super::identity::{checksum, fields};
-use super::meter::Meter;
-use super::window::Window;
-use super::{Config, Decision, PlanResult, PlanTask, Policy, Tensor};
-use crate::Error;
-use crate::compress::Setting;
-use crate::error::expect_distinct;
-use alloc::sync::Arc;
+use super::costs::{Costs, Trial};
+use super::decision::{Decided, LayerSetting};
+use super::observed::Means;
+use super::{Accordion, Budget, Cause, Config, Decision, Policy, Tensor, Uncompressed, accordion};
+use crate::backend::Backend;
+use crate::compress::{Compressor, Setting};
+use crate::feedback::{require_contraction, suits};
+use crate::gradient::Dtype;
+use crate::plan::{self, Limit, Plan, baseline};
+use crate::search::Measured;
+use crate::table::{self, Table};
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
-use core::num::NonZero;
 
-/// What a controller knows of its decisions.
-pub(super) struct Planner {
-    pub(super) config: Arc<Config>,
-    pub(super) tensors: Arc<[Tensor]>,
-    pub(super) groups: Groups,
-    pub(super) rank: u32,
-    pub(super) world: u32,
-    /// Of the configuration and the model.
-    pub(super) identity: u64,
-    /// Steps taken.
-    pub(super) step: u64,
-    /// The step of the next decision.
-    pub(super) due: Option<u64>,
-    pub(super) window: Window,
-    /// Whether this step's gradients belong to the window.
-    pub(super) watches: bool,
-    /// The measuring rank's gradient norms at the last decision; empty before.
-    pub(super) norms: Vec<f64>,
-    pub(super) highest: Highest,
-    /// Of this step.
-    pub(super) rate: f64,
-    /// Whether the learning rate has fallen at the step of a decision.
-    pub(super) fell: bool,
-    pub(super) decision: Option<Decision>,
-    /// Of a controller that measures seconds.
-    pub(super) meter: Option<Meter>,
-    /// What the caller has decided.
-    pub(super) given: Given,
-    /// What the measuring rank has to tell.
-    pub(super) result: Option<PlanResult>,
+/// Sizes of a table in seconds are whole numbers of picoseconds.
+const PICOSECONDS: f64 = 1e12;
+
+/// What one decision is made from, besides the gradients.
+pub(super) struct Planner<'a> {
+    pub config: &'a Config,
+    pub tensors: &'a [Tensor],
+    /// The step that is decided for.
+    pub step: u64,
+    /// Norms of the gradients at the last decision; empty at the first.
+    pub norms: &'a [f64],
+    /// Whether the learning rate fell.
+    pub fell: bool,
 }
 
-/// Settings that the caller has given a fixed policy. Ranks that have been given none do not expect a conversation about them,
-/// so the messages of a step's buckets tell them first, unless ranks talk before that step anyway.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Given {
-    Nothing,
-    /// The other ranks have not been told.
-    Untold,
-    /// All ranks know that they have been given the same.
-    Told,
-}
-
-impl Given {
-    /// The step begins with an agreement, which finds out whether all ranks have been given the same.
-    pub(super) fn in_agreement(self) -> Given {
-        if self == Given::Untold { Given::Told } else { self }
-    }
-
-    /// The agreement has failed.
-    pub(super) fn not_agreed(self) -> Given {
-        if self == Given::Told { Given::Untold } else { self }
-    }
-}
-
-/// What a step begins with.
-pub(super) enum Turn {
-    Nothing,
-    /// The measuring rank tells what it has decided.
-    Broadcast,
-    /// All ranks know what to do.
-    Known(Decided),
-}
-
-impl Planner {
-    /// Of rank `rank` of `world_size`.
-    ///
-    /// # Errors
-    /// Those of [`Controller::new`](super::Controller::new).
-    pub(super) fn new(mut config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
-        config.check(&tensors, world_size)?;
-        config.search.workers = config.search.workers.or(NonZero::new(world_size));
-        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
-        let adapts = config.policy != Policy::Uncompressed;
-        let measures = adapts && rank == config.measuring_rank;
-        let groups = Groups::new(&tensors, config.bucket_bytes);
-        Ok(Planner {
-            rank,
-            world: world_size,
-            identity: checksum(&fields(&config, &tensors, world_size)),
-            step: 0,
-            due: adapts.then_some(config.schedule.warmup),
-            window: if measures { Window::new(&tensors) } else { Window::default() },
-            watches: false,
-            norms: vec![],
-            highest: Highest::default(),
-            rate: 0.0,
-            fell: false,
-            decision: None,
-            meter: config.measures_seconds().then(|| Meter::new(vec![Setting::Dense; tensors.len()])),
-            given: Given::Nothing,
-            result: None,
-            groups,
-            tensors: tensors.into(),
-            config: Arc::new(config),
-        })
-    }
-
-    /// Whether this step begins with a decision; the same on every rank.
-    pub(super) fn is_due(&self) -> bool {
-        self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
-    }
-
-    /// Whether gradients of this step are to be observed, on this rank.
-    pub(super) fn watches(&self) -> bool {
-        self.watches && self.measures()
-    }
-
-    /// The work of the next decision, once, when all of its gradients have been seen: between the end of a step and the
-    /// decision's message. On other ranks than the measuring one there is none.
-    pub(super) fn take_task(&mut self) -> Option<PlanTask> {
-        let due = self.due.filter(|due| self.step.saturating_add(self.config.schedule.lead) >= *due)?;
-        if self.watches || self.window.steps == 0 || !self.measures() {
-            return None;
-        }
-        let means = self.window.share()?;
-        let meter = self.meter.as_mut();
-        let costs = meter.and_then(|meter| meter.costs(due, &self.config, &self.tensors, self.world));
-        Some(PlanTask {
-            means,
-            costs,
-            elsewhere: self.window.elsewhere(),
-            config: self.config.clone(),
-            tensors: self.tensors.clone(),
-            step: due.max(self.step),
-            norms: self.norms.clone(),
-            // Without a lead it is this step's rate that counts, which may have been given before it was looked at.
-            fell: if self.config.schedule.lead == 0 { self.falls(self.rate) } else { self.fell },
-        })
-    }
-
-    /// Takes what became of a task, to be told to all ranks when the decision is due; whether anybody still waits for it.
-    /// Nobody does when a saved state has been loaded since, or the learning rate has fallen instead.
-    pub(super) fn hand_in(&mut self, result: PlanResult) -> bool {
-        let awaited = self.window.is_of(&result.means);
-        if awaited {
-            if let Some(meter) = &mut self.meter {
-                result.trials.iter().for_each(|trial| meter.compute.try_out(trial.family, trial.work, trial.seconds));
+impl Planner<'_> {
+    /// Measures and plans, as far as the policy does. `costs` are those of [measured seconds](super::Objective); methods that
+    /// were timed for them are added to `trials`.
+    pub(super) fn decide(
+        &self,
+        means: &mut Means<'_, '_>,
+        backend: &mut dyn Backend,
+        mut costs: Option<Costs>,
+        trials: &mut Vec<Trial>,
+    ) -> Result<Decided, Error> {
+        let norms = means.norms.clone();
+        let mut decision = Decision::without_plan(self.step, Cause::Schedule);
+        let mut relative = vec![None; self.tensors.len()];
+        let mut choices = match &self.config.policy {
+            Policy::Uncompressed => vec![LayerSetting::dense(Uncompressed::Chosen); self.tensors.len()],
+            Policy::Uniform => uniform(self.config, self.tensors, None)?,
+            Policy::Fixed(settings) => settings.iter().map(|&setting| LayerSetting::chosen(setting)).collect(),
+            Policy::Accordion(accordion) => {
+                let levels = self.levels(accordion, &norms);
+                uniform(self.config, self.tensors, Some(&levels))?
             }
-            self.result = Some(result);
+            Policy::Legacy(legacy) => {
+                let elements = self.tensors.iter().map(|tensor| tensor.shape.elements() as u64);
+                let levels: Vec<f64> = elements.map(|elements| legacy.level(self.step, elements)).collect();
+                uniform(self.config, self.tensors, Some(&levels))?
+            }
+            Policy::KMeans { .. } | Policy::LGreco { .. } => {
+                self.plan(backend, means, &norms, &mut decision, &mut relative, costs.as_mut().zip(Some(trials)))?
+            }
+        };
+        self.require_contractions(means, &relative, &mut choices)?;
+        let slower = choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::Slower));
+        decision.slower = slower.count() as u32;
+        decision.not_contractive = refused(&choices);
+        if let (Some(costs), Some(_)) = (costs, decision.plan) {
+            let default = uniform(self.config, self.tensors, None)?;
+            let settings = |choices: &[LayerSetting]| choices.iter().map(|choice| choice.setting).collect::<Vec<_>>();
+            decision.timing = Some(costs.timing(self.tensors, [&settings(&choices), &settings(&default)])?);
         }
-        awaited
+        Ok(Decided { decision, choices, norms })
+    }
+
+    /// Accordion's parameter for each layer.
+    fn levels(&self, accordion: &Accordion, norms: &[f64]) -> Vec<f64> {
+        let before = self.norms.iter().copied().map(Some).chain(core::iter::repeat(None));
+        let critical = |(&now, before)| self.fell || accordion::critical(accordion, before, now);
+        norms.iter().zip(before).map(critical).map(|low| if low { accordion.low } else { accordion.high }).collect()
+    }
+
+    /// Measures and plans. Writes the relative squared error of each chosen setting to `relative`.
+    fn plan(
+        &self,
+        backend: &mut dyn Backend,
+        means: &mut Means<'_, '_>,
+        norms: &[f64],
+        decision: &mut Decision,
+        relative: &mut [Option<f64>],
+        measured_costs: Option<(&mut Costs, &mut Vec<Trial>)>,
+    ) -> Result<Vec<LayerSetting>, Error> {
+        let mut choices = uniform(self.config, self.tensors, None)?;
+        if !self.tensors.iter().any(|tensor| self.config.search.takes(&tensor.dims)) {
+            return Ok(choices);
+        }
+        let measured = means.measure(&self.config.search, backend)?;
+        let timed = measured_costs.is_some();
+        let mut offers = Offers::new(&measured, self.tensors, self.config.search.reduce_dtype, timed)?;
+        if let Some(accordion) = self.config.accordion() {
+            let levels = self.levels(&accordion, norms);
+            let settings = uniform(self.config, self.tensors, Some(&levels))?;
+            offers.refer_to(&settings)?;
+        }
+        if let Some((costs, trials)) = measured_costs {
+            if let Some(clock) = self.config.clock.filter(|_| costs.tries) {
+                *trials = costs.try_out(offers.options(), self.tensors, means, clock, backend)?;
+            }
+            offers.cost_seconds(|layer, setting, bits| {
+                costs.seconds_with_margin(layer, setting, &self.tensors[layer], bits)
+            })?;
+        }
+        let table = Table::new(&offers.choices, &offers.ends)?;
+        let Some(budget) = self.budget(&offers.reference, timed) else { return Ok(choices) };
+        let limit = budget.limit(&table)?;
+        let in_its_unit = |error| match error {
+            Error::Core(CoreError::SizeInfeasible { limit, smallest, .. }) if timed => {
+                let [limit, smallest] = [limit, smallest].map(|time| time as f64 / PICOSECONDS);
+                Error::TimeInfeasible { limit, smallest }
+            }
+            error => error,
+        };
+        let plan = match self.config.policy {
+            Policy::KMeans { clusters } => k_means(&table, limit, &measured, clusters),
+            Policy::LGreco { solver, .. } => {
+                plan::solve_against(&table, limit.into(), budget.reference(), solver).map_err(Error::Core)
+            }
+            _ => return Ok(choices),
+        };
+        let plan = plan.map_err(in_its_unit)?;
+        decision.plan = Some(*plan.summary());
+        decision.default_size = table.chosen(&offers.reference)?.map(|choice| choice.size).sum();
+        decision.uncompressed_size = offers.dense.iter().sum();
+        for (place, (&layer, &option)) in offers.layers.iter().zip(plan.options()).enumerate() {
+            let at = offers.start(place) + option as usize;
+            let error = offers.choices[at].error;
+            let squared = self.config.search.squared_error(&offers.settings[at], error);
+            relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
+            choices[layer] = match offers.settings[at] {
+                Setting::Dense if offers.added[place] => LayerSetting::dense(Uncompressed::Slower),
+                // The default saves nothing either.
+                Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
+                setting => LayerSetting::chosen(setting),
+            };
+        }
+        Ok(choices)
+    }
+
+    /// The plan's budget; `None` for seconds where the table has bits.
+    fn budget<'a>(&self, reference: &'a [u32], timed: bool) -> Option<plan::budget::Budget<'a>> {
+        use plan::budget::Budget as Planned;
+        let (alpha, options) = (self.config.alpha, reference);
+        Some(match self.config.budget {
+            Budget::Error => Planned::Defaults { alpha, options },
+            Budget::Size => Planned::DefaultSize { alpha, options },
+            Budget::Bits(bits) => Planned::Size(bits),
+            Budget::Seconds(seconds) if timed => Planned::Size((seconds * PICOSECONDS) as u64),
+            Budget::Seconds(_) => return None,
+        })
+    }
+
+    /// Replaces settings under which error feedback would amplify errors.
+    fn require_contractions(
+        &self,
+        means: &mut Means<'_, '_>,
+        relative: &[Option<f64>],
+        choices: &mut [LayerSetting],
+    ) -> Result<(), Error> {
+        for (layer, choice) in choices.iter_mut().enumerate() {
+            if choice.setting.traits().bounded || self.config.feedback.of(&choice.setting).is_none() {
+                continue;
+            }
+            let relative = match relative[layer] {
+                Some(relative) => relative,
+                None => means.contraction(&choice.setting, layer, self.config.search.seed)?,
+            };
+            if require_contraction(relative).is_err() {
+                *choice = LayerSetting::dense(Uncompressed::NotContractive);
+            }
+        }
+        Ok(())
     }
 }
 
-pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
-    let sound = learning_rate.is_finite() && learning_rate >= 0.0;
-    Error::require(sound, "learning rate", learning_rate, "a finite number >= 0")
+/// The search's default for every layer, or its setting at `levels`, one parameter per layer.
+pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]>) -> Result<Vec<LayerSetting>, Error> {
+    let of = |(layer, tensor): (usize, &Tensor)| {
+        let Tensor { dims, dtype, .. } = tensor;
+        let setting = match levels {
+            None => config.search.uniform(dims, *dtype)?,
+            Some(levels) => config.search.clone().with_default(levels[layer])?.uniform(dims, *dtype)?,
+        };
+        Ok(match setting {
+            Setting::Dense if !config.search.takes(dims) => LayerSetting::dense(Uncompressed::Small),
+            Setting::Dense => LayerSetting::dense(Uncompressed::NoSaving),
+            setting => LayerSetting::chosen(setting),
+        })
+    };
+    tensors.iter().enumerate().map(of).collect()
+}
+
+/// A setting that was chosen without a gradient; uncompressed where error feedback does not suit it.
+pub(super) fn suited(config: &Config, tensor: &Tensor, choice: LayerSetting) -> LayerSetting {
+    let has_residual = config.feedback.of(&choice.setting).is_some();
+    match has_residual && suits(&choice.setting, tensor.shape).is_err() {
+        true => LayerSetting::dense(Uncompressed::NotContractive),
+        false => choice,
+    }
+}
+
+/// Number of settings that were refused because error feedback would amplify errors.
+pub(super) fn refused(choices: &[LayerSetting]) -> u32 {
+    choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::NotContractive)).count() as u32
+}
+
+/// The table that is planned over: the measured options of the layers that may be compressed.
+struct Offers {
+    choices: Vec<table::Choice>,
+    /// Where each layer's choices end.
+    ends: Vec<usize>,
+    /// The setting behind each choice.
+    settings: Vec<Setting>,
+    /// The index in the model of each layer of the table.
+    layers: Vec<usize>,
+    /// The option of each layer whose error or size is its part of the budget.
+    reference: Vec<u32>,
+    /// Size of each layer uncompressed.
+    dense: Vec<u64>,
+    /// Whether a layer's last option is the uncompressed one, which the search has not offered.
+    added: Vec<bool>,
+}
+
+impl Offers {
+    /// What the search has measured; `with_dense` adds the uncompressed setting to layers that lack it.
+    fn new(measured: &Measured, tensors: &[Tensor], reduce_dtype: Dtype, with_dense: bool) -> Result<Self, Error> {
+        let table = measured.table.view();
+        let mut offers = Offers {
+            choices: vec![],
+            ends: vec![],
+            settings: vec![],
+            layers: measured.layers.clone(),
+            reference: measured.defaults.clone(),
+            dense: vec![],
+            added: vec![],
+        };
+        for (place, &layer) in measured.layers.iter().enumerate() {
+            let Tensor { shape, dtype, .. } = tensors[layer];
+            let size = 8 * Setting::Dense.exchanged_len(shape, dtype, reduce_dtype)? as u64;
+            let row = table.layer(place);
+            offers.choices.extend_from_slice(row);
+            let settings = (0..row.len()).map(|option| measured.setting(place, option));
+            let settings = settings.collect::<Result<Vec<Setting>, _>>()?;
+            let add = with_dense && !settings.contains(&Setting::Dense);
+            offers.settings.extend(settings);
+            if add {
+                offers.choices.push(table::Choice { size, error: 0.0 });
+                offers.settings.push(Setting::Dense);
+            }
+            offers.ends.push(offers.choices.len());
+            offers.dense.push(size);
+            offers.added.push(add);
+        }
+        Ok(offers)
+    }
+
+    fn start(&self, place: usize) -> usize {
+        if place == 0 { 0 } else { self.ends[place - 1] }
+    }
+
+    /// Takes these settings, one per layer of the model, as the reference.
+    fn refer_to(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
+        for (place, &layer) in self.layers.iter().enumerate() {
+            let offered = &self.settings[self.start(place)..self.ends[place]];
+            let option = offered.iter().position(|&setting| setting == choices[layer].setting);
+            let missing = CoreError::NoSuchOption { layer, option: offered.len(), options: offered.len() };
+            self.reference[place] = option.ok_or(missing)? as u32;
+        }
+        Ok(())
+    }
+
+    /// Every offered setting with the index of its layer in the model.
+    fn options(&self) -> impl Iterator<Item = (usize, &Setting)> + Clone {
+        let settings = |place: usize| self.settings[self.start(place)..self.ends[place]].iter();
+        self.layers.iter().enumerate().flat_map(move |(place, &layer)| settings(place).map(move |it| (layer, it)))
+    }
+
+    /// Replaces bits by picoseconds. `seconds` gives those of a layer of the model, a setting and the bits of its payload.
+    fn cost_seconds(&mut self, seconds: impl Fn(usize, &Setting, u64) -> f64) -> Result<(), Error> {
+        for (place, &layer) in self.layers.iter().enumerate() {
+            let cost = |setting: &Setting, bits: u64| -> Result<u64, Error> {
+                let value = seconds(layer, setting, bits);
+                let expected = "a finite number >= 0, below a million";
+                CoreError::require((0.0..1e6).contains(&value), "seconds that a layer takes", value, expected)?;
+                Ok((value * PICOSECONDS) as u64)
+            };
+            let range = self.start(place)..self.ends[place];
+            for (choice, setting) in self.choices[range.clone()].iter_mut().zip(&self.settings[range]) {
+                choice.size = cost(setting, choice.size)?;
+            }
+            self.dense[place] = cost(&Setting::Dense, self.dense[place])?;
+        }
+        Ok(())
+    }
+}
+
+/// The plan of CGX: layers in clusters of like size and error, one option per cluster.
+fn k_means(table: &Table<'_>, limit: Limit, measured: &Measured, clusters: usize) -> Result<Plan, Error> {
+    let elements: Vec<u64> = (0..table.layers()).map(|layer| measured.table.elements(layer)).collect();
+    let metric: Vec<f64> = measured.table.view().chosen(&measured.defaults)?.map(|choice| choice.error).collect();
+    let mut options = vec![0; table.layers()];
+    let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
+    baseline::kmeans(table, limit, &elements, &metric, clusters, &mut workspace, &mut options)?;
+    Ok(Plan::from_options(table, limit.into(), "k-means", options)?)
 }

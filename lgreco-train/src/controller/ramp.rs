@@ -1,14 +1,14 @@
-//! Settings that begin mild.
+//! Milder compression in the first steps.
 
-use crate::Error;
 use crate::search::Search;
+use crate::{CoreError, Error};
 
-/// A ramp-up of compression, as DGC's of sparsity (Lin et al., ICLR 2018): at first the search's default is another one,
-/// milder, and every decision brings it nearer to its own, by a like factor in like times. Budgets follow, because they are
-/// those of the default; under a budget of bits or seconds, which does not, a ramp-up is refused.
+/// A ramp-up of compression, like DGC's of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value, and
+/// every decision brings it nearer to its own, geometrically. Budgets that come from the default follow. Budgets of bits or seconds
+/// do not, so a ramp-up is refused under them.
 ///
-/// Early steps are worth more: at the bytes of a constant size, one that falls from twice to half of it cost a transformer less
-/// final loss, under TopK by a quarter and under PowerSGD by a sixth (docs/src/experiments/error-feedback.md).
+/// Early steps are worth more. A size that falls from twice to half of a constant one has the same bytes in all. It cost a
+/// transformer less final loss: a quarter less under TopK, a sixth less under PowerSGD (docs/src/experiments/error-feedback.md).
 ///
 /// ```
 /// use lgreco_train::controller::{Config, RampUp};
@@ -22,23 +22,23 @@ use crate::search::Search;
 pub struct RampUp {
     /// The default (bits, density or rank) at the end of the [schedule](super::Schedule)'s uncompressed steps.
     pub first: f64,
-    /// Steps from there to the search's own default, at least 1.
+    /// Number of steps from there to the search's own default, at least 1.
     pub steps: u64,
 }
 
 impl RampUp {
-    /// The search `since` steps after those without compression.
+    /// The search `since` steps after the warm-up.
     pub(super) fn of(&self, search: &Search, since: u64) -> Result<Search, Error> {
         let done = (since as f64 / self.steps as f64).min(1.0);
         Ok(search.ramped(self.first, done)?)
     }
 
-    /// `Err` unless it is one of `search`, under a policy and a budget that go by the default.
+    /// `Err` unless `first` is valid in `search`, and policy and budget depend on the default.
     pub(super) fn check(&self, search: &Search, policy_goes: bool, budget_goes: bool) -> Result<(), Error> {
-        let require = Error::require;
+        let require = CoreError::require;
         let (what, first) = ("first default", self.first);
-        require(policy_goes, what, first, "none under a policy that does not go by the default")?;
-        require(budget_goes, what, first, "none under a budget that does not go by the default")?;
+        require(policy_goes, what, first, "no ramp-up under a policy that does not use the default")?;
+        require(budget_goes, what, first, "no ramp-up under a budget that does not come from the default")?;
         require(self.steps > 0, "steps of the ramp-up", 0.0, "at least 1")?;
         self.of(search, 0).map(drop)
     }

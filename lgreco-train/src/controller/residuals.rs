@@ -1,11 +1,11 @@
-//! What a trainer does to residuals when it skips an update, changes the scale of its loss, or exchanges elsewhere.
+//! Changing residuals: when a trainer skips an update, changes the scale of its loss, or exchanges by itself.
 
 use super::Controller;
 use super::layer::Undo;
-use crate::Error;
-use crate::error::expect_len;
 use crate::feedback::{Memory, Residual};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
+use lgreco::error::expect_len;
 
 /// The residuals of a [`Controller`], by [`Controller::residuals`].
 ///
@@ -22,8 +22,8 @@ use crate::rng::Stream;
 pub struct Residuals<'a>(pub(super) &'a mut Controller);
 
 impl Residuals<'_> {
-    /// Remembers these values of layer `layer` instead, f32, row-major: what was not sent of it elsewhere. Under a setting
-    /// without feedback they go out whole with the next gradient. The last step can then no longer be rolled back.
+    /// Replaces the residual of layer `layer` by these values, f32 in row-major order: those of an exchange by the caller. Under a setting
+    /// without error feedback, they are sent once, with the next gradient. The last step can then no longer be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -40,18 +40,18 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when the step under way has exchanged the layer, [`Error::InFlight`] while a bucket has it;
-    /// [`Error::NoSuchLayer`]; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
-    /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    /// [`Error::StepOrder`] if the present step has exchanged the layer; [`Error::InFlight`] while a bucket has it;
+    /// [`Error::NoSuchLayer`]; [`CoreError::Length`] unless there is one value per element; [`CoreError::Overflow`] for a value that is
+    /// not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. Nothing has changed then.
     pub fn set(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.0.control.is_idle() {
             self.0.expect_layer(layer)?;
         } else {
             self.0.expect_lendable(layer)?;
         }
-        let (state, shape) = (&mut self.0.states[layer], self.0.planner.tensors[layer].shape);
+        let (state, shape) = (&mut self.0.states[layer], self.0.scheduler.tensors[layer].shape);
         expect_len("residual values", shape.elements(), values.len())?;
-        let (seed, step) = (self.0.planner.config.search.seed, self.0.planner.step as u32);
+        let (seed, step) = (self.0.scheduler.config.search.seed, self.0.scheduler.step as u32);
         let stream = Stream { seed, step, layer: layer as u32, rank: self.0.rank };
         match &mut state.memory {
             Some(memory) => memory.set(values, stream)?,
@@ -66,8 +66,8 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
-    /// loss has changed. Every rank does it with the same factor, or none.
+    /// Multiplies all residuals by `factor`, because the scale of the loss, and with it that of gradients, has changed by this factor.
+    /// All ranks do so with the same factor.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -81,17 +81,22 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) unless `factor` is positive and finite,
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a residual no longer fits its format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
+    /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`] when a residual no longer fits its format;
+    /// [`Error::StepOrder`] while a step is under way. No residual has changed then.
     ///
     /// # Complexity
     /// Three passes over the residuals. The last step can then no longer be rolled back.
     pub fn rescale(&mut self, factor: f32) -> Result<(), Error> {
         self.0.control.expect_idle()?;
-        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
+        CoreError::require(
+            factor > 0.0 && factor.is_finite(),
+            "rescaling factor",
+            factor.into(),
+            "positive and finite",
+        )?;
         let memories = || self.0.states.iter().filter_map(|state| state.memory.as_ref());
         memories().try_for_each(|memory| memory.check_rescale(factor))?;
-        let (seed, step, rank) = (self.0.planner.config.search.seed, self.0.planner.step as u32, self.0.rank);
+        let (seed, step, rank) = (self.0.scheduler.config.search.seed, self.0.scheduler.step as u32, self.0.rank);
         for (layer, state) in self.0.states.iter_mut().enumerate() {
             state.undo = Undo::Nothing;
             let stream = Stream { seed, step, layer: layer as u32, rank };
@@ -100,8 +105,8 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Forgets residuals where the means of the last step, f32 and one slice per layer, are not zero. An estimate (EF21) stays
-    /// what it is. The step can then no longer be rolled back. [`Outer::forget_moved`](crate::outer::Outer) says what it is for.
+    /// Sets residuals to zero where the means of the last step, f32 and one slice per layer, are not zero. The step can then no longer be
+    /// rolled back. [`Outer::forget_moved`](crate::outer::Outer) explains the purpose.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -114,15 +119,15 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`](crate::CoreError::Length) for means of another
-    /// number or length than the layers: then nothing is forgotten.
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`] for means of another number or length than the layers.
+    /// Nothing has changed then.
     ///
     /// # Complexity
     /// A pass over the means and the residuals.
     pub fn forget_moved(&mut self, means: &[&[f32]]) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         expect_len("means, one per layer", self.0.states.len(), means.len())?;
-        for (tensor, mean) in self.0.planner.tensors.iter().zip(means) {
+        for (tensor, mean) in self.0.scheduler.tensors.iter().zip(means) {
             expect_len("values of a mean", tensor.shape.elements(), mean.len())?;
         }
         for (state, mean) in self.0.states.iter_mut().zip(means) {
@@ -132,9 +137,9 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped
-    /// the update, say. The step still counts, PowerSGD's factors stay, and layers that the step has not exchanged keep
-    /// theirs. Every rank does it or none. Once only: the residuals of the step before are gone.
+    /// Restores the residuals before the last step, because its means were not applied: a loss scaler has skipped the update, for
+    /// instance. The step still counts, and PowerSGD's factors stay. Residuals of layers that the step has not exchanged stay. All
+    /// ranks do so. Only one step can be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -151,8 +156,8 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way, and where the residuals before it are gone: the configuration has to ask
-    /// for [`undo`](super::Config::undo). Then nothing has changed.
+    /// [`Error::StepOrder`] while a step is under way, and without [`undo`](super::Config::undo) in the configuration. Nothing has changed
+    /// then.
     ///
     /// # Complexity
     /// O(layers).

@@ -1,14 +1,14 @@
-//! Saving a controller, whole or in parts.
+//! Saving a controller, as a whole or in parts.
 
 use super::layer::Counts;
-use super::saved::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
+use super::state_format::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
 use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
 use crate::feedback::Memory;
 use crate::state::Writer;
 use alloc::vec::Vec;
 
-/// How much of a controller is saved.
+/// Which part of a controller is saved.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -22,19 +22,19 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contents {
-    /// All of it: a run continues bit for bit.
+    /// Everything: a run continues bit for bit.
     #[default]
     Everything,
-    /// Without the window's gradients: whoever continues collects new ones for the next decision, which comes at its step
-    /// if at least one is there.
+    /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is made at
+    /// its step if the window then has at least one gradient.
     WithoutWindow,
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
-    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it, nor are settings that
-    /// [`set_settings`](super::Planning::set_settings) has given and no step has taken over: a controller that is configured with
-    /// them takes them over a step later. A plan task that is out is not saved either.
+    /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load) it
+    /// continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings from
+    /// [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with them
+    /// switches a step later.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -46,17 +46,17 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
-    /// being exchanged, [`Error::StepOrder`] while a step is under way, and for gradients of the window that were
-    /// [observed elsewhere](super::Elsewhere::note_observed) and not [brought](super::Elsewhere::set_observed) since.
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) of a residual on this rank, if the other ranks were not told yet;
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and for gradients of the window
+    /// that a device [has](super::External::note_observed) and that were not [brought](super::External::set_observed).
     ///
     /// # Complexity
-    /// Residuals and factors; on the measuring rank the window's mean too.
+    /// A pass over residuals and factors, and on the measuring rank over the window's mean gradient.
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         self.save_only(Contents::Everything)
     }
 
-    /// As [`save`](Controller::save), of some contents.
+    /// As [`save`](Controller::save), with a choice of contents.
     ///
     /// # Errors
     /// As [`save`](Controller::save).
@@ -64,13 +64,13 @@ impl Controller {
         self.expect_saveable(contents)?;
         let mut to = self.writer(MAGIC);
         self.save_run(contents, &mut to);
-        to.numbers([self.planner.tensors.len() as u64]);
+        to.numbers([self.scheduler.tensors.len() as u64]);
         (0..self.states.len()).for_each(|layer| self.save_layer(layer, contents, &mut to));
         Ok(to.sealed())
     }
 
-    /// A part of this rank's state, for checkpoints that are maps by name: that of a layer, or what belongs to none.
-    /// [`load`](Controller::load) takes all parts in any order.
+    /// A part of this rank's state, for checkpoints that are maps by name: the part of a layer, or with `None` the part that belongs to no
+    /// layer. [`load`](Controller::load) takes all parts in any order.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -105,8 +105,9 @@ impl Controller {
     fn expect_saveable(&self, contents: Contents) -> Result<(), Error> {
         self.late.map_or(Ok(()), Err)?;
         let mut layers = 0..self.states.len();
-        if contents == Contents::Everything && layers.any(|layer| self.planner.window.mean(layer).is_err()) {
-            let (what, expected) = ("gradients of the window are elsewhere", "their means, by `set_observed`");
+        if contents == Contents::Everything && layers.any(|layer| self.scheduler.window.mean(layer).is_err()) {
+            let (what, expected) =
+                ("a device has gradients of the window", "`set_observed` with their means before `save`");
             return Err(Error::StepOrder { what, expected });
         }
         match self.states.iter().position(|state| state.lent != 0) {
@@ -116,21 +117,21 @@ impl Controller {
     }
 
     fn writer(&self, magic: u64) -> Writer {
-        let version = if self.planner.meter.is_some() { VERSION } else { UNMEASURED_VERSION };
+        let version = if self.scheduler.meter.is_some() { VERSION } else { UNMEASURED_VERSION };
         let mut to = Writer::new(magic, version);
-        to.numbers([self.rank.into(), self.world.into(), self.planner.step]);
+        to.numbers([self.rank.into(), self.world.into(), self.scheduler.step]);
         to
     }
 
     fn save_run(&self, contents: Contents, to: &mut Writer) {
-        let planner = &self.planner;
-        let window_steps = if contents == Contents::Everything { planner.window.steps } else { 0 };
-        to.numbers([planner.due.unwrap_or(NONE), window_steps, planner.highest.0.to_bits(), self.non_finite]);
-        let decision = planner.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
-        to.numbers([planner.decision.is_some() as u64]);
+        let scheduler = &self.scheduler;
+        let window_steps = if contents == Contents::Everything { scheduler.window.steps } else { 0 };
+        to.numbers([scheduler.due.unwrap_or(NONE), window_steps, scheduler.highest.0.to_bits(), self.non_finite]);
+        let decision = scheduler.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
+        to.numbers([scheduler.decision.is_some() as u64]);
         to.numbers(decision.encode());
-        to.numbers([planner.groups.ranges.len() as u64, 0]);
-        if let Some(meter) = &planner.meter {
+        to.numbers([scheduler.groups.ranges.len() as u64, 0]);
+        if let Some(meter) = &scheduler.meter {
             to.numbers(Timing::encode(decision.timing.as_ref()));
             to.numbers(meter.compute.numbers().map(f64::to_bits));
             to.numbers([meter.link.numbers().count() as u64]);
@@ -139,18 +140,18 @@ impl Controller {
     }
 
     fn save_layer(&self, layer: usize, contents: Contents, to: &mut Writer) {
-        let (planner, state) = (&self.planner, &self.states[layer]);
-        let tensor = &planner.tensors[layer];
+        let (scheduler, state) = (&self.scheduler, &self.states[layer]);
+        let tensor = &scheduler.tensors[layer];
         to.numbers([tensor.name.len() as u64]);
         to.bytes(tensor.name.as_bytes());
         to.numbers([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64]);
         let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
         to.numbers(state.choice.encode());
         to.numbers([steps, bytes_in, bytes_out, not_contractive]);
-        let norm = planner.norms.get(layer).copied();
+        let norm = scheduler.norms.get(layer).copied();
         to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));
         to.values(&state.factor);
-        let mean = planner.window.mean(layer).ok().flatten().filter(|_| contents == Contents::Everything);
+        let mean = scheduler.window.mean(layer).ok().flatten().filter(|_| contents == Contents::Everything);
         to.numbers([mean.is_some() as u64]);
         to.values(mean.unwrap_or_default());
         let len = state.memory.as_ref().map_or(0, Memory::part_len);

@@ -1,12 +1,14 @@
+//! A layer of the model as the controller knows it, and whether values are a gradient of it.
+
 use crate::Error;
-use crate::compress::Setting;
+use crate::compress::{Setting, check_finite};
 use crate::exchange::Spec;
-use crate::gradient::{Dtype, Shape};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// A parameter tensor of the model: its name, by which saved state is found again, its dimensions and element type.
+/// A parameter tensor of the model: name, dimensions and element type. Saved states are keyed by the name.
 ///
 /// ```
 /// use lgreco_train::{controller::Tensor, gradient::Dtype};
@@ -38,8 +40,8 @@ impl Tensor {
         Ok(Tensor { name: name.into(), dims: dims.into(), shape, dtype, shards: Arc::default() })
     }
 
-    /// The same tensor with shards: where each rank's [ends](crate::exchange::Spec::shards), in elements. For
-    /// [`Route::Sharded`](crate::exchange::Route), which needs them, and no other.
+    /// The same tensor with shards: the element at which each rank's shard [ends](crate::exchange::Spec::shards). Only
+    /// [`Route::Sharded`](crate::exchange::Route) has shards, and needs them.
     ///
     /// ```
     /// # use lgreco_train::{controller::Tensor, gradient::Dtype};
@@ -53,12 +55,12 @@ impl Tensor {
         self
     }
 
-    /// Where each rank's shard ends; empty if there are none.
+    /// The element at which each rank's shard ends; empty without shards.
     pub fn shards(&self) -> &[u64] {
         &self.shards
     }
 
-    /// What an exchange by this setting knows of it.
+    /// The layer's description for an exchange under this setting.
     pub(super) fn spec(&self, setting: Setting) -> Spec<'_> {
         Spec { shards: &self.shards, ..Spec::from((setting, self.shape, self.dtype)) }
     }
@@ -115,4 +117,22 @@ impl Tensor {
     pub(super) const fn bytes(&self) -> u64 {
         (self.shape.elements() * self.dtype.bytes()) as u64
     }
+}
+
+/// `Err` unless values have the element type and number of elements of layer `layer`.
+pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, values: Values<'_>) -> Result<(), Error> {
+    if values.dtype() != dtype {
+        return Err(Error::LayerDtype { layer, found: values.dtype(), expected: dtype });
+    }
+    if values.len() != shape.elements() {
+        let (what, expected, found) = ("the number of values", shape.elements(), values.len());
+        return Err(Error::LayerMismatch { layer, what, expected, found });
+    }
+    Ok(())
+}
+
+/// `Err` with the first value that is NaN or infinite.
+pub(super) fn expect_finite(layer: usize, values: Values<'_>) -> Result<(), Error> {
+    let column = Gradient::new(values, Shape::new(values.len(), 1)?)?;
+    check_finite(&column).map_err(|error| Error::from(error).of_layer(layer as u32))
 }

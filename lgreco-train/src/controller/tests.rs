@@ -47,7 +47,7 @@ fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
         let layers = shapes.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
         let config = Config { bucket_bytes, ..config(Policy::Uncompressed) };
         let controller = Controller::new(config, layers.into(), worker.rank(), worker.world_size()).unwrap();
-        assert_eq!(controller.planner.groups.ranges.len(), buckets, "{bucket_bytes} bytes");
+        assert_eq!(controller.scheduler.groups.ranges.len(), buckets, "{bucket_bytes} bytes");
     }
 }
 
@@ -58,7 +58,7 @@ fn powersgds_factor_is_cut_or_extended_by_zeros() {
     let mut state = layer::LayerState::new(&config);
     let mut to = |rank: u32| {
         let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
-        let choice = codes::Choice { setting, uncompressed: None };
+        let choice = decision::LayerSetting { setting, uncompressed: None };
         let switch = state.prepare(choice, &config, &tensor, Stream::default()).unwrap();
         state.commit(switch);
         let factor = state.factor.clone();
@@ -75,10 +75,10 @@ fn powersgds_factor_is_cut_or_extended_by_zeros() {
 fn every_setting_has_words_of_its_own() {
     for setting in SETTINGS {
         let uncompressed = (setting == Setting::Dense).then_some(Uncompressed::Chosen);
-        let choice = codes::Choice { setting, uncompressed };
-        assert_eq!(codes::Choice::decode(choice.encode(), &Methods::NONE), Ok(choice));
+        let choice = decision::LayerSetting { setting, uncompressed };
+        assert_eq!(decision::LayerSetting::decode(choice.encode(), &Methods::NONE), Ok(choice));
     }
-    let mut methods = SETTINGS.map(|setting| codes::Choice { setting, uncompressed: None }.encode()[0] as u8);
+    let mut methods = SETTINGS.map(|setting| decision::LayerSetting { setting, uncompressed: None }.encode()[0] as u8);
     methods.sort_unstable();
     assert_eq!(methods, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
 }
@@ -119,7 +119,7 @@ fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
         config.objective = Objective::MeasuredSeconds;
         config.clock = Some(|| 0.0);
         let mut controller = Controller::new(config, vec![tensor], worker.rank(), worker.world_size()).unwrap();
-        controller.planner.decision = decided.map(|seconds_per_byte| {
+        controller.scheduler.decision = decided.map(|seconds_per_byte| {
             let seconds = Timing {
                 measured: 1.0,
                 computing: 0.0,
@@ -133,7 +133,7 @@ fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
             };
             Decision { timing: Some(seconds), ..Decision::without_plan(0, Cause::Schedule) }
         });
-        (controller.probe_words(), controller.probe_times())
+        (controller.scheduler.probe_words(), controller.scheduler.probe_times())
     };
     let so_long = |words: usize| 1.0 / (4 * words) as f64; // per byte
     assert_eq!([None, Some(0.0), Some(so_long(2 * MIB))].map(|decided| sized(1024, decided)), [(MIB, 2); 3]);

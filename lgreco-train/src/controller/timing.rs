@@ -1,10 +1,10 @@
-//! What was measured before a decision, and what it expects.
+//! Measured and expected seconds of a decision.
 
-use crate::Error;
+use crate::{CoreError, Error};
 use core::fmt;
 
-/// Seconds that a decision under [`Objective::MeasuredSeconds`](super::Objective) went by: of a step's exchange, from the first
-/// bucket to the last mean, compressing included, on the slowest rank.
+/// Seconds of a step's exchange that a decision under [`Objective::MeasuredSeconds`](super::Objective) is based on: from the first
+/// bucket to the last mean, including compression, on the slowest rank.
 ///
 /// ```
 /// use lgreco_train::controller::Timing;
@@ -12,19 +12,19 @@ use core::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// What a step has taken since the last decision, the median; 0 if there was none.
+    /// Median of the measured steps since the last decision; 0 if there were none.
     pub measured: f64,
-    /// Of it, what was spent on compressing and decompressing.
+    /// Those of them that were compression and decompression.
     pub computing: f64,
-    /// Seconds that another byte takes, sent by every rank.
+    /// Seconds per further byte that every rank sends.
     pub seconds_per_byte: f64,
-    /// What a step is expected to take under the new settings.
+    /// Expected under the new settings.
     pub plan: f64,
-    /// Of it, compressing and decompressing.
+    /// Those of them that are compression and decompression.
     pub plan_computing: f64,
-    /// Under the default settings.
+    /// Expected under the default settings.
     pub default: f64,
-    /// With all layers uncompressed.
+    /// Expected with all layers uncompressed.
     pub uncompressed: f64,
     /// Layers that are compressed now.
     pub compressed: u32,
@@ -52,7 +52,7 @@ impl Timing {
         let numbers = numbers.map(f64::from_bits);
         for number in numbers {
             let sound = number.is_finite() && number.is_sign_positive();
-            Error::require_saved(sound, "a time of the decision", number.to_bits())?;
+            CoreError::require_saved(sound, "a time of the decision", number.to_bits())?;
         }
         let [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed] = numbers;
         let (compressed, layers) = ((counts >> 32) as u32, *counts as u32);

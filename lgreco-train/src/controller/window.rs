@@ -1,5 +1,5 @@
-//! The measuring rank's own gradients, uncompressed and without residual, of which the controller decides. The mean
-//! over the workers would not do: it is already compressed, and TopK's mean would tell TopK that it loses nothing.
+//! The mean of the measuring rank's own gradients, which decisions look at: uncompressed and without residual. The mean over the
+//! workers would mislead. It is already compressed, and TopK loses nothing on TopK's mean.
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
@@ -8,48 +8,48 @@ use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::compress::spread::spread_parts;
 
-/// The mean gradient of the steps before a decision. Every rank counts, the measuring rank adds.
+/// The mean gradient of the steps before a decision. Every rank counts the steps. Only the measuring rank has gradients.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    /// Steps seen.
+    /// Number of steps so far.
     pub steps: u64,
-    /// Means by layer, each empty between a decision and the first step of the next window; none on ranks that do not measure.
-    /// Shared with a plan task, while there is one, and then not added to.
+    /// The mean of each layer, empty between a decision and the first step of the next window. No layers on ranks that do not measure.
+    /// A plan task may share the means. Nothing is added to them then.
     means: Arc<Vec<Vec<f32>>>,
-    /// Of layers whose means are elsewhere, a copy as they are now, empty where none was brought; by layer, as `means` are.
+    /// By layer, `Some` if a device has the mean: a copy of it, or empty if none was brought.
     elsewhere: Vec<Option<Vec<f32>>>,
 }
 
 impl Window {
-    /// No steps yet, of a rank that measures.
+    /// An empty window on the measuring rank.
     pub(super) fn new(tensors: &[Tensor]) -> Window {
         Window { steps: 0, means: Arc::new(vec![vec![]; tensors.len()]), elsewhere: vec![None; tensors.len()] }
     }
 
-    /// Takes the memory of its means, at its first step.
+    /// Allocates the means, at the first step.
     pub(super) fn open(&mut self, tensors: &[Tensor]) {
         for (mean, tensor) in self.means_mut().iter_mut().zip(tensors) {
-            // Zeros of the allocator's, which take no memory before they are written to.
+            // Zeros from the allocator take no memory until they are written.
             *mean = vec![0.0; tensor.shape.elements()];
         }
     }
 
-    /// Takes note that a layer's mean is elsewhere, and another one than before.
+    /// Records that a device has a layer's mean, and that it has changed.
     pub(super) fn note_elsewhere(&mut self, layer: usize) {
         self.elsewhere[layer] = Some(vec![]);
     }
 
-    /// Whether the means of some layers are elsewhere.
+    /// Whether a device has the mean of some layer.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.elsewhere.iter().any(Option::is_some)
     }
 
-    /// By layer, whether its mean is elsewhere.
+    /// By layer, whether a device has its mean.
     pub(super) fn elsewhere(&self) -> Vec<bool> {
         self.elsewhere.iter().map(Option::is_some).collect()
     }
 
-    /// Takes a mean that was elsewhere: it is here from now on, or, while a task has the others, also here.
+    /// Takes a mean from a device. From now on it is here. While a task shares the means, it is a copy.
     pub(super) fn bring(&mut self, layer: usize, mean: &[f32]) {
         match Arc::get_mut(&mut self.means) {
             Some(means) => {
@@ -60,7 +60,8 @@ impl Window {
         }
     }
 
-    /// A layer's mean, to be saved; `None` on ranks that do not measure and between windows, `Err` with a layer whose mean has to be brought first.
+    /// A layer's mean, for saved states. `None` on ranks that do not measure, and between windows. `Err` with the layer if its mean must
+    /// be brought from a device first.
     pub(super) fn mean(&self, layer: usize) -> Result<Option<&[f32]>, usize> {
         match self.elsewhere.get(layer) {
             Some(Some(mean)) if mean.is_empty() && !self.means[layer].is_empty() => Err(layer),
@@ -69,13 +70,13 @@ impl Window {
         }
     }
 
-    /// To be added to. Nobody else has them at such times.
+    /// The means, to be changed. No task shares them at such times.
     pub(super) fn means_mut(&mut self) -> &mut [Vec<f32>] {
         let means: &mut Vec<_> = Arc::make_mut(&mut self.means);
         means
     }
 
-    /// The means for a task, unless one has them already.
+    /// The means for a task, unless another task has them.
     pub(super) fn share(&mut self) -> Option<Arc<Vec<Vec<f32>>>> {
         self.is_free().then(|| self.means.clone())
     }
@@ -90,7 +91,7 @@ impl Window {
         Arc::ptr_eq(&self.means, means)
     }
 
-    /// Starts anew, whatever was lost or is still with a task that nobody waits for; frees the means.
+    /// Begins a new window, and frees the means.
     pub(super) fn clear(&mut self) {
         self.steps = 0;
         match Arc::get_mut(&mut self.means) {
@@ -102,14 +103,14 @@ impl Window {
     }
 }
 
-/// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.
+/// Adds gradient number `steps` of a layer to its mean. An empty mean, as on ranks that do not measure, stays empty.
 pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
     #[inline(always)]
     fn blend<T: Element>((mean, values): (&mut [f32], &[T]), [old, new]: [f32; 2]) {
         mean.iter_mut().zip(values).for_each(|(mean, x)| *mean = *mean * old + x.to_f32() * new);
     }
     let steps = steps as f32;
-    // A weighted mean: neither term nor their sum can overflow.
+    // In a weighted mean, neither the terms nor their sum can overflow.
     let weights = [(steps - 1.0) / steps, 1.0 / steps];
     let elements = mean.len();
     with_elements!(gradient, values => spread_parts!(elements, 1, (mean, values), weights, blend));

@@ -32,17 +32,17 @@ pub fn workspace_len<'a>(
 }
 
 /// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
-/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call,
-/// whatever its setting says, and relies on `factor` for accuracy. Sums travel as f32.
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD makes one power iteration per call, whatever its
+/// setting says, and relies on `factor` for accuracy. Sums travel as f32.
 ///
-/// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
+/// Every call checks by an all-gather of 24 bytes per rank that all ranks have the same layers and settings.
 ///
 /// # Errors
-/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no workers or a rank
-/// beyond them, [`Error::Collective`] when the embedder's call failed.
+/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no
+/// workers, or a rank that is not below their number; [`Error::Collective`] when the caller's collective failed.
 ///
 /// # Complexity
-/// Encoding once, and for payloads decoding once per worker ([`Route::AllGather`]) or about twice in all
+/// Encodes every layer once. Decodes payloads once per worker ([`Route::AllGather`]), or about twice in all
 /// ([`Route::ScatterReduce`]). Workspace: [`workspace_len`].
 ///
 /// ```

@@ -1,11 +1,11 @@
-//! What travels how.
+//! How payloads travel, by kind of aggregation.
 
 use super::moment::Route;
 use crate::compress::powersgd::{PowerSgd, effective_rank};
 use crate::compress::{Aggregation, Compressor, Setting};
 use crate::gradient::Shape;
 
-/// Whether payloads of `setting` are gathered whole.
+/// Whether all ranks gather whole payloads of `setting`.
 pub(crate) fn is_gathered(setting: &Setting, route: Route) -> bool {
     match setting.traits().aggregation {
         Aggregation::Payloads => route == Route::AllGather,

@@ -1,7 +1,7 @@
-//! What the embedder supplies: its network.
+//! The caller's network.
 
-use crate::Error;
 use crate::gradient::Bf16;
+use crate::{CoreError, Error};
 
 /// A collective call that failed.
 ///
@@ -12,12 +12,12 @@ use crate::gradient::Bf16;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveError {
-    /// What went wrong, in the embedder's own numbering; [`CollectiveError::UNSUPPORTED`] is taken.
+    /// The caller's own code for what went wrong. The code of [`CollectiveError::UNSUPPORTED`] is reserved.
     pub code: i32,
 }
 
 impl CollectiveError {
-    /// The embedder has no such collective.
+    /// The caller does not implement this collective.
     ///
     /// ```
     /// # use lgreco_train::{Error, exchange::CollectiveError};
@@ -43,9 +43,9 @@ impl From<CollectiveError> for Error {
 /// The blocking collective calls of one worker in a group: NCCL, MPI, Gloo, sockets, or
 /// [`threads`](crate::exchange::threads).
 ///
-/// All workers make the same calls in the same order with the same lengths; which calls, depends on settings and shapes
-/// alone, never on values. Only the lengths of an all-gather may depend on values; all workers then know everybody's. A
-/// worker that cannot go on must make the others' calls fail rather than wait for ever.
+/// All workers make the same calls in the same order with the same lengths. The calls depend only on settings and shapes, never on
+/// values. Only the lengths of an all-gather may depend on values, and then all workers know the lengths of all. If a worker cannot
+/// go on, the calls of the others must fail, not wait for ever.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, CollectiveError};
@@ -75,7 +75,7 @@ impl From<CollectiveError> for Error {
 /// }
 ///
 /// let refused = Alone.all_to_all(&[], &[0], &mut [], &[0]);
-/// assert_eq!(refused, Err(CollectiveError::UNSUPPORTED)); // it has no scatter-reduce
+/// assert_eq!(refused, Err(CollectiveError::UNSUPPORTED)); // no scatter-reduce
 /// ```
 pub trait Collective {
     /// This worker's number, below [`world_size`](Collective::world_size).
@@ -87,44 +87,44 @@ pub trait Collective {
     /// Replaces `values` by their sums over the workers. Every worker must get the same bits; NaN must stay NaN.
     ///
     /// # Errors
-    /// The embedder's.
+    /// The caller's.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// The same of bf16. Whether sums are rounded once or at every addition is the embedder's choice. Only
+    /// The same for bf16. Sums may be rounded once or at every addition. Only
     /// [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) asks for it.
     ///
     /// # Errors
-    /// The embedder's; unless it is implemented, [`CollectiveError::UNSUPPORTED`].
+    /// The caller's; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
     fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
         let _ = values;
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker; this worker's bytes
-    /// are in their place.
+    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker. This worker's bytes are in their
+    /// place already.
     ///
     /// # Errors
-    /// The embedder's.
+    /// The caller's.
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// The same with parts of `lens[i]` bytes, some of which may be 0; `buffer` is as long as all of them.
+    /// The same with parts of `lens[i]` bytes, some of which may be 0. The length of `buffer` is their sum.
     ///
     /// # Errors
-    /// The embedder's.
+    /// The caller's.
     fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError>;
 
     /// Replaces `bytes` by those of worker `root`.
     ///
     /// # Errors
-    /// The embedder's.
+    /// The caller's.
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Sends worker `i` the next `send_lens[i]` bytes of `send`, and receives the next `received_lens[i]` bytes of
-    /// `received` from it, `i` ascending. The routes
-    /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need it.
+    /// For each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and receives the next
+    /// `received_lens[i]` bytes of `received` from it. The routes [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and
+    /// [`Sharded`](crate::exchange::Route::Sharded) need it.
     ///
     /// # Errors
-    /// The embedder's; unless it is implemented, [`CollectiveError::UNSUPPORTED`].
+    /// The caller's; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
     fn all_to_all(
         &mut self,
         send: &[u8],
@@ -136,30 +136,30 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Replaces the next `lens[i]` of `values`, i being this worker, by their sums over the workers; the others' parts
-    /// may hold anything afterwards. The sums must have the bits of [`all_reduce_sum`](Collective::all_reduce_sum) if
-    /// those of a sharded exchange are to be those of another, and NaN must stay NaN. Only
-    /// [`Route::Sharded`](crate::exchange::Route) asks for it.
+    /// `values` has a part of `lens[i]` values for each worker `i`. Replaces this worker's part by its sums over the workers. The other
+    /// parts may hold anything afterwards. NaN must stay NaN. If the sums have the bits of
+    /// [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges have the bits of others. Only
+    /// [`Route::Sharded`](crate::exchange::Route) asks for it. The default is an all-reduce of all values, with about twice the
+    /// traffic.
     ///
     /// # Errors
-    /// The embedder's. Unless it is implemented, it is an all-reduce of all of the values, of which this worker needs
-    /// its part: about twice the traffic.
+    /// The caller's.
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum(values)
     }
 
-    /// The same of bf16.
+    /// The same for bf16.
     ///
     /// # Errors
-    /// As there.
+    /// As [`reduce_scatter_sum`](Collective::reduce_scatter_sum).
     fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum_bf16(values)
     }
 }
 
-/// One worker's place in its group.
+/// A rank and the number of workers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -177,7 +177,7 @@ impl Place {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        Error::require(self.world > 0, "the number of workers", 0.0, "at least 1")?;
-        Error::require(self.rank < self.world, "rank", self.rank.into(), "below the number of workers")
+        CoreError::require(self.world > 0, "the number of workers", 0.0, "at least 1")?;
+        Ok(CoreError::require(self.rank < self.world, "rank", self.rank.into(), "below the number of workers")?)
     }
 }

@@ -1,4 +1,4 @@
-//! Which rank averages which part of a bucket.
+//! The part of a bucket that each rank averages.
 
 use super::layer::Spec;
 use super::moment::Route;
@@ -8,8 +8,8 @@ use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use core::ops::Range;
 
-/// Equal shares of all elements that travel as payloads, their boundaries moved to where tensors can be cut; or the
-/// layers' shards.
+/// Divides all elements that travel as payloads into equal shares, whose boundaries move to where tensors can be cut. By
+/// [`Route::Sharded`], the parts are the layers' shards.
 #[derive(Clone, Copy)]
 pub(super) struct Division {
     elements: u64,
@@ -17,14 +17,14 @@ pub(super) struct Division {
     sharded: bool,
 }
 
-/// One owner's part of one layer; never empty. Its payload is that of a tensor of its own.
+/// One owner's part of one layer; never empty. Its payload is that of an independent tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The elements.
     pub range: Range<usize>,
-    /// How they are compressed: as the layer, TopK's `keep` in proportion.
+    /// The setting of the layer; TopK's `keep` in proportion.
     pub setting: Setting,
-    /// A column of as many elements.
+    /// A column with these elements.
     pub shape: Shape,
     /// Bytes of its payload.
     pub payload_len: usize,
@@ -47,15 +47,15 @@ impl Division {
         Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0, shard }
     }
 
-    /// Bytes of a message about `owner`'s pieces: a slip and their payloads.
+    /// Bytes of a message with `owner`'s pieces: a slip and their payloads.
     pub(super) fn message_len<'a>(&self, layers: impl Iterator<Item = Spec<'a>>, owner: u32) -> Result<usize, Error> {
         let mut cursor = self.cursor(owner);
         let mut lens = layers.map(|spec| cursor.next(&spec));
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
-    /// Bytes of all owners' messages together, and of the most that a rank receives at a time; zero where nothing
-    /// travels in pieces.
+    /// Bytes of all owners' messages together, and most bytes that a rank receives at a time. Both are zero if nothing travels in
+    /// pieces.
     pub(super) fn buffer_lens<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,
@@ -73,10 +73,10 @@ impl Division {
     }
 }
 
-/// Goes through the layers of a bucket in order, looking for one owner's pieces.
+/// Finds one owner's pieces in the layers of a bucket, in order.
 pub(super) struct Cursor {
     share: Range<u64>,
-    /// Number of elements that travel as payloads in the layers before.
+    /// Number of elements that travel as payloads in earlier layers.
     first: u64,
     /// The owner, if pieces are shards.
     shard: Option<u32>,
@@ -104,13 +104,13 @@ impl Piece {
     fn new(range: Range<usize>, setting: Setting, elements: usize) -> Result<Piece, Error> {
         let setting = setting.of_piece(range.clone(), elements);
         let shape = Shape::new(range.len(), 1)?;
-        // No payload that is sent in pieces depends on the element type.
+        // No payload in pieces depends on the element type.
         let payload_len = setting.payload_len(shape, Dtype::F32)?;
         Ok(Piece { range, setting, shape, payload_len })
     }
 }
 
-/// Whether it travels in pieces.
+/// Whether payloads of this setting travel in pieces.
 pub(super) fn is_scattered(setting: &Setting) -> bool {
     setting.traits().piece.is_some()
 }

@@ -1,4 +1,4 @@
-//! A bucket on its way: from gradients to means between collectives that the embedder performs.
+//! The exchange of a bucket: computation between collectives that the caller performs.
 
 use super::moment::{Agreement, Moment, Route};
 use super::program::{Instruction, Op, PROGRAM, Part, Program};
@@ -6,11 +6,10 @@ use super::slip::Slip;
 use super::space::{RequestOf, Space};
 use crate::Error;
 
-/// One rank's exchange of one bucket, without I/O: says which collectives to perform, and computes between them.
+/// One rank's exchange of one bucket, without I/O: it asks for collectives, and computes between them.
 ///
-/// Flights are independent: any number may be under way at a time, on any threads, as long as all ranks start their
-/// collectives in the same order. See the [module](crate::exchange) for what is sent and what mean and own contribution
-/// are.
+/// Flights are independent. Any number may be under way at the same time, on any threads, as long as all ranks start their
+/// collectives in the same order. The [module](crate::exchange) says what is sent, and defines mean and contribution.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
@@ -31,7 +30,7 @@ use crate::Error;
 ///         terms: 0,
 ///     };
 ///     let mut values = [[0.0, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
-///     let mut residual = [0.0; 4]; // what is not sent
+///     let mut residual = [0.0; 4]; // the values that are not sent
 ///     let layer = Layer::new(0, setting, shape, ValuesMut::F32(&mut values), Rest::Beside(&mut residual));
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
 ///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace, scratch: None };
@@ -40,7 +39,7 @@ use crate::Error;
 ///     let mut collectives = 0;
 ///     while let Some(request) = flight.next(&mut host)? {
 ///         assert!(matches!(request, Request::AllGather { .. }));
-///         request.perform(&mut worker)?; // or start it, do something else, and wait before the next call
+///         request.perform(&mut worker)?; // or start it, and wait for it before the next call
 ///         collectives += 1;
 ///     }
 ///     Ok::<_, lgreco_train::Error>((values, residual, collectives))
@@ -54,31 +53,31 @@ pub struct Flight {
     program: Program,
     /// The next instruction.
     counter: usize,
-    /// What went wrong on this rank. The others are told by its next message.
+    /// This rank's error. Its next message tells the others.
     failure: Option<Error>,
-    /// Whether the others will not be told.
+    /// Whether no message is left to tell the others.
     untold: bool,
-    /// How many layers have been summed in their place, and the first layer behind them.
+    /// Number of layers that were summed in their place.
     summed: usize,
+    /// The first layer behind them.
     behind: usize,
-    /// How it has ended.
+    /// The result, after the end.
     outcome: Option<Result<(), Error>>,
 }
 
 impl Flight {
-    /// Does all that can be done without the others: compresses. What the space's buffers held before does not matter;
-    /// they are the flight's until it has ended.
+    /// Begins with everything that needs no other rank: it compresses. Previous content of the space's buffers does not matter. They
+    /// belong to the flight until it ends.
     ///
-    /// What is wrong with this rank's part (its gradient is not finite, say) is no error here, because the others wait
-    /// for its messages: all are told, and [`next`](Flight::next) fails on all of them. So are those of a rank that
-    /// says by `failure` that it has failed before; it compresses nothing.
+    /// An error of this rank's part is not returned here, because the others wait for its messages: a gradient that is not finite, for
+    /// instance. Its messages tell all ranks, and [`next`](Flight::next) fails on all of them. A rank that has failed before passes its
+    /// error as `failure`, and compresses nothing.
     ///
     /// # Errors
-    /// What no message could tell, so that this rank alone finds it:
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the moment's rank is not below its number of workers,
-    /// [`CoreError::Length`](crate::CoreError::Length) when there is no room for a greeting, and, with
-    /// [`Agreement::Reached`], what is not as agreed: too short a workspace, buffers of other lengths than the layer's,
-    /// a setting that does not fit its shape.
+    /// Errors that no message can tell, on this rank only: [`CoreError::Parameter`](crate::CoreError::Parameter) if the moment's rank is
+    /// not below its number of workers; [`CoreError::Length`](crate::CoreError::Length) for a workspace that is too short for a
+    /// greeting. With [`Agreement::Reached`], also whatever is not as agreed: a workspace that is too short, buffers of other lengths
+    /// than the layer's, a setting that does not fit its shape.
     ///
     /// # Complexity
     /// Encodes every layer once.
@@ -109,18 +108,18 @@ impl Flight {
         Ok(flight)
     }
 
-    /// What is wrong with this rank's part.
+    /// The error of this rank's part.
     pub fn failure(&self) -> Option<Error> {
         self.failure
     }
 
-    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault with the
-    /// mean of its shard; it should tell the others by the next flight, as the failure that it begins with.
+    /// Whether the flight has failed on this rank only. By [`Route::Sharded`], the mean of this rank's shard may have an error. Tell the
+    /// others by the next flight, as the `failure` with which it begins.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
 
-    /// Whether means take the place of values, and what is left needs its own, before a further collective is asked for.
+    /// Whether the next call writes means in the place of values, so that values that were not sent need memory of their own.
     pub fn is_averaging(&self) -> bool {
         let of_bucket = |&&(part, _): &&(Part, Instruction)| self.program.has(part);
         let decides = |&(part, instruction): &(Part, Instruction)| match instruction {
@@ -134,30 +133,29 @@ impl Flight {
         PROGRAM[self.counter..].iter().filter(of_bucket).find_map(decides).unwrap_or(false)
     }
 
-    /// What it does.
+    /// The program of this exchange.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Goes on, once the collective asked for before is done, until the next one; `None` when the means are ready, or
-    /// their making is enqueued. The space is that of [`begin`](Flight::begin); between the calls nobody touches what
-    /// it lends to collectives but these.
+    /// Computes until the next collective, and returns it. The collective before must be done. `None`: the means are ready, or their
+    /// computation is enqueued. The space is that of [`begin`](Flight::begin). Between the calls, only the collective may use the
+    /// memory that it was given.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it after the
-    /// one that tells; unless the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says
-    /// otherwise. Further calls return the same.
-    /// Means and contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those
-    /// of the compressors, [`CoreError::Length`](crate::CoreError::Length),
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
-    /// [`Error::LayerOverflow`] when a mean leaves its element type. Of
-    /// others: [`Error::Peer`] names the rank that failed first by itself and the code of its error,
-    /// [`Error::PeerPlan`] a rank with other layers, settings, seed, step or factors, [`Error::PeerMessage`] one whose
-    /// payloads cannot be decoded. A space that computes later tells all of this later.
+    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a network
+    /// that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error. Means and
+    /// contributions are then undefined, and factors are unchanged.
+    ///
+    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`] and other errors of the compressors,
+    /// [`CoreError::Length`](crate::CoreError::Length), [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers
+    /// exceeds f32, [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another rank:
+    /// [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has other layers,
+    /// settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A space that computes
+    /// later returns errors later.
     ///
     /// # Complexity
-    /// In all, payloads are decoded once per worker, by [`Route::ScatterReduce`] about twice. Allocates
-    /// nothing.
+    /// In all, decodes payloads once per worker; by [`Route::ScatterReduce`], about twice. Allocates nothing.
     pub fn next<'s, S: Space>(&mut self, space: &'s mut S) -> Result<Option<RequestOf<'s, S>>, Error> {
         match self.advance(space)? {
             Some(part) => space.request(part, &self.program).map(Some),
@@ -165,12 +163,12 @@ impl Flight {
         }
     }
 
-    /// What is wrong with this rank's part, if [`begin`](Flight::begin) has found that it knows better what it is.
+    /// Records an error of this rank between two calls. Its next message tells the others.
     pub(crate) fn fail(&mut self, failure: Error) {
         self.failure = Some(failure);
     }
 
-    /// [`next`](Flight::next), but for the request itself: the part that it is about.
+    /// As [`next`](Flight::next); returns the part whose collective is next.
     pub(crate) fn advance<S: Space>(&mut self, space: &mut S) -> Result<Option<Part>, Error> {
         if let Some(outcome) = self.outcome {
             return outcome.map(|()| None);
@@ -187,7 +185,7 @@ impl Flight {
             self.counter += 1;
             match instruction {
                 Instruction::Own(op) => self.own(space, op),
-                // A rank that fails alone remembers what the others do.
+                // A rank that fails alone still updates factors, as the others do.
                 Instruction::All(op) if self.failure.is_none() || self.is_sharded() => space.run(op, &self.program)?,
                 Instruction::All(_) => {}
                 Instruction::Exchange if matches!(part, Part::Dense { .. }) => {
@@ -203,8 +201,7 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has got other messages about pieces, so what is wrong with them is told with the
-                    // means.
+                    // Every rank has received different pieces. Its error about them is told with the means.
                     if part != Part::Pieces {
                         judged?;
                     } else {
@@ -240,7 +237,7 @@ impl Flight {
         None
     }
 
-    /// Does what the others are told of if it fails.
+    /// Runs an op whose error the next message tells.
     fn own<S: Space>(&mut self, space: &mut S, op: Op) {
         if self.failure.is_none() {
             self.failure = space.run(op, &self.program).err();

@@ -1,19 +1,17 @@
-//! A layer of a bucket: what all ranks know of it, and what one rank brings and gets.
+//! A layer of a bucket: its description, the same on all ranks, and one rank's values.
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::moment::{Moment, Route};
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
-use crate::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use crate::{CoreError, Error};
 use core::ops::Range;
 use lgreco::compress::payload::{Combine, combine};
+use lgreco::error::expect_len;
 
-/// What all ranks know of a layer before it is exchanged.
+/// The description of a layer, the same on all ranks.
 ///
 /// ```
 /// use lgreco_train::compress::Setting;
@@ -33,14 +31,14 @@ pub struct Spec<'a> {
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
-    /// Of what is compressed: the gradient's, or f32 with a residual.
+    /// Element type of the compressor's input: the gradient's, or f32 with a residual.
     pub dtype: Dtype,
-    /// [`Route::Sharded`]: where each rank's shard ends, in elements: rank r has those from `shards[r - 1]` to
-    /// `shards[r]`, which may be none, and the last rank's end with the layer. Rows of a matrix (FSDP) are shards, and
-    /// so are what ranges of a flat buffer (ZeRO) leave of each layer. Empty on other routes.
+    /// By [`Route::Sharded`]: the element at which each rank's shard ends. Rank r has the elements from `shards[r - 1]` to `shards[r]`,
+    /// which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a layer in a range of
+    /// a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
-    /// Whether an uncompressed layer's values, which are f32, may be summed where they are; [`Program::is_in_place`](super::Program)
-    /// says which are. All ranks have the same. False where nobody has asked.
+    /// Whether an uncompressed layer of f32 may be summed in its own memory, the same on all ranks.
+    /// [`Program::is_in_place`](super::Program) says which layers are.
     pub in_place: bool,
 }
 
@@ -51,13 +49,13 @@ impl From<(Setting, Shape, Dtype)> for Spec<'_> {
 }
 
 impl Spec<'_> {
-    /// The elements of a rank's shard; none if it has no shard.
+    /// The elements of a rank's shard; empty if there are no shards.
     pub fn shard(&self, rank: u32) -> Range<usize> {
         let end = |rank: usize| self.shards.get(rank).map_or(0, |&end| end as usize);
         (rank as usize).checked_sub(1).map_or(0, end)..end(rank as usize)
     }
 
-    /// The elements of which a rank gets the mean.
+    /// The elements whose mean a rank gets.
     pub(crate) fn wanted(&self, route: Route, rank: u32) -> Range<usize> {
         match route {
             Route::Sharded => self.shard(rank),
@@ -65,25 +63,25 @@ impl Spec<'_> {
         }
     }
 
-    /// `Err` unless each rank has a shard of the layer, or no rank where the route is not [`Route::Sharded`].
+    /// `Err` unless each rank has a shard of the layer by [`Route::Sharded`], and none has one by other routes.
     pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
         if route != Route::Sharded {
-            return expect_len("ends of shards", 0, self.shards.len());
+            return Ok(expect_len("ends of shards", 0, self.shards.len())?);
         }
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
         let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
         match descends.or(self.shards.last().copied().filter(|&end| end != elements)) {
             Some(end) => {
-                let expected = "not before the last rank's, and at last that of the layer";
-                Err(Error::parameter("end of a shard", end as f64, expected))
+                let expected = "ascending ends, the last at the end of the layer";
+                Err(CoreError::Parameter { what: "end of a shard", value: end as f64, expected }.into())
             }
             None => Ok(()),
         }
     }
 }
 
-/// What becomes of the part of a layer's values that this worker's message does not carry.
+/// Where the values that are not sent go: a layer's values minus this worker's decoded payload.
 ///
 /// ```
 /// use lgreco_train::exchange::Rest;
@@ -93,23 +91,23 @@ impl Spec<'_> {
 /// ```
 #[derive(Debug)]
 pub enum Rest<'a> {
-    /// Nobody keeps it.
+    /// Nowhere.
     Dropped,
-    /// Nobody keeps it, but its squared norm is wanted. The values are f32.
+    /// Nowhere, but their squared norm goes here. The layer's values are f32.
     Measured(&'a mut f64),
-    /// It is the next residual, and is moved here before the mean takes the values' place: one place per element. The values are
-    /// f32, gradient and residual together. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging),
-    /// and is then the same until the end.
+    /// They are the next residual, and move here before the mean takes their place: one place per element. The layer's values are the
+    /// f32 sum of gradient and residual. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging), and must
+    /// be the same from then on.
     Beside(&'a mut [f32]),
-    /// The same, but the slice holds the residual that was added, which what is left replaces. The residual stays if what is left is
-    /// not finite.
+    /// As `Beside`. The slice holds the residual that was added, and its next value replaces it. If that is not finite, the residual
+    /// stays.
     Replacing(&'a mut [f32]),
-    /// These f32, gradient and residual together, are compressed instead of the values, and become the next residual. For
-    /// values of 16 bits, and for AdaComp, which looks at the gradient alone as well.
+    /// These f32, the sum of gradient and residual, are compressed in place of the layer's values, and become the next residual. For
+    /// gradients of 16 bits, and for AdaComp, which also looks at the gradient alone.
     Instead(&'a mut [f32]),
 }
 
-/// One layer of a bucket. All but the values is the same on every rank.
+/// One layer of a bucket. All fields except the values are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
@@ -117,7 +115,7 @@ pub enum Rest<'a> {
 /// use lgreco_train::gradient::{Shape, ValuesMut};
 /// let mut gradient = [1.0; 12];
 /// let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
-/// let mut factor = vec![0.0; 4 * 2]; // zeros at the first step; kept for the next one
+/// let mut factor = vec![0.0; 4 * 2]; // zeros at the first step; pass it again at the next one
 /// let values = ValuesMut::F32(&mut gradient);
 /// let layer = Layer { factor: &mut factor, ..Layer::new(0, setting, Shape::new(3, 4)?, values, Rest::Dropped) };
 /// # let _ = layer;
@@ -125,29 +123,28 @@ pub enum Rest<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Layer<'a> {
-    /// Index of the layer in the model; with seed, step and rank it names the random bits.
+    /// Index of the layer in the model. It selects the random bits, with seed, step and rank.
     pub index: u32,
-    /// How to compress it.
+    /// How it is compressed.
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
-    /// What to compress, the gradient or, where [`Rest`] says so, gradient and residual together. It becomes the mean over the
-    /// workers, by [`Route::Sharded`] in this rank's shard alone. If the exchange fails it is of no use. Empty on a rank that has
-    /// failed before.
+    /// The gradient, or, where [`Rest`] says so, the sum of gradient and residual. It becomes the mean over the workers; by
+    /// [`Route::Sharded`], only in this rank's shard. Undefined if the exchange fails. Empty on a rank that has failed before.
     pub values: ValuesMut<'a>,
-    /// What becomes of what is not sent.
+    /// Where the values that are not sent go.
     pub rest: Rest<'a>,
-    /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route under
-    /// [`Aggregation::WholePayloads`](super::Aggregation)); otherwise it is untouched, and
-    /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
+    /// Gets the bytes of this worker's payload where payloads travel whole: by [`Route::AllGather`], and under
+    /// [`Aggregation::WholePayloads`](super::Aggregation). Otherwise it is unchanged, and
+    /// [`payload_len`](crate::compress::Compressor::payload_len) gives the bytes.
     pub sent: u64,
-    /// Gets what this rank alone finds wrong with what is left of its values: it is not finite. What is set
-    /// before says that something was found wrong with what is left of the bucket.
+    /// Gets this rank's error if the values that are not sent are not finite. The caller may set it before: some layer of the bucket
+    /// had that error.
     pub late: Option<Error>,
-    /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
+    /// By [`Route::Sharded`], the [ends of shards](Spec::shards). Else empty.
     pub shards: &'a [u64],
-    /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column; becomes this
-    /// step's. Columns of zeros, as at the first step, start afresh. Empty for other settings.
+    /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. It becomes that of this step.
+    /// Columns of zeros, as at the first step, are replaced by random ones. Empty for other settings.
     pub factor: &'a mut [f32],
 }
 
@@ -166,10 +163,10 @@ impl<'a> Layer<'a> {
         Spec { index: self.index, setting: self.setting, shape: self.shape, dtype, shards: self.shards, in_place }
     }
 
-    /// What is to be compressed.
+    /// The compressor's input.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when there are not as many values as elements.
+    /// [`CoreError::Length`] unless there is one value per element.
     pub(super) fn get(&self) -> Result<Gradient<'_>, Error> {
         let values = match &self.rest {
             Rest::Instead(values) => Values::F32(values),
@@ -183,12 +180,12 @@ impl<'a> Layer<'a> {
         factor_rank(&self.setting, self.shape)
     }
 
-    /// Whether everybody gets its whole payload from everybody.
+    /// Whether all ranks gather its whole payloads.
     pub(super) fn is_gathered(&self, route: Route) -> bool {
         is_gathered(&self.setting, route)
     }
 
-    /// The elements of which this rank gets the mean.
+    /// The elements whose mean this rank gets.
     pub(super) fn wanted(&self, moment: &Moment) -> Range<usize> {
         self.spec().wanted(moment.route, moment.rank)
     }
@@ -199,7 +196,7 @@ impl<'a> Layer<'a> {
         self.values.part(wanted)
     }
 
-    /// From what this worker's contribution is to be taken off, if anybody wants to know what is left.
+    /// The values from which this worker's contribution is subtracted; `None` if nobody uses the result.
     pub(super) fn left(&mut self) -> Option<&mut [f32]> {
         match &mut self.rest {
             Rest::Dropped => None,
@@ -208,7 +205,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Takes off what this worker's payload holds.
+    /// Subtracts this worker's decoded payload.
     ///
     /// # Errors
     /// Those of decoding.
@@ -223,24 +220,24 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Notes where what is left is not finite, if it is to be remembered.
+    /// Records an error if values that become the residual are not finite.
     pub(super) fn check_left(&mut self) {
         let finite = match &self.rest {
             Rest::Dropped | Rest::Measured(_) => true,
             Rest::Beside(_) | Rest::Replacing(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
             Rest::Instead(values) => is_finite(values),
         };
-        self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
+        self.late = self.late.or(CoreError::require_finite(finite, "the residual").err().map(Error::from));
     }
 
-    /// Moves what is left out of the mean's way; nothing is left of values that are sent as they are.
+    /// Makes the next residual zeros, because the values are sent without loss.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when there is no place for it, or none for the mean.
+    /// [`CoreError::Length`] when the residual has another length.
     pub(super) fn put_nothing(&mut self) -> Result<(), Error> {
         match &mut self.rest {
             Rest::Beside(rest) | Rest::Replacing(rest) => {
-                expect_len("values of the rest", self.shape.elements(), rest.len())?;
+                expect_len("values that are not sent", self.shape.elements(), rest.len())?;
                 rest.fill(0.0);
             }
             Rest::Measured(norm) => **norm = 0.0,
@@ -249,19 +246,19 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Moves what is left out of the mean's way.
+    /// Moves the values that are not sent, before the mean takes their place.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when there is no place for it, or none for the mean.
+    /// [`CoreError::Length`] when their place, or that of the mean, has another length.
     pub(super) fn put_rest(&mut self) -> Result<(), Error> {
         expect_len("values", self.shape.elements(), self.values.values().len())?;
         match (&mut self.rest, &mut self.values) {
             (Rest::Beside(rest), ValuesMut::F32(values)) => {
-                expect_len("values of the rest", values.len(), rest.len())?;
+                expect_len("values that are not sent", values.len(), rest.len())?;
                 copy(values, rest);
             }
             (Rest::Replacing(rest), ValuesMut::F32(values)) => {
-                expect_len("values of the rest", values.len(), rest.len())?;
+                expect_len("values that are not sent", values.len(), rest.len())?;
                 if self.late.is_none() || is_finite(values) {
                     copy(values, rest);
                 }
@@ -272,22 +269,25 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
+    /// `Err` unless all lengths and types fit together.
     pub(super) fn check(&self) -> Result<(), Error> {
         let (elements, values) = (self.shape.elements(), self.values.values());
         let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Replacing(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
-            let expected = "f32 values; others take what is left from a copy";
-            return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
+            let expected = "f32 values: 16-bit values need `Rest::Instead`";
+            return Err(
+                CoreError::Parameter { what: "element type", value: values.dtype() as u32 as f64, expected }.into()
+            );
         }
         if !values.is_empty() {
             expect_len("values", elements, values.len())?;
         }
         match &self.rest {
             Rest::Beside(rest) | Rest::Replacing(rest) | Rest::Instead(rest) if !rest.is_empty() => {
-                expect_len("values of the rest", elements, rest.len())?;
+                expect_len("values that are not sent", elements, rest.len())?;
             }
             _ => {}
         }
-        expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())
+        Ok(expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())?)
     }
 }

@@ -1,4 +1,4 @@
-//! How much memory the parts of an exchange take.
+//! Memory of the parts of an exchange.
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::division::Division;
@@ -11,17 +11,16 @@ use crate::gradient::Dtype;
 use lgreco::compress::payload::{STRETCH, reads_stretches};
 use lgreco::compress::spread::WORTHWHILE;
 
-/// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's
-/// tiles.
+/// Rows of a product that are computed at a time, where the mean's element type is too narrow for the product: a few tiles.
 pub(super) const ROWS: usize = 32;
 
-/// Most runs of layers that the host computes side by side.
+/// Largest number of lanes: runs of layers that the host computes at the same time.
 pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
 
-/// Consecutive layers for which the host has memory of their own.
+/// A run of consecutive layers with scratch memory of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lane {
-    /// How many.
+    /// Number of layers.
     pub(super) layers: usize,
     /// As in [`Layout`].
     pub(super) wide: usize,
@@ -29,27 +28,27 @@ pub(super) struct Lane {
     pub(super) encode: usize,
 }
 
-/// Elements from which on a dense layer is summed in its place, by a collective of its own: so many take longer to send than
-/// another collective takes to begin.
+/// Smallest dense layer that is summed in its own memory, by its own collective. Sending this many elements takes longer than the
+/// latency of another collective.
 const IN_PLACE: usize = 1 << 16;
 
-/// Whether a layer is summed where its values are.
+/// Whether a layer is summed in its own memory.
 pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) -> bool {
     let travels = spec.setting == Setting::Dense && route != Route::Sharded && reduce_dtype == Dtype::F32;
     travels && spec.in_place && spec.shape.elements() >= IN_PLACE
 }
 
-/// Divides layers into [`LANES`] runs of about as many elements.
+/// Divides layers into [`LANES`] runs of about the same number of elements.
 struct Divider {
     elements: u64,
     before: u64,
-    /// Of the last layer: which part of the elements its middle is in, and its lane.
+    /// The part of the elements that has the middle of the last layer, and the lane of that layer.
     part: u64,
     lane: usize,
 }
 
 impl Divider {
-    /// The lane of the next layer. Each lane that comes before another has layers.
+    /// The lane of the next layer. No lane before another one is empty.
     fn lane_of(&mut self, elements: usize) -> usize {
         let lanes = if self.elements < WORTHWHILE as u64 { 1 } else { LANES as u64 };
         let middle = self.before + elements as u64 / 2;
@@ -60,39 +59,39 @@ impl Divider {
     }
 }
 
-/// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
+/// Lengths of the buffers of an exchange's [parts](super::Part). The same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any, or
-    /// values are summed in their place, slips follow.
+    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Slips follow if there are any, or if
+    /// layers are summed in their own memory.
     pub sums: usize,
-    /// Dense layers that are summed in their place.
+    /// Number of dense layers that are summed in their own memory.
     pub in_place: usize,
-    /// f32: `Q` factors. Likewise.
+    /// f32: `Q` factors, with slips behind them.
     pub factors: usize,
     /// Bytes: shared positions.
     pub positions: usize,
-    /// Bytes: this rank's slip and payloads that everybody gets; the most if lengths vary.
+    /// Bytes: this rank's slip and payloads for all ranks; the largest length if it depends on values.
     pub message: usize,
-    /// Whether the values decide the length of a message.
+    /// Whether the length of a message depends on values.
     pub varies: bool,
-    /// Bytes: slips and payloads of pieces, of all owners together.
+    /// Bytes: slips and payloads of pieces, for all owners together.
     pub pieces: usize,
-    /// f32: dense values that are summed by shards. Where there are any, slips end each shard.
+    /// f32: dense values that are summed by shards. Slips end each shard.
     pub shards: usize,
-    /// Bytes: all ranks' payloads for everybody, at the most.
+    /// Most bytes of all ranks' payloads for all ranks.
     pub received: usize,
-    /// Bytes: what comes from others of pieces, at the most.
+    /// Most bytes of pieces from other ranks.
     pub arrived: usize,
-    /// f32: sums of payloads, where the mean's place is too narrow for them; on the host, of all lanes together.
+    /// f32: sums of payloads, where the mean's element type is too narrow for them. On the host, for all lanes together.
     pub wide: usize,
-    /// f32: one decoded payload per lane, where it takes memory of its own; on the host.
+    /// f32: one decoded payload per lane, where it needs memory of its own. On the host.
     pub decoded: usize,
-    /// Words: what the host's compressors need, in all lanes together.
+    /// Words of workspace for the host's compressors, in all lanes together.
     pub encode: usize,
-    /// Runs of layers that the host computes side by side, in order: with the feature `rayon` up to four, else one.
+    /// Runs of layers that the host computes at the same time: up to four with the feature `rayon`, else one.
     pub(super) lanes: [Lane; LANES],
 }
 
@@ -103,7 +102,7 @@ impl Layout {
         &self.lanes[..used]
     }
 
-    /// What a [`Host`](super::Host) needs for these layers.
+    /// The layout of these layers for a [`Host`](super::Host).
     pub(crate) fn of<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<Layout, Error> {
         Layout::new(layers, moment.route, moment.world_size, moment.reduce_dtype)
     }
@@ -122,7 +121,7 @@ impl Layout {
             spec.check_shards(route, world)?;
             let payload = setting.payload_len(shape, dtype)?;
             let mut encode = setting.encode_workspace_len(shape, dtype);
-            // Where a payload of a length that the values decide ends, the next one begins.
+            // If the length of a payload depends on its values, the next payload begins at an unknown place, so there is one lane.
             let lane = if layout.varies { 0 } else { divider.lane_of(shape.elements()) };
             let lane = &mut layout.lanes[lane];
             lane.layers += 1;
@@ -144,7 +143,7 @@ impl Layout {
                 (setting, _) => {
                     let (stretch, elements) = (shape.elements().min(STRETCH), shape.elements());
                     let (wide, decoded) = match () {
-                        // What is compressed again is all there at a time.
+                        // A mean that is compressed again needs memory for all its elements.
                         _ if route == Route::ScatterReduce => (elements, elements),
                         _ if reads_stretches(setting.method()) => (stretch, 0),
                         _ => (elements, elements),

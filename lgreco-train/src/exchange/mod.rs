@@ -1,18 +1,16 @@
-//! Aggregation: the mean of all workers' compressed gradients, by collectives that the embedder performs.
+//! Aggregation: the mean of all workers' compressed gradients, by collectives that the caller performs.
 //!
-//! A *bucket* is a list of layers exchanged together: it takes the same few collectives whatever the gradients hold,
-//! and many small layers cost one latency, not many. A [`Flight`] is the exchange of one bucket without I/O: each of
-//! its steps computes, and then says which [collective](Request) to perform on which memory. So buckets can be under
-//! way at the same time, by blocking calls or others, while the backward pass goes on. [`aggregate`] performs them one
-//! after the other over a [`Collective`].
+//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on values, and many
+//! small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket without I/O: it computes, and then
+//! asks for the next [collective](Request) on given memory. So buckets can be exchanged at the same time, by blocking calls or others,
+//! during the backward pass. [`aggregate`] performs all collectives of a bucket over a [`Collective`].
 //!
-//! A flight is a counter in a [`Program`]: a list of [ops](Op), done by a [`Space`] (memory of one kind; here is the
-//! [`Host`]'s), and of the [parts](Part) that travel between them. [`Program::rounds`] tells their sizes before
-//! anything is sent.
+//! A flight executes a [`Program`]: a list of [ops](Op), which a [`Space`] does in its memory, and of [parts](Part) that travel between
+//! them. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts before anything is sent.
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
-//! | dense | all-reduce; of large f32 layers one each, in their place | its gradient |
+//! | dense | all-reduce; one each for large f32 layers, in their own memory | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
 //! | QSGD, EDEN, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
@@ -21,56 +19,52 @@
 //! | QSGD, EDEN, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
 //! | hard threshold, SIDCo, AdaComp, outside methods | all-gather of whole payloads by every route | its decoded payload |
 //!
-//! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
-//! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
+//! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce. The positions of all
+//! layers share one broadcast. The payloads of all layers share one message, in layer order.
 //!
 //! # Failures
-//! Ranks tell each other how they fare inside these messages: a slip of 16 bytes heads each gathered message, and an
-//! all-reduce has one f32 or three bf16 more per rank, which are zero on all others. It says whether the rank's part went well, and a
-//! fingerprint of its layers, settings, seed, step and warm-start factors. A rank that fails (a gradient holds NaN,
-//! say) or disagrees is thus named on every rank, at the same point of the sequence, and nobody waits for it. Only
-//! where lengths might differ, before ranks have [agreed](Agreement) on layers and settings and where values decide
-//! them, does an all-gather of 24 bytes per rank come first. A length is believed only up to the most that the layers'
-//! payloads may take together, and each payload only if it is as long as its header implies.
+//! Ranks exchange their status inside these messages. A slip of 16 bytes heads each gathered message. An all-reduce has one f32 or three
+//! bf16 more per rank, which are zero on all other ranks. A slip has the rank's error code and a fingerprint of its layers, settings,
+//! seed, step and warm-start factors. So every rank names a rank that fails or disagrees, at the same point of the sequence, and no
+//! rank waits for it. Before ranks have [agreed](Agreement) on layers and settings, and where values decide the lengths of messages, an
+//! all-gather of 24 bytes more per rank comes first. A length is accepted only up to the largest that the payloads may have together.
+//! Each payload is accepted only if it has the length of its header.
 //!
 //! # Sums
-//! What is summed on the wire (dense values, PowerSGD's factors, values at shared positions) travels as f32, or, where
-//! [`Moment::reduce_dtype`] says so, as bf16 in half the bytes. A worker's values are rounded before they are sent, and so is
-//! its `Q`; it contributes what is left of them, so that a residual keeps what rounding takes from them. How the embedder's
-//! network rounds sums, nobody remembers. PowerSGD's `P` is orthonormalised in f32 from its sum, so that rounding it turns
-//! the columns a little and takes nothing from a contribution.
+//! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if
+//! [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its contribution is the rounded
+//! values, so its residual keeps the rounding error. Rounding of sums in the caller's network is in no residual. PowerSGD's `P` is
+//! orthonormalised in f32 from its sum, so rounding `P` turns the columns a little and takes nothing from a contribution.
 //!
-//! As f32, dense layers of 16-bit gradients travel in twice the bytes that their payload length and so an error table says.
+//! Sums in f32 of 16-bit gradients take twice the bytes that their payload length, and so an error table, says.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end; values that are
-//! summed in their place are divided before. Afterwards every rank holds the same bits, where its gradient was. What a
-//! worker's own contribution `ĝ` [leaves](Rest) of its gradient is its next residual (`m' = m + a (g − ĝ)`); the mean of the
-//! contributions is the mean, up to rounding, for every setting and route: no gradient is lost, whatever the residuals keep.
+//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Layers that are summed
+//! in their own memory are divided before. Afterwards every rank has the same bits in the place of its gradient. A worker's values minus
+//! its own contribution `ĝ` are its [next residual](Rest) (`m' = m + a (g − ĝ)`). For every setting and route, the mean of the
+//! contributions is the mean, up to rounding. So no gradient mass is lost, whatever the residuals keep.
 //!
 //! # Scatter-reduce
-//! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK:
-//! `keep` is divided in proportion, at least one per piece). Everybody sends each owner its piece, compressed; the
-//! owner adds its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus
-//! the error of the second compression times the number of workers, so that its residual makes up for it at the next
-//! step.
+//! The elements of a bucket are divided among the ranks, for QSGD and LoCo at bucket boundaries of the quantiser. TopK's `keep` is
+//! divided in proportion, at least one per piece. Every rank sends each owner its piece, compressed. The owner adds its own piece
+//! uncompressed, compresses the mean, and all-gathers it. The owner's contribution is its piece plus the error of the second
+//! compression times the number of workers. So its residual corrects that error in the next step.
 //!
 //! # Shards
-//! By [`Route::Sharded`] an exchange ends where every rank has the mean of its [shard](Spec::shards), a range of
-//! elements of each layer. PowerSGD and CLT-k make their all-reduces and then only this rank's part of the mean.
-//! Payloads of shards are encoded apart, this rank's own like the others, and are not compressed again; TopK's `keep`
-//! is divided in proportion, at least one per shard. A worker contributes all of its gradient, whatever its own shard
-//! is. Payloads that cannot be cut ([`Aggregation::WholePayloads`]) are gathered from all ranks and decoded by each, so that
-//! their traffic and decoding grow with the number of workers.
+//! By [`Route::Sharded`], an exchange ends when every rank has the mean of its [shard](Spec::shards), a range of elements of each layer.
+//! PowerSGD and CLT-k make their all-reduces, and then only this rank's part of the mean. Payloads of shards are encoded separately,
+//! including this rank's own, and are not compressed again. TopK's `keep` is divided in proportion, at least one per shard. A worker's
+//! contribution is all of its gradient, whatever its own shard is. All ranks gather and decode payloads that cannot be cut
+//! ([`Aggregation::WholePayloads`]). Their traffic and decoding grow with the number of workers.
 //!
-//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD,
-//! CLT-k and whole payloads, and for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at
-//! bucket boundaries; if the embedder's two sums agree in their bits, too. Stochastic rounding draws other random bits
-//! for each shard, and TopK selects within shards.
+//! For dense layers, PowerSGD, CLT-k and whole payloads, the mean of a shard has the bits of that part of a mean by
+//! [`Route::AllGather`]. This also holds for LoCo and for QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding if
+//! shards end at bucket boundaries. The caller's two kinds of sums must agree in their bits. Stochastic rounding draws other random
+//! bits for each shard, and TopK selects within shards.
 //!
-//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes: slips go to
-//! every owner, in a reduce-scatter as numbers behind each shard. What is wrong with what a rank has received for
-//! its shard alone (it overflows, say) it alone can know: [`Flight::failed_alone`].
+//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes. Slips go to every owner; in a
+//! reduce-scatter, they are numbers behind each shard. Only the owner of a shard can find an error in what it has received for that
+//! shard, an overflow for instance: [`Flight::failed_alone`].
 //!
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);

@@ -1,12 +1,12 @@
-//! Where in a run an exchange happens, and what ranks know of each other before it.
+//! The moment of a run at which an exchange happens, and how its payloads travel.
 
 use super::collective::Place;
 use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
-/// How payloads of [`Aggregation::Payloads`](super::Aggregation) (QSGD, TopK, LoCo) travel. Those of
-/// [`Aggregation::WholePayloads`](super::Aggregation) are gathered whole by every route.
+/// How payloads of [`Aggregation::Payloads`](super::Aggregation) (QSGD, TopK, LoCo) travel. All ranks gather those of
+/// [`Aggregation::WholePayloads`](super::Aggregation) by every route.
 ///
 /// ```
 /// use lgreco_train::controller::Config;
@@ -19,19 +19,19 @@ use crate::{CoreError, Error};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
+    /// All ranks get all payloads: one compression; traffic grows with the number of workers.
     #[default]
     AllGather,
-    /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
+    /// Each rank averages a part and compresses the mean again: two compressions; traffic does not grow. Needs
     /// [`Collective::all_to_all`](crate::exchange::Collective::all_to_all).
     ScatterReduce,
-    /// Each rank gets the mean of its [shard](crate::exchange::Spec::shards) alone, which is what optimisers that are sharded need
-    /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense layers
-    /// [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum).
+    /// Each rank gets only the mean of its [shard](crate::exchange::Spec::shards), as sharded optimisers need (FSDP, ZeRO): one
+    /// compression; traffic does not grow. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense
+    /// layers [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum).
     Sharded,
 }
 
-/// Whether ranks know that their buckets fit together.
+/// Whether ranks have agreed that their buckets fit together.
 ///
 /// ```
 /// use lgreco_train::exchange::Agreement;
@@ -42,14 +42,13 @@ pub enum Route {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// Not yet: the lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
+    /// Not yet. The lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
     Needed,
-    /// They have found out since layers, settings or route last changed. What else may differ or go wrong is told by
-    /// the messages themselves.
+    /// They have agreed since layers, settings or route last changed. The messages themselves tell other differences and errors.
     Reached,
 }
 
-/// Where in a run an exchange happens, seen from one rank. All but `rank` is the same on every rank.
+/// The moment of a run at which an exchange happens, on one rank. All fields except `rank` are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::exchange::{Moment, Route};
@@ -64,16 +63,16 @@ pub struct Moment {
     pub rank: u32,
     /// Number of workers.
     pub world_size: u32,
-    /// How payloads of fixed length travel.
+    /// How payloads travel.
     pub route: Route,
-    /// The type in which what is summed on the wire travels: f32 or bf16. What a worker's own values lose by it stays in its
-    /// residual, where the layer has one.
+    /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its residual,
+    /// if the layer has one.
     pub reduce_dtype: Dtype,
-    /// Of the run's random bits.
+    /// The seed of the run's random bits.
     pub seed: u64,
-    /// The optimiser's step, so that no two exchanges of a layer share random bits.
+    /// The number of the step. So no two exchanges of a layer have the same random bits.
     pub step: u32,
-    /// Stands for anything else on which ranks must agree.
+    /// A checksum of anything else that must be the same on all ranks.
     pub terms: u64,
 }
 
@@ -83,30 +82,29 @@ impl Moment {
         check_reduce_dtype(self.reduce_dtype)
     }
 
-    /// The rank whose positions the settings with shared positions use. `world_size` is not 0.
+    /// The rank whose positions are used under settings with shared positions. `world_size` is not 0.
     pub fn leader(&self) -> u32 {
         self.step % self.world_size
     }
 
-    /// The random bits of rank `rank`'s payload of the layer with index `layer`; those of rank 0 are PowerSGD's start
-    /// on all.
+    /// The random bits of rank `rank`'s payload of layer `layer`. On all ranks, PowerSGD starts from those of rank 0.
     pub fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
     }
 
-    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer; by
-    /// [`Route::ScatterReduce`] the owner's own are those of the second compression.
+    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. By [`Route::ScatterReduce`],
+    /// the owner uses its own for the second compression.
     pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
         self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }
 }
 
-/// `Err` unless sums travel in a type whose range is that of f32.
+/// `Err` unless the type of sums has the range of f32.
 pub(crate) fn check_reduce_dtype(dtype: Dtype) -> Result<(), Error> {
     let wrong = CoreError::Parameter {
         what: "code of the reduce dtype",
         value: dtype as u8 as f64,
         expected: "f32 (0) or bf16 (2)",
     };
-    if dtype == Dtype::F16 { Err(Error::Core(wrong)) } else { Ok(()) }
+    if dtype == Dtype::F16 { Err(wrong.into()) } else { Ok(()) }
 }

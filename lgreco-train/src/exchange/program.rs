@@ -1,6 +1,6 @@
-//! What an exchange does, in order: ops on a rank's own memory, and collectives.
+//! The instructions of an exchange, in order: ops on a rank's own memory, and collectives.
 //!
-//! The list is the same for all memory and all buckets; a bucket leaves out what it has no part for. A
+//! The list is the same for all kinds of memory and all buckets. A bucket skips instructions for parts that it lacks. A
 //! [`Space`](super::Space) does the ops.
 
 use super::division::{Division, Piece};
@@ -16,11 +16,10 @@ use crate::checksum::Hash;
 use crate::compress::Setting;
 use crate::gradient::Dtype;
 
-/// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings
-/// need.
+/// The values or bytes of one collective, in the order of the collectives. Buckets have only the parts that their settings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Whether all ranks bring the same layers and settings, and how long their messages are; an all-gather.
+    /// Whether all ranks have the same layers and settings, and the lengths of their messages; an all-gather.
     Greetings,
     /// Positions of the leader's largest values (CLT-k); a broadcast.
     Positions,
@@ -28,25 +27,25 @@ pub enum Part {
     Sums,
     /// PowerSGD's `Q`; an all-reduce.
     Factors,
-    /// Payloads for everybody; an all-gather.
+    /// Payloads for all ranks; an all-gather.
     Payloads,
     /// Payloads of pieces for their owners; an all-to-all.
     Pieces,
     /// The owners' means, compressed again; an all-gather.
     Means,
-    /// The values of one large dense layer, where they are; an all-reduce.
+    /// The values of one large dense layer, in their own memory; an all-reduce.
     Dense {
         /// The layer's place in the bucket.
         place: u32,
     },
-    /// Dense values for the ranks whose shards they are in; a reduce-scatter.
+    /// Dense values, each for the rank whose shard it is in; a reduce-scatter.
     Shards,
-    /// Payloads for the ranks whose shards they are; an all-to-all.
+    /// Payloads of shards for their ranks; an all-to-all.
     ShardPayloads,
 }
 
 impl Part {
-    /// In order, but for those of dense layers, which come last.
+    /// All parts in order. Those of dense layers come last, and are not in this list.
     const ALL: [Part; 9] = [
         Part::Greetings,
         Part::Positions,
@@ -60,62 +59,63 @@ impl Part {
     ];
 }
 
-/// What a [`Space`](super::Space) does, each for all layers of the bucket that it concerns.
+/// What a [`Space`](super::Space) does: each op for all layers of the bucket whose setting needs it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// CLT-k: the leader writes the positions of its largest values; the others look for what is not finite.
+    /// CLT-k: the leader writes the positions of its largest values. The others check that their values are finite.
     Lead,
-    /// Dense: the values, as f32, into the sums; rounded if they travel as bf16. Those that are summed in their place are divided
-    /// by the number of workers, which makes their sum the mean.
+    /// Dense: writes the values as f32 to the sums, rounded if they travel as bf16. Layers that are summed in their own memory are
+    /// divided by the number of workers there, so that their sum is the mean.
     Widen,
-    /// PowerSGD: `P = M Q` of the last step's `Q`, or of random columns where that is zero, into the sums.
+    /// PowerSGD: writes `P = M Q` to the sums. `Q` is that of the last step, with random columns in place of zeros.
     Project,
-    /// Payloads that everybody gets whole into this rank's message.
+    /// Encodes payloads for all ranks into this rank's message.
     Encode,
-    /// The same in pieces, into the messages for the other owners.
+    /// Encodes payloads of pieces into the messages for the other owners.
     EncodePieces,
-    /// CLT-k: this rank's values at the leader's positions into the sums.
+    /// CLT-k: writes this rank's values at the leader's positions to the sums.
     Pick,
-    /// PowerSGD: orthonormalises the summed `P`, `Q = Mᵀ P̂` into the factors; this worker's contribution.
+    /// PowerSGD: orthonormalises the summed `P`, writes `Q = Mᵀ P̂` to the factors, and subtracts this worker's contribution.
     BackProject,
     /// PowerSGD: averages `Q`.
     AverageFactors,
-    /// PowerSGD: the mean, `P̂ Qᵀ`; by shards, this rank's.
+    /// PowerSGD: writes the mean, `P̂ Qᵀ`; by shards, that of this rank's shard.
     Reconstruct,
-    /// Dense: the mean.
+    /// Dense: writes the mean.
     Average,
-    /// CLT-k: the mean; by shards, this rank's.
+    /// CLT-k: writes the mean; by shards, that of this rank's shard.
     Place,
-    /// Adds up what payloads hold, in the order of ranks: the mean; by shards too that of the whole layer, so that a bad
-    /// payload or an overflow fails on all ranks alike.
+    /// Adds decoded payloads in the order of ranks, and writes the mean. By shards, too, it decodes whole layers, so that a bad payload
+    /// or an overflow is an error on all ranks.
     SumPayloads,
-    /// Adds up the pieces that this rank owns and compresses their mean.
+    /// Adds the pieces that this rank owns, and compresses their mean.
     AveragePieces,
-    /// The means of all pieces.
+    /// Decodes the means of all pieces.
     DecodeMeans,
-    /// Dense: the values, as f32, into the sums by shards.
+    /// Dense: writes the values as f32 to the sums by shards.
     WidenShards,
-    /// Dense: the mean of this rank's shard.
+    /// Dense: writes the mean of this rank's shard.
     AverageShards,
-    /// Payloads of shards into the messages for their owners, this rank's own behind those.
+    /// Encodes payloads of shards into the messages for their owners. This rank's own is behind those.
     EncodeShards,
-    /// Adds up what the payloads of this rank's shard hold, in the order of ranks: its mean.
+    /// Adds the decoded payloads of this rank's shard in the order of ranks, and writes its mean.
     SumShards,
-    /// PowerSGD: this step's `Q` is the next one's start.
+    /// PowerSGD: keeps this step's `Q` as the start of the next step.
     Remember,
-    /// Says how this rank fares wherever a part tells it: a slip at the head of each message, or numbers behind what is
-    /// summed, which is rounded now if it travels as bf16. In [`Part::Greetings`] the length of its message follows.
+    /// Writes this rank's slip, its status record, to every place of a part: at the head of each message, or as numbers behind the
+    /// values to be summed. Also rounds these values if they travel as bf16. In [`Part::Greetings`], the length of this rank's message
+    /// follows.
     PutSlip {
-        /// Which.
+        /// The part.
         part: Part,
-        /// What to say.
+        /// The status record.
         slip: Slip,
     },
-    /// Reads what all ranks have said, and goes on only if all fare well and agree: [`judge`](super::judge).
+    /// Reads the slips of all ranks. `Err` unless no rank has failed and all agree: [`judge`](super::judge).
     Judge {
-        /// Which.
+        /// The part.
         part: Part,
-        /// What has gone wrong on this rank.
+        /// This rank's error.
         own: Option<Error>,
     },
 }
@@ -131,18 +131,18 @@ impl Op {
 /// A step of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
-    /// What this rank alone does; if it fails, the next message tells.
+    /// An op on this rank's own values. The next message tells its error.
     Own(Op),
-    /// What all ranks do with what all have got alike, so that it fails on all or none.
+    /// An op on data that all ranks have alike, so that it fails on all or none.
     All(Op),
-    /// Puts slips and asks for the collective.
+    /// Writes slips, and asks for the collective.
     Exchange,
     Judge,
 }
 
 use Instruction::{All, Exchange, Judge, Own};
 
-/// Every bucket's program: what concerns parts that a bucket has not is left out.
+/// The program of all buckets. Each skips instructions for parts that it lacks.
 pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Sums, Own(Op::Lead)),
     (Part::Sums, Own(Op::Widen)),
@@ -172,7 +172,7 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::ShardPayloads, Exchange),
     (Part::ShardPayloads, Judge),
     (Part::Dense { place: 0 }, Exchange),
-    // Here no collective comes any more: means take the place of values as late as they can.
+    // No collective follows. Means take the place of values as late as possible.
     (Part::Factors, All(Op::AverageFactors)),
     (Part::Factors, Own(Op::Reconstruct)),
     (Part::Sums, All(Op::Average)),
@@ -184,7 +184,7 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Factors, All(Op::Remember)),
 ];
 
-/// One rank's exchange of one bucket: where it is in a run, what its parts take, and what all ranks must agree on.
+/// One rank's exchange of one bucket: its moment, the memory of its parts, and a checksum of what all ranks must have in common.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
@@ -200,21 +200,21 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Where in a run it happens.
+    /// The moment of the exchange.
     pub moment: Moment,
-    /// What the parts take.
+    /// Memory of the parts.
     pub layout: Layout,
-    /// What ranks must agree on, as a checksum.
+    /// Checksum of everything that ranks must have in common.
     pub fingerprint: u64,
     agreement: Agreement,
-    /// Bytes of a message about the pieces that this rank owns; 0 where nothing travels in pieces.
+    /// Bytes of a message with the pieces that this rank owns; 0 if nothing travels in pieces.
     piece: usize,
     /// Values of this rank's part of [`Part::Shards`].
     shard: usize,
 }
 
 impl Program {
-    /// The exchange of these layers; `remembered` is [`Space::remembered`](super::Space::remembered).
+    /// The program for these layers. `remembered` is [`Space::remembered`](super::Space::remembered).
     ///
     /// # Errors
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a
@@ -228,7 +228,7 @@ impl Program {
         moment.check()?;
         let layout = Layout::new(layers.clone(), moment.route, moment.world_size, moment.reduce_dtype)?;
         let fingerprint = fingerprint(moment, layers.clone(), remembered);
-        // All ranks sum the same layers in their place, or none.
+        // Ranks must also agree on the layers that are summed in their own memory.
         let fingerprint = Hash(fingerprint).add(layout.in_place as u64).0;
         let mut program = Program { moment, layout, fingerprint, agreement, piece: 0, shard: 0 };
         if layout.pieces > 0 {
@@ -238,20 +238,20 @@ impl Program {
         Ok(program)
     }
 
-    /// A program of which nothing is known, because this rank's layers do not fit together.
+    /// A program for greetings only, because this rank's layers do not fit together.
     pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
         Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0, shard: 0 }
     }
 
-    /// Whether a layer is summed where its values are.
+    /// Whether a layer is summed in its own memory.
     pub fn is_in_place(&self, spec: &Spec<'_>) -> bool {
         let Moment { route, reduce_dtype, .. } = self.moment;
         self.layout.in_place > 0 && is_in_place(spec, route, reduce_dtype)
     }
 
-    /// Whether this bucket has such a part.
+    /// Whether this bucket has this part.
     pub(super) fn has(&self, part: Part) -> bool {
         match part {
             Part::Dense { .. } => self.layout.in_place > 0,
@@ -259,8 +259,8 @@ impl Program {
         }
     }
 
-    /// The collective by which a part travels, with its size; `None` if this bucket has none. Those of single layers
-    /// [`rounds`](Program::rounds) tells.
+    /// The collective of a part, with its size; `None` if this bucket lacks the part. [`rounds`](Program::rounds) gives those of single
+    /// layers.
     pub fn round(&self, part: Part) -> Option<Round> {
         let Layout { world, sums, in_place, factors, positions, message, varies, pieces, shards, .. } = self.layout;
         let sharded = self.moment.route == Route::Sharded;
@@ -287,7 +287,7 @@ impl Program {
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
             Part::Positions => positions > 0,
-            // Slips come before values that are summed in their place.
+            // Slips travel before layers are summed in their own memory.
             Part::Sums => sums > 0 || in_place > 0,
             Part::Factors => factors > 0,
             Part::Payloads => message > 0,
@@ -299,14 +299,13 @@ impl Program {
         has.then_some(round)
     }
 
-    /// Values that all ranks' slips take behind what is summed.
+    /// Number of values of all ranks' slips behind the values to be summed.
     pub(super) fn slips(&self) -> usize {
         self.layout.world * Slip::values(self.moment.reduce_dtype)
     }
 
-    /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
-    /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`] and
-    /// [`Round::ReduceScatterSum`].
+    /// The collectives of this exchange, in order, with their parts, for callers that reserve or register memory. All ranks have the
+    /// same ones. Sizes are the same, too, except for [`Round::AllToAll`] and [`Round::ReduceScatterSum`].
     pub fn rounds<'a>(self, layers: impl Iterator<Item = Spec<'a>>) -> impl Iterator<Item = (Part, Round)> {
         let all = Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)));
         all.chain(
@@ -317,9 +316,9 @@ impl Program {
         )
     }
 
-    /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces,
-    /// which is what it gets from each of the others (its own being empty there) and what it hands out in
-    /// [`Part::Means`]; values of its part of [`Part::Shards`], slips included. 0 for other parts.
+    /// The length of `owner`'s share of a part whose shares differ: bytes of the message with its pieces, or values of its share of
+    /// [`Part::Shards`] with slips; 0 for other parts. `owner` receives a message of this length from each other rank, and sends one
+    /// in [`Part::Means`].
     ///
     /// # Errors
     /// As [`Program::new`].
@@ -342,8 +341,7 @@ impl Program {
         }
     }
 
-    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in
-    /// each message about them.
+    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in messages.
     pub fn pieces<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

@@ -1,10 +1,10 @@
-//! What an exchange asks the embedder to do.
+//! The collectives that an exchange asks for.
 
 use super::collective::{Collective, CollectiveError};
 use crate::gradient::Bf16;
 
-/// A collective, on memory of the exchange: the host's, unless a [`Space`](super::Space) has another kind. All ranks
-/// make the same ones in the same order.
+/// A collective on memory of the exchange: host memory, unless a [`Space`](super::Space) has another kind. All ranks make the same
+/// collectives in the same order.
 ///
 /// ```
 /// use lgreco_train::exchange::{Request, threads};
@@ -22,12 +22,12 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
         /// As many on every rank.
         values: V,
     },
-    /// The same of bf16, for which a [moment](super::Moment::reduce_dtype) asks.
+    /// The same for bf16, if the [moment](super::Moment::reduce_dtype) says so.
     AllReduceSumBf16 {
         /// As many on every rank.
         values: H,
     },
-    /// Fill `buffer` with every rank's bytes, in rank order. This rank's are in their place.
+    /// Fill `buffer` with every rank's bytes, in rank order. This rank's bytes are in their place already.
     AllGather {
         /// Equal parts, one per rank.
         buffer: B,
@@ -58,14 +58,14 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
         /// Bytes of each rank's part of it.
         received_lens: &'a [u64],
     },
-    /// Replace this rank's part of the values by its sum over the workers; nobody looks at the other parts any more.
+    /// Replace this rank's part of the values by its sum over the workers. The other parts are no longer used.
     ReduceScatterSum {
         /// Values of each rank's part.
         lens: &'a [u64],
         /// All parts, one after the other.
         values: V,
     },
-    /// The same of bf16.
+    /// The same for bf16.
     ReduceScatterSumBf16 {
         /// Values of each rank's part.
         lens: &'a [u64],
@@ -74,14 +74,13 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     },
 }
 
-/// The part of a sum over so many workers, or of what all of them gather, that is the others'.
+/// The fraction of a gathered buffer, or of a sum, that comes from the other workers.
 pub(crate) fn share_of_others(world_size: u32) -> f64 {
     1.0 - 1.0 / f64::from(world_size)
 }
 
 impl Request<'_> {
-    /// Bytes that each of so many workers sends if none sends more than it must: an all-reduce is a reduce-scatter and an
-    /// all-gather.
+    /// Bytes that each of `world_size` workers sends at least. An all-reduce counts as a reduce-scatter and an all-gather.
     pub(crate) fn wire_bytes(&self, world_size: u32) -> f64 {
         let (whole, others) = match self {
             Request::AllReduceSum { values } => (2.0 * size_of_val(&**values) as f64, true),
@@ -95,7 +94,7 @@ impl Request<'_> {
         if others { whole * share_of_others(world_size) } else { whole }
     }
 
-    /// Does it, and waits until it is done.
+    /// Performs the collective on `collective`, and waits until it is done.
     ///
     /// # Errors
     /// Those of `collective`.

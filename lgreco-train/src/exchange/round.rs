@@ -1,7 +1,6 @@
-//! Collectives before their memory is there.
+//! Collectives and their sizes, without memory.
 
-/// A collective of an exchange, and how much it moves. Sizes are exact but where [`Round::AllGatherEach`] says
-/// otherwise.
+/// A collective of an exchange, with its size. Sizes are exact unless [`Round::AllGatherEach`] says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Round {
     /// [`Request::AllReduceSum`](super::Request::AllReduceSum).
@@ -23,7 +22,7 @@ pub enum Round {
     AllGatherEach {
         /// Of all ranks together.
         bytes: usize,
-        /// Whether it is as many; if not, the values decide, and it is at most as many.
+        /// Whether the number is exact. If not, it is the largest, and the actual one depends on values.
         exact: bool,
     },
     /// [`Request::Broadcast`](super::Request::Broadcast).

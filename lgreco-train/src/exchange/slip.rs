@@ -1,14 +1,14 @@
-//! What ranks tell each other inside the messages of an exchange: how each fares, and what each is about to do.
+//! The status record of a rank inside the messages of an exchange: its error, and a fingerprint of the exchange.
 
 use crate::gradient::{Bf16, Dtype, Element};
 use crate::{CoreError, Error};
 
 /// Bytes of a slip at the head of a message.
 pub(super) const LEN: usize = 16;
-/// Bytes of what a rank says before anything else: its slip and the length of its message.
+/// Bytes of a greeting: a slip, and the length of the message that follows.
 pub(super) const GREETING: usize = LEN + 8;
 
-/// What a rank says of itself in every message: 16 bytes at its head, or one f32 or three bf16 of a sum.
+/// The status record of a rank in every message: 16 bytes at its head, or one f32 or three bf16 behind a sum.
 ///
 /// ```
 /// use lgreco_train::exchange::Slip;
@@ -22,16 +22,16 @@ pub(super) const GREETING: usize = LEN + 8;
 pub struct Slip {
     /// The [code](Error::code) of its failure, 0 for none.
     pub code: u64,
-    /// Of what all ranks must agree on.
+    /// Checksum of everything that ranks must have in common.
     pub fingerprint: u64,
 }
 
 const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
-/// What a rank reports that found fault with another, so that it is not the first to have failed.
+/// Codes of ranks that found an error of another rank, and so were not the first to fail.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
-/// Whether all ranks have failed because they differ, and none by itself: with an error, or one of a peer, that finds fault with
-/// others. It is so on all ranks or none.
+/// Whether all ranks have failed because they differ, and none by itself. The error, or that of a peer, is then one about other ranks.
+/// The result is the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -39,11 +39,10 @@ pub(crate) fn is_of_others(error: Error) -> bool {
     };
     OF_OTHERS.contains(&code.into())
 }
-/// What a rank reports whose gradient is not finite, which a trainer may go on from; so anything else comes before it.
+/// Codes of ranks whose gradient is not finite. Training may go on after it, so every other error takes precedence.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
-/// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32
-/// has.
+/// In a sum, numbers below this are error codes, and others are the lower bits of a fingerprint. f32 represents all of them exactly.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
@@ -55,7 +54,7 @@ impl Slip {
         Slip { code: failure.map_or(0, |error| error.code().into()), fingerprint }
     }
 
-    /// Writes it to the head of a message: both numbers, little-endian.
+    /// Writes the slip to the head of a message: both numbers, little-endian.
     ///
     /// # Panics
     /// When the message is shorter.
@@ -81,7 +80,7 @@ impl Slip {
         }
     }
 
-    /// What [`to_sum`](Slip::to_sum) told; with as much of the fingerprint.
+    /// Reads [`to_sum`](Slip::to_sum)'s number, with its bits of the fingerprint.
     pub fn of_sum(sum: f32) -> Slip {
         let whole = sum as u64;
         match whole {
@@ -91,7 +90,7 @@ impl Slip {
         }
     }
 
-    /// Values of a sum that a rank's slip takes.
+    /// Number of values of a rank's slip behind a sum.
     pub const fn values(dtype: Dtype) -> usize {
         match dtype {
             Dtype::F32 => 1,
@@ -99,13 +98,13 @@ impl Slip {
         }
     }
 
-    /// [`to_sum`](Slip::to_sum) as three digits of base 256, the lowest first, for a type that has no larger integers.
+    /// [`to_sum`](Slip::to_sum) as three digits of base 256, the lowest first, because bf16 represents no larger integers exactly.
     pub fn to_bf16_sum(self) -> [Bf16; 3] {
         let whole = self.to_sum() as u32;
         [0, 8, 16].map(|shift| Bf16::from_f32((whole >> shift & 0xff) as f32))
     }
 
-    /// What [`to_bf16_sum`](Slip::to_bf16_sum) told.
+    /// Reads [`to_bf16_sum`](Slip::to_bf16_sum)'s digits.
     pub fn of_bf16_sum(sum: [Bf16; 3]) -> Slip {
         let digits = sum.map(Bf16::to_f32);
         if digits.iter().any(|&digit| digit as u8 as f32 != digit) {
@@ -115,13 +114,12 @@ impl Slip {
     }
 }
 
-/// Goes on if every rank can and all are about to do the same. `own` is this rank's failure, `slips` are those of all
-/// ranks.
+/// `Ok` if no rank has failed and all have the same fingerprint. `own` is this rank's error, `slips` are those of all ranks.
 ///
 /// # Errors
-/// All ranks fail or none, and all because of gradients that are not finite, or none. A rank that has failed gets its
-/// own error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself;
-/// [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
+/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets its own
+/// error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by itself.
+/// [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
     let weight = |code: u64| match code {

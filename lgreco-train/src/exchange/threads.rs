@@ -8,11 +8,11 @@ use std::thread::ScopedJoinHandle;
 use std::vec;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, the first of them the caller's, each with its place in their group, and returns
-/// what they return, by rank.
+/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the caller's
+/// thread.
 ///
 /// # Panics
-/// When `world_size` is 0 or `work` panics on any thread; the others then get errors, so all of them end.
+/// When `world_size` is 0 or `work` panics on any thread. The other threads then get errors, so all of them end.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, threads};
@@ -36,10 +36,10 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
     })
 }
 
-/// One thread's place in a group. Sums are taken in rank order, so they are the same bits at every run.
+/// One thread's place in a group. Sums are taken in rank order, so every run has the same bits.
 ///
-/// A thread that drops its place, be it by returning or by panicking, ends the group: calls of the others then fail
-/// with [`ThreadCollective::LEFT`] instead of waiting.
+/// A thread that drops its place, by returning or by panicking, ends the group. Calls of the others then fail with
+/// [`ThreadCollective::LEFT`] instead of waiting.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, threads};
@@ -53,27 +53,27 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 #[derive(Debug)]
 pub struct ThreadCollective {
     rank: usize,
-    /// Which of the slots the next meeting is about.
+    /// Which of the two slots the next meeting uses.
     turn: usize,
     group: Arc<Group>,
 }
 
 #[derive(Debug)]
 struct Group {
-    /// Two per worker, which take turns: whoever writes one again has met all others since they could read it.
+    /// Two per worker, used alternately. Before a worker writes one again, it has met all others since they could read it.
     slots: Vec<[RwLock<Slot>; 2]>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
 
-/// What one worker brings to a call.
+/// One worker's part of a call.
 #[derive(Debug, Default)]
 struct Slot {
     call: Option<Call>,
     bytes: Vec<u8>,
 }
 
-/// What workers must agree on.
+/// A call, which must be the same on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Reduce { len: usize, dtype: Dtype },
@@ -85,7 +85,7 @@ enum Call {
 
 #[derive(Debug, Default)]
 struct Meeting {
-    /// Meetings that have ended.
+    /// Number of meetings that have ended.
     ended: u64,
     arrived: usize,
     left: bool,
@@ -102,7 +102,7 @@ impl ThreadCollective {
         self.group.slots.len() as u32
     }
 
-    /// Another worker is gone.
+    /// Another worker has left the group.
     ///
     /// ```
     /// use lgreco_train::exchange::{Collective, threads::ThreadCollective};
@@ -110,7 +110,7 @@ impl ThreadCollective {
     /// assert_eq!(first.all_reduce_sum(&mut [1.0]), Err(ThreadCollective::LEFT));
     /// ```
     pub const LEFT: CollectiveError = CollectiveError { code: 1 };
-    /// Workers made different calls, or brought other lengths than announced.
+    /// Workers made different calls, or used other lengths than announced.
     ///
     /// ```
     /// use lgreco_train::exchange::{Collective, threads::{self, ThreadCollective}};
@@ -165,13 +165,13 @@ impl ThreadCollective {
         Ok(())
     }
 
-    /// `Err` unless there is a length per rank, and as much room as all of them.
+    /// `Err` unless there is a length per rank, and `room` is their sum.
     fn check_lens(&self, lens: &[u64], room: usize) -> Result<(), CollectiveError> {
         let fits = lens.len() == self.group.slots.len() && sum(lens) == room as u64;
         if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
-    /// Shows the part `own` of `buffer`, and fills it with everybody's, which are as long as `len` says.
+    /// Shows the part `own` of `buffer` to the others, and fills `buffer` with the parts of all ranks, whose lengths `len` gives.
     fn gather(
         &mut self,
         own: Range<usize>,
@@ -188,7 +188,7 @@ impl ThreadCollective {
         self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows `bytes` to the others, and calls `read` when theirs can be seen.
+    /// Shows `bytes` to the others, and calls `read` when theirs can be read.
     fn show(
         &mut self,
         call: Call,
@@ -199,7 +199,7 @@ impl ThreadCollective {
         self.see(call, read)
     }
 
-    /// Writes `bytes` where the others will look.
+    /// Writes `bytes` to this worker's slot.
     fn put(&mut self, call: Call, bytes: &[u8]) {
         let slot = &self.group.slots[self.rank][self.turn];
         let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +255,7 @@ impl ThreadCollective {
 }
 
 impl Slot {
-    /// Adds the values that it shows, from number `start` on, to a sum, which they begin if they are `first`.
+    /// Adds the slot's values from number `start` on to a sum. The `first` ones replace it.
     fn add<T: Element>(&self, start: usize, first: bool, sum: &mut [T]) {
         let addends = self.bytes.chunks_exact(size_of::<T>()).skip(start).map(bytemuck::pod_read_unaligned::<T>);
         for (sum, x) in sum.iter_mut().zip(addends) {
@@ -323,7 +323,7 @@ impl Collective for ThreadCollective {
         mut received: &mut [u8],
         received_lens: &[u64],
     ) -> Result<(), CollectiveError> {
-        // Everybody's lengths, then the bytes.
+        // The lengths for all workers, then the bytes.
         let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
         self.show(Call::AllToAll, &shown, |this| {
             this.check_lens(received_lens, received.len())?;
@@ -357,7 +357,7 @@ fn sum(lens: &[u64]) -> u64 {
     lens.iter().fold(0, |all: u64, len| all.saturating_add(*len))
 }
 
-/// Fills the first `len` bytes of `room`, which then begins behind them.
+/// Fills the first `len` bytes of `room`, and cuts them off.
 fn take(room: &mut &mut [u8], len: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
     if bytes.len() != len || room.len() < len {
         return Err(ThreadCollective::MISMATCH);

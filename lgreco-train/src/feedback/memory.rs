@@ -2,13 +2,11 @@
 
 use super::kernels::{Commit, Update, add, largest, offer, squared_norm};
 use super::{Residual, plain, storage};
-#[cfg(any(doc, test))]
-use crate::CoreError;
-use crate::Error;
-use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch_with;
+use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
 ///
@@ -52,7 +50,7 @@ impl Memory<alloc::vec::Vec<u64>> {
     pub fn owned(residual: Residual, shape: Shape) -> Result<Self, Error> {
         let len = residual.state_len(shape);
         let mut words = alloc::vec::Vec::new();
-        words.try_reserve_exact(len).map_err(|_| Error::out_of_memory(len))?;
+        words.try_reserve_exact(len).map_err(|_| CoreError::OutOfMemory { words: len })?;
         words.resize(len, 0);
         Memory::new(residual, shape, words)
     }
@@ -131,7 +129,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # Errors
     /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`].
     pub fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
-        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
+        CoreError::require(
+            factor > 0.0 && factor.is_finite(),
+            "rescaling factor",
+            factor.into(),
+            "positive and finite",
+        )?;
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
@@ -139,7 +142,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     pub(crate) fn check_rescale(&self, factor: f32) -> Result<(), Error> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
         let largest = f32::from_bits(dispatch_with!((elements, self.words.as_ref(), storage), largest));
-        Error::require_finite(largest * factor <= storage.largest(), "what is to be remembered")
+        Ok(CoreError::require_finite(largest * factor <= storage.largest(), "the residual")?)
     }
 
     /// Forgets the residual where `places` is not zero.
@@ -186,7 +189,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         if !finite {
             crate::compress::check_finite(gradient)?;
         }
-        Error::require_finite(finite, "the gradient with what is remembered")
+        Ok(CoreError::require_finite(finite, "gradient plus residual")?)
     }
 
     /// Takes note of `decoded`, what the receivers will make of this worker's own payload (not the average over
@@ -283,7 +286,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     pub(super) fn check_shape(&self, shape: Shape) -> Result<(), Error> {
         expect_len("rows of the gradient", self.shape.rows(), shape.rows())?;
-        expect_len("columns of the gradient", self.shape.cols(), shape.cols())
+        Ok(expect_len("columns of the gradient", self.shape.cols(), shape.cols())?)
     }
 
     fn offer_values<T: Element>(&self, gradient: &[T], offered: &mut [f32]) -> u32 {
@@ -315,7 +318,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
             let words = self.words.as_mut();
             dispatch_with!(Commit { update, storage, words, elements, gradient, decoded, store }, Commit::run)
         };
-        Error::require_finite(pass(None) <= storage.largest().to_bits(), "what is to be remembered")?;
+        CoreError::require_finite(pass(None) <= storage.largest().to_bits(), "the residual")?;
         pass(Some(stream));
         Ok(())
     }

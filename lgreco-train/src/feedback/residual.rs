@@ -1,8 +1,8 @@
 //! How a residual is kept: in which format, with which gain, for how long.
 
 use super::Storage;
-use crate::Error;
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 
 /// How much of a new compression error is remembered, in which format, and for how long.
 ///
@@ -51,7 +51,7 @@ impl Residual {
     /// # Errors
     /// [`CoreError::Parameter`](crate::CoreError::Parameter).
     pub fn check(&self) -> Result<(), Error> {
-        Error::require(self.gain > 0.0 && self.gain <= 1.0, "residual gain", self.gain.into(), "in (0, 1]")
+        Ok(CoreError::require(self.gain > 0.0 && self.gain <= 1.0, "residual gain", self.gain.into(), "in (0, 1]")?)
     }
 }
 

@@ -17,12 +17,10 @@
 
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Residual, Storage};
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
 use crate::checksum;
-use crate::error::{expect_len, expect_room};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 /// Bytes before the elements of a saved memory.
 const SAVED_HEADER_LEN: usize = 32;
@@ -114,12 +112,12 @@ impl<'a> SavedState<'a> {
         check_version(bytes)?;
         let (header, body) = bytes.split_at(SAVED_HEADER_LEN);
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        Error::require_saved(header[5..8] == [0; 3], "reserved field", (word(4) >> 8).into())?;
+        CoreError::require_saved(header[5..8] == [0; 3], "reserved field", (word(4) >> 8).into())?;
         let code = header[4];
         let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
-        let storage = storage.ok_or(Error::saved("storage", code as u64))?;
+        let storage = storage.ok_or(CoreError::SavedState { what: "storage", found: code as u64 })?;
         let residual = Residual { gain: f32::from_bits(word(8)), reset_every: word(12), storage };
-        Error::require_saved(header[3] == 0, "rule", header[3].into())?;
+        CoreError::require_saved(header[3] == 0, "rule", header[3].into())?;
         residual.check()?;
         let shape = Shape::new(word(16) as usize, word(20) as usize)?;
         let expected = storage.bytes(shape.elements());
@@ -159,8 +157,8 @@ impl<'a> SavedState<'a> {
 
 fn check_version(bytes: &[u8]) -> Result<(), Error> {
     let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
-    Error::require_saved(magic == MAGIC, "magic", magic.into())?;
-    Error::require_saved(bytes[2] == VERSION, "version", bytes[2].into())
+    CoreError::require_saved(magic == MAGIC, "magic", magic.into())?;
+    Ok(CoreError::require_saved(bytes[2] == VERSION, "version", bytes[2].into())?)
 }
 
 fn to_or_from_little_endian(storage: Storage, body: &mut [u8]) {
@@ -189,5 +187,5 @@ fn check_elements(storage: Storage, body: &[u8]) -> Result<(), Error> {
             code.or_else(|| exponents.iter().find(|&&exponent| exponent > EXPONENT_MAX)).map(|&x| x as u32)
         }
     };
-    wrong.map_or(Ok(()), |found| Err(Error::saved("an element", found as u64)))
+    wrong.map_or(Ok(()), |found| Err(CoreError::SavedState { what: "an element", found: found as u64 }.into()))
 }

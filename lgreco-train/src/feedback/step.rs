@@ -3,10 +3,10 @@
 use super::Memory;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
-use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Values};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
+use lgreco::error::{expect_len, expect_room};
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Words of workspace that [`step`](Memory::step) needs.

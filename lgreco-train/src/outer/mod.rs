@@ -21,13 +21,13 @@
 mod fragment;
 mod saved;
 
-use crate::Error;
 use crate::controller::{Config, Controller, Report, Tensor};
-use crate::error::expect_len;
 use crate::exchange::Collective;
 use crate::gradient::Dtype;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use fragment::{Fragment, config_of, divided};
+use lgreco::error::expect_len;
 
 /// How outer steps are taken.
 ///
@@ -95,7 +95,7 @@ impl Outer {
             ("fragments", fragments as f64, (1..=most).contains(&fragments), "1 to the number of layers and of steps"),
         ];
         match wrong.into_iter().find(|(_, _, holds, _)| !holds) {
-            Some((what, value, _, expected)) => Err(Error::parameter(what, value, expected)),
+            Some((what, value, _, expected)) => Err(CoreError::Parameter { what, value, expected }.into()),
             None => Ok(()),
         }
     }
@@ -156,7 +156,7 @@ impl OuterStep {
         outer.check(tensors.len())?;
         if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype() != Dtype::F32) {
             let (what, value) = ("bytes of a parameter", tensor.dtype().bytes() as f64);
-            return Err(Error::parameter(what, value, "4: outer steps are taken in f32"));
+            return Err(CoreError::Parameter { what, value, expected: "4: outer steps are taken in f32" }.into());
         }
         let lens: Vec<usize> = tensors.iter().map(|tensor| tensor.shape().elements()).collect();
         check_lens(lens.iter().copied(), parameters)?;

@@ -5,10 +5,8 @@
 
 use super::OuterStep;
 use super::fragment::Fragment;
-#[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
 use crate::state::{Reader, Writer};
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-o");
@@ -81,7 +79,7 @@ impl OuterStep {
     fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(u64, Vec<Saved<'a>>), Error> {
         let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
         let [steps, fragments] = reader.numbers()?;
-        Error::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
+        CoreError::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
         let mut all = Vec::with_capacity(self.fragments.len());
         for fragment in &self.fragments {
             let len = reader.number()?;

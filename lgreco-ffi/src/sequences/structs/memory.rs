@@ -1,7 +1,7 @@
 //! The caller's memory: structs as large as they state, and buffers with guards behind them.
 
 use super::Bytes;
-use crate::pointers::SizedStruct;
+use crate::structs::SizedStruct;
 use core::ffi::c_void;
 
 const WORD: usize = size_of::<u64>();

@@ -1,4 +1,4 @@
-"""States in checkpoints: a folder with a file of every rank, or PyTorch's distributed ones."""
+"""Saving states: as a folder with one file per rank, or in PyTorch's distributed checkpoints."""
 
 import contextlib
 import ctypes
@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from lgreco._lgreco import LgrecoError
 
 Told = TypeVar("Told")
-"""What loading returns."""
+"""The result of loading."""
 
 
 class Loaded(NamedTuple):
-    """What a state had.
+    """Which layers a loaded state had.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, method="topk")
@@ -30,26 +30,26 @@ class Loaded(NamedTuple):
     """
 
     missing: list[str]
-    """Layers of the model that the state does not have: they start without residual, uncompressed until the next plan."""
+    """Layers that the state lacks. They start without residual, uncompressed until the next plan."""
     extra: list[str]
-    """Layers of the state that the model does not have; their residuals are lost."""
+    """Layers that the model lacks. Their residuals are lost."""
     misshaped: list[str]
-    """Layers with another shape or type in the state: missing and extra at once."""
+    """Layers with another shape or type in the state. They count as missing and extra."""
     step: int
-    """At which the run continues."""
+    """The step at which the run continues."""
     oldest_residual: int
-    """The earliest step of a residual: what that rank has not sent since is lost."""
+    """The earliest step of a residual. What that rank did not send after it is lost."""
 
 
 class Checkpointed(Generic[Told]):
-    """What is saved by all ranks, each its own part."""
+    """A state that all ranks save, each its own part."""
 
     def _ranks(self) -> list[int]:
-        """Those that exchange with each other, by their numbers among all processes."""
+        """The global ranks of the processes that exchange with each other."""
         raise NotImplementedError
 
     def _step(self) -> int:
-        """The next one."""
+        """The next step."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,23 +59,23 @@ class Checkpointed(Generic[Told]):
         raise NotImplementedError
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes this rank's ``state_dict`` to ``folder``, as ``rank3.pt`` on the process of rank 3; all ranks do, after the same step.
+        """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
 
-        The folder is made where it is missing, and a file that is there is replaced whole. Raises OSError where it cannot be written.
+        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write.
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _write({"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}, _path(folder, dist.get_rank()))
 
     def load(self, folder: str | os.PathLike[str]) -> Told:
-        """Continues from what all ranks have saved in ``folder``, by ``load_state_dict``; all ranks do, and all must see all files.
+        """Continues from the files that all ranks have saved in ``folder``. All ranks call it, and all must see all files.
 
-        With other ranks than before the residuals of those that are gone go to those that are there, and new ones begin without. Not
-        so where ranks exchange in several groups, as with ``replicate_group``: those must be the same. Files of ranks that are left
-        from an earlier, larger run are not looked at.
+        The number of ranks may differ. Residuals of ranks that are gone go to the remaining ranks, and new ranks begin without. Where
+        ranks exchange in several groups, as with ``replicate_group``, the ranks must be the same as before. Files that an earlier,
+        larger run has left are ignored.
 
-        Raises LgrecoError with the folder or the file where one is missing, damaged, of another kind or of another step than the others;
-        nothing has changed then.
+        Raises LgrecoError with the folder or the file if one is missing, damaged, of another kind, or of another step than the others.
+        Nothing has changed then.
         """
         folder = pathlib.Path(folder)
         files = {rank: _read(path) for path in folder.glob("rank*.pt") if (rank := _rank_of(path)) is not None}
@@ -86,7 +86,7 @@ class Checkpointed(Generic[Told]):
             return self.load_state_dict(files[dist.get_rank()]["state"])
         if len(whole) != 1:
             saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
-            raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor of others that is whole: ranks that have saved there are {saved}")
+            raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor a complete one of other ranks: ranks that have saved there are {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
         return self.load_state_dict(states[0], states[ranks.index(dist.get_rank()) :: len(ranks)])
 
@@ -96,7 +96,7 @@ def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
 
 
 class _File:
-    """What torch.save writes to. It keeps the system's first error for later: PyTorch's own has neither the path nor the cause."""
+    """The file that torch.save writes to. It keeps the system's first error, because PyTorch's has neither path nor cause."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -115,9 +115,9 @@ class _File:
 
 
 def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Leaves what was there where it cannot. Raises OSError with the path."""
+    """Replaces the file as a whole, or leaves it. Raises OSError with the path."""
     unfinished = path.with_suffix(".unfinished")
-    # An error of this one has the path.
+    # An error of this call has the path.
     opened = unfinished.open("wb")
     file = _File(opened)
     try:
@@ -128,7 +128,7 @@ def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         finally:
-            # What could not be written before is tried again, and fails again.
+            # Closing writes the rest of the buffer, which may fail again.
             with contextlib.suppress(OSError):
                 opened.close()
         unfinished.replace(path)
@@ -146,31 +146,31 @@ def _rank_of(path: pathlib.Path) -> int | None:
 
 
 def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    """What the files of ranks that have saved together have in common."""
+    """Ranks and step: equal in all files that were saved together."""
     return tuple(file["ranks"]), file["step"]
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
         with path.open("rb") as opened:
-            has_end = zipfile.is_zipfile(opened)  # Its directory is at its end.
+            has_end = zipfile.is_zipfile(opened)  # The directory of a zip file is at its end.
         file = torch.load(path, map_location="cpu", weights_only=True, mmap=True) if has_end else None
-    except Exception as error:  # Of pickle, zipfile or the system, as the damage may be.
+    except Exception as error:  # From pickle, zipfile or the system, depending on the damage.
         raise LgrecoError(f"{path}: {error}") from error
     if not has_end:
-        raise LgrecoError(f"{path}: the file is truncated, or no state at all: its end is not that of what save() writes")
+        raise LgrecoError(f"{path}: the file is truncated or no saved state: it does not end as a file of save() does")
     if not isinstance(file, dict) or file.keys() != {"ranks", "step", "state"}:
-        raise LgrecoError(f"{path}: it is not what save() has written")
+        raise LgrecoError(f"{path}: it is no file of save()")
     return file
 
 
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
-    """A state without content, as large as the one that a distributed checkpoint has under ``path``.
+    """An empty state with the tensor sizes of the one that a distributed checkpoint has under ``path``.
 
-    ``torch.distributed.checkpoint.load`` reads into tensors of the sizes that were saved. A state's grow while it trains, so a
-    new one's ``state_dict()`` does not do. ``metadata`` is the checkpoint's, from its storage reader.
+    ``torch.distributed.checkpoint.load`` reads into tensors of the saved sizes. The tensors of a state grow in training, so those of
+    a new state's ``state_dict()`` do not fit. ``metadata`` is the checkpoint's, from its storage reader.
 
-    Raises LgrecoError when the checkpoint has nothing there.
+    Raises LgrecoError if the checkpoint has nothing there.
 
     >>> from tempfile import TemporaryDirectory
     >>> from torch.distributed import checkpoint
@@ -195,7 +195,7 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
         place = empty
         for part in outer:
             place = place.setdefault(part, {})
-        # The rest comes as it was.
+        # Loading replaces all other values.
         place[name] = None
         if isinstance(stored, TensorStorageMetadata):
             place[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
@@ -205,7 +205,7 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
 
 
 def _with_lists(part: Any) -> Any:
-    """With lists in place of what has numbers as keys."""
+    """Replaces dictionaries with numbers as keys by lists."""
     if not isinstance(part, dict):
         return part
     whole = {key: _with_lists(value) for key, value in part.items()}
@@ -213,11 +213,11 @@ def _with_lists(part: Any) -> Any:
 
 
 def to_tensor(part: bytes) -> torch.Tensor:
-    """The bytes as uint8, which ``weights_only=True`` loads."""
+    """The bytes as a uint8 tensor, which ``weights_only=True`` loads."""
     return torch.frombuffer(bytearray(part), dtype=torch.uint8)
 
 
 def to_bytes(part: torch.Tensor) -> bytes:
-    """Those of a uint8 tensor, wherever it lies."""
+    """The bytes of a uint8 tensor on any device."""
     part = part.contiguous().cpu()
     return ctypes.string_at(part.data_ptr(), part.numel())

@@ -1,4 +1,4 @@
-"""What exchanges in a GPU's memory need of torch: memory, a stream and its events, numbers that come to the host later."""
+"""Torch's part of exchanges in a GPU's memory: memory, streams and events, and copies to the host that nobody waits for."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,10 +13,10 @@ _LOG = logging.getLogger("lgreco")
 
 
 class Cuda:
-    """A CUDA device, and the stream of torch's that was current at the first exchange."""
+    """A CUDA device, and the stream for all exchanges: torch's current one at the first exchange."""
 
     backend = "nccl"
-    """Of the group whose collectives work on the device's memory."""
+    """The backend of process groups whose collectives use the device's memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -24,12 +24,12 @@ class Cuda:
         self._aside: torch.cuda.Stream | None = None
 
     def lacks(self, group: dist.ProcessGroup | None) -> str | None:
-        """What exchanges on the device need of a process group and this one has not; None if it has all."""
+        """Why exchanges on the device cannot use this process group; None if they can."""
         return None if "cuda:nccl" in dist.get_backend_config(group) else "a process group without NCCL"
 
     @contextmanager
     def stream(self) -> Iterator[int]:
-        """Has what follows enqueued in that stream, after what is in the current one; gives the stream's handle."""
+        """Within this context, work is enqueued in the stream for exchanges, after all work in the current stream. Yields its handle."""
         current = torch.cuda.current_stream(self.device)
         self._stream = self._stream or current
         if current != self._stream:
@@ -38,23 +38,23 @@ class Cuda:
             yield self._stream.cuda_stream
 
     def rejoin(self) -> None:
-        """Has what is enqueued in the current stream from now on come after what is in that stream."""
+        """Makes later work in the current stream wait for all work in the stream for exchanges."""
         current = torch.cuda.current_stream(self.device)
         if self._stream is not None and current != self._stream:
             current.wait_stream(self._stream)
 
     def allocate(self, length: int) -> torch.Tensor:
-        """So many bytes, by torch's caching allocator."""
+        """Memory of ``length`` bytes from torch's caching allocator."""
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     def aside(self) -> int:
-        """The handle of another stream, in which what follows comes after all that is enqueued in the current one."""
+        """The handle of a second stream, for plans. Its next work comes after all work in the current stream."""
         self._aside = self._aside or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._aside.wait_stream(torch.cuda.current_stream(self.device))
         return self._aside.cuda_stream
 
     def allocate_aside(self, length: int) -> torch.Tensor:
-        """As ``allocate``, for that other stream."""
+        """As ``allocate``, for the second stream."""
         with torch.cuda.stream(self._aside):
             return self.allocate(length)
 
@@ -64,8 +64,7 @@ class Cuda:
         return memory[start : start + length].view(dtype)
 
     def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What the numbers are after all that is enqueued: the call that it returns waits for that, and for nothing after it, and has
-        them on the host."""
+        """Copies numbers to the host after all work enqueued so far. The returned call waits for that copy alone, and returns it."""
         told = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
@@ -77,23 +76,23 @@ class Cuda:
         return values
 
     def mark(self) -> torch.cuda.Event:
-        """A moment between what is enqueued and what will be."""
+        """An event after all work enqueued so far."""
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """From one moment to a later one. Waits for that."""
+        """Seconds between two events. Waits for the later one."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """One whose value is there when what is enqueued is done."""
+        """A future whose value is there after all work enqueued so far."""
         return torch.futures.Future(devices=[self.device])
 
 
 def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
-    """The NVIDIA GPU that all of them are on, if they are on one."""
+    """The NVIDIA GPU that has all parameters; None if there is no single one."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) != 1 or torch.version.cuda is None:
         return None
@@ -102,7 +101,7 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
 
 
 def where_they_stay(device: Cuda | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]) -> Cuda | None:
-    """The device that gradients are on if they are exchanged in its memory. None if they are copied to the host, which is logged."""
+    """The device if gradients are exchanged in its memory. None if they are copied to the host, which is logged."""
     why = None if device is None else device.lacks(group) or _obstacle(options)
     if why is None:
         return device
@@ -112,7 +111,7 @@ def where_they_stay(device: Cuda | None, group: dist.ProcessGroup | None, option
 
 
 def _obstacle(options: Mapping[str, Any]) -> str | None:
-    """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
+    """The first option under which gradients cannot be exchanged in a GPU's memory; None if there is none."""
     obstacles = {
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": options.get("route", "all_gather") not in ("all_gather", "sharded"),

@@ -1,4 +1,4 @@
-"""Which options can have an effect together."""
+"""Which options have no effect in combination with others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.options import is_default
 
 _PLANS = ("lgreco", "kmeans")
-"""Policies that search for a plan, and so go by what follows."""
+"""Policies that search for a plan. Only they use the options below."""
 _OF_PLANS = ("budget", "objective", "candidates", "widths", "metric", "workers", "alpha")
 _POLICIES: dict[str, tuple[str, ...]] = {
     **{option: _PLANS for option in _OF_PLANS},
@@ -24,7 +24,7 @@ _POLICIES: dict[str, tuple[str, ...]] = {
     "residual_dtype": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
     "on_plan": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
 }
-"""The policies under which an option has an effect; ``settings`` are a policy of their own. Others always have one."""
+"""The policies under which an option has an effect. ``settings`` count as a policy. Options that are not here always have one."""
 _METHODS = {
     "widths": ("topk", "hybrid"),
     "residual_dtype": ("topk", "powersgd", "hybrid", "sidco", "hard-threshold", "adacomp"),
@@ -32,7 +32,7 @@ _METHODS = {
 
 
 def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
-    """What to raise where an option, each of which is sound, can have no effect beside the others."""
+    """The error for an option that has no effect in combination with the others; None if each has one. Each is valid by itself."""
     has_settings = options.get("settings") is not None
     policy = "settings" if has_settings else options.get("policy") or "lgreco"
     beside = "settings=" if has_settings else f"policy={policy!r}"
@@ -54,7 +54,7 @@ def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
         return _idle("residual_dtype", given["residual_dtype"], "error_feedback=False", "leave one of the two out")
     if given.get("route") == "scatter_reduce" and (policy == "uncompressed" or (not has_settings and each == ["powersgd"])):
         what = "policy='uncompressed'" if policy == "uncompressed" else "method='powersgd'"
-        return _idle("route", "scatter_reduce", what, "leave it out: what is summed on the way has no payloads to be scattered")
+        return _idle("route", "scatter_reduce", what, "leave it out: values that are summed on the wire have no payloads to scatter")
     return None
 
 

@@ -1,8 +1,7 @@
-"""The gradients that the next plan is made of, in a GPU's memory: their mean is kept there, and measured there.
+"""The mean gradients for the next plan, in a GPU's memory, where they are also measured.
 
-Only the process that plans has any. The steps of a window blend their gradients with the mean so far, in the stream of the exchange, so
-that nothing of a step waits. The plan is made on another thread, in another stream, in memory of torch's: rows and norms come to the
-host, and the gradients do not.
+Only the process that plans has them. Each step of a window adds its gradients to the mean, in the stream for exchanges, so no step
+waits. The plan is made on another thread and in a second stream. Error-table rows and norms come to the host; gradients do not.
 """
 
 import logging
@@ -17,35 +16,35 @@ _LOG = logging.getLogger("lgreco")
 
 
 class Observed:
-    """What was observed in the steps of one window, if anything was."""
+    """The mean gradients of one window."""
 
     def __init__(self, cuda: Cuda, controller: Controller) -> None:
         self._cuda = cuda
         self._controller = controller
         self._aside: Device | None = None
-        """That of plans, with a stream of its own."""
+        """The device handle for plans, with the second stream."""
         self.forget()
 
     def forget(self) -> None:
-        """The window has ended, or begins anew."""
+        """Frees the means, because the window has ended or begins anew."""
         self._window: DeviceWindow | None = None
         self._memory: torch.Tensor | None = None
         self._layers: set[int] = set()
-        """Those that are here since the window's first step."""
+        """The layers whose gradients have been here since the window's first step."""
         self._begun: int | None = None
-        """The step that the window has begun at."""
+        """The first step of the window."""
 
     def forget_unless_needed(self) -> None:
-        """Of a window that the controller no longer has, nothing is needed."""
+        """Frees the means unless the controller still has their window."""
         if not self._controller.observes_elsewhere():
             self.forget()
 
     def observe(self, device: Device, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
-        """Takes the gradients; gives the places of those that it has no room for, or has not had in the window's first step."""
+        """Adds gradients to the means. Returns the places of the other gradients: those without memory, or absent in the first step."""
         step = self._controller.window_step()
         if step > 1 and self._window is None and self._begun is None:
             self._begun = self._controller.steps
-            _LOG.info("gradients are copied to the host for the next plan, of which the host has the first ones")
+            _LOG.info("gradients are copied to the host for the next plan, because the host has those of its first steps")
         if step == 1 and self._begun != self._controller.steps:
             self._begin(device)
         if self._window is None:
@@ -61,7 +60,7 @@ class Observed:
             if step == 1:
                 _LOG.warning("gradients are copied to the host for the next plan, as the GPU cannot keep them: %s", error)
                 return list(range(len(layers)))
-            # Others wait for this rank's messages, and the mean is that of the other steps.
+            # Other ranks wait for this rank's messages, so this step goes on. The mean is then that of the other steps.
             _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]
 
@@ -76,7 +75,7 @@ class Observed:
             _LOG.warning("gradients are copied to the host for the next plan, as the GPU has no room for their mean: %s", error)
 
     def planning(self, task: PlanTask) -> Callable[[], PlanResult] | None:
-        """The work of a task, for any thread; None where what it is about is lost, and is collected anew."""
+        """The work of a task, for any thread. None if its gradients are lost; the window then begins anew."""
         window, memory = self._window, self._memory
         if window is None or memory is None:
             if not self._controller.observes_elsewhere():
@@ -84,7 +83,7 @@ class Observed:
             _LOG.warning("gradients for a plan are collected anew, as the GPU no longer has them")
             self._controller.forget_observed()
             return None
-        # All that was observed comes before it.
+        # The second stream waits for all gradients that were added.
         with self._cuda.stream():
             handle = self._cuda.aside()
 
@@ -101,6 +100,6 @@ class Observed:
         return plan
 
     def bring_home(self, device: Device) -> None:
-        """Between steps: the controller has the means, too, as they are now. Waits for the device."""
+        """Between steps: copies the means to the controller. Waits for the device."""
         if self._window is not None:
             self._window.take_home(device, self._controller, sorted(self._layers))

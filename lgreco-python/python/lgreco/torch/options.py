@@ -1,4 +1,4 @@
-"""What every state can be told, by name."""
+"""The options that all states have in common."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypedDict
@@ -9,14 +9,14 @@ from lgreco._lgreco import LgrecoError
 
 
 class Scaler(Protocol):
-    """torch.amp.GradScaler, as far as it matters here."""
+    """The part of torch.amp.GradScaler that is used here."""
 
     def get_scale(self) -> float:
-        """The factor of the loss."""
+        """The factor by which the loss is multiplied."""
 
 
 class Options(TypedDict, total=False):
-    """``LGreCoState`` says what they mean, and what they are where they are left out."""
+    """``LGreCoState`` documents their meanings and defaults."""
 
     method: str | None
     default: float | None
@@ -56,7 +56,7 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
 
 
 def expect_route(options: Options, only: str | None, why: str) -> None:
-    """Refuses a ``route`` that cannot work; sets the ``only`` one that can. Without one, gradients are not sharded."""
+    """Raises LgrecoError for a ``route`` that cannot work, and sets the ``only`` one that can. None: gradients are not sharded."""
     route = options.get("route")
     if only is None:
         expect(route != "sharded", "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')
@@ -73,7 +73,7 @@ _DECIDING = (
 
 
 def deciding(told: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the options by which settings are chosen, as text."""
+    """The options that decide which settings are chosen, as text."""
     given = ((name, told.get(name)) for name in _DECIDING)
     return {name: repr(value) for name, value in given if value is not None and not is_default(name, value)}
 
@@ -84,13 +84,13 @@ _DEFAULTS: dict[str, object] = {
 
 
 def is_default(name: str, value: object) -> bool:
-    """Whether the option might as well be left out."""
-    # An option's value may be anything, also what does not compare.
+    """Whether this value is the option's default."""
+    # A value may have any type, and some types do not compare.
     return name in _DEFAULTS and type(value) is type(_DEFAULTS[name]) and bool(value == _DEFAULTS[name])
 
 
 def in_order(settings: Any) -> Any:
-    """The same text for the same settings, whatever the order that they are given in."""
+    """Sorts settings, so that the same ones have the same text."""
     return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings
 
 

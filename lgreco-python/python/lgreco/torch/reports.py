@@ -1,4 +1,4 @@
-"""What states tell of themselves: numbers for TensorBoard and a picture."""
+"""Reports of a state: numbers for TensorBoard, and a picture."""
 
 import os
 from typing import Any, NoReturn
@@ -7,7 +7,7 @@ from lgreco._plot import bars
 
 
 class Reports:
-    """Made of ``metrics``, ``compression_stats`` and the plans in force."""
+    """Reports from ``metrics``, ``compression_stats`` and the present plans."""
 
     def __reduce__(self) -> NoReturn:
         kind, instead = type(self).__name__, "save its state_dict(), and copy or pickle a model without its wrapper (model.module)"
@@ -23,7 +23,7 @@ class Reports:
         raise NotImplementedError
 
     def scalars(self) -> dict[str, float]:
-        """The numbers of ``metrics`` and ``compression_stats`` by a name each, for TensorBoard's ``add_scalar``."""
+        """The numbers of ``metrics`` and ``compression_stats`` by name, for TensorBoard's ``add_scalar``."""
         ratio, _, sent = self.compression_stats()
         found = {"lgreco/ratio": ratio, "lgreco/bytes": float(sent)}
         plans = [plan for plan in self._plans() if "error" in plan]
@@ -35,7 +35,7 @@ class Reports:
         return found
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        """Draws bytes and errors of each layer to a file in the format of ``path``'s suffix. Needs matplotlib."""
         metrics = self.metrics()
         labels = [layer["setting"] for layer in metrics.values()]
         sent = [float(layer["bytes_out"]) for layer in metrics.values()]

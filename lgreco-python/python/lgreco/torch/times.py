@@ -1,15 +1,15 @@
-"""What exchanges in a GPU's memory take, for plans by seconds.
+"""Seconds of exchanges in a GPU's memory, for plans by seconds.
 
-Work for a GPU is enqueued, so that the host's clock sees neither how long it takes nor how long collectives do. Events in its stream do:
-one before the first bucket of a step, one behind its last means, and two around whatever a bucket has to compute between collectives.
-They are read when the next step begins, which waits for the outcome of the one before anyway; so nothing of a step waits for them. The
-controller makes of these seconds what it makes of the host's, and tells the other ranks.
+The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream do: one before the first bucket
+of a step, one behind its last means, and two around each computation between collectives. They are read when the next step begins,
+which waits for the result of the step before anyway. So no step waits for them. The controller treats these seconds like those that it
+measures on the host, and tells the other ranks.
 
-Once per plan, in the last step before it, there is more to find out. All ranks send a probe, in the group that carries the buckets. The rank
-that plans tries methods out that no step may have used yet: after the step it compresses one bucket of that step's own gradients by each,
-twice, and decompresses what comes of it as often as there are ranks. That is what a step does but for the collectives, so that launches
-weigh what they weigh there, which a layer alone, or the host's model of an element's cost, would not tell. It is done in the stream of the
-steps, since beside the next forward pass it would take as long as both, and delays one rank for a few exchanges per plan.
+Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the buckets.
+After that step, the rank that plans times each method that the plan may choose: it compresses one bucket of the step's gradients, and
+decompresses the payload once per rank, twice. That is the work of a step without its collectives, so the launch overhead is that of a
+step, too. Timing a single layer, or a model of the cost per element, would miss it. The trials run in the stream of the steps. Beside the
+next forward pass, both would be measured together. They delay one rank by a few exchanges per plan.
 """
 
 import logging
@@ -26,26 +26,26 @@ from lgreco.torch.cuda import Cuda
 
 _LOG = logging.getLogger("lgreco")
 _MOST = 2**23
-"""Elements of the bucket that methods are tried out on, at most, if there is one so small: those of DDP's have fewer."""
+"""Most elements of the bucket for trials, unless every bucket is larger. DDP's buckets have fewer."""
 
 _PROBED = 2**20
-"""Bytes of a probe, at most, where a word of each rank is not more."""
+"""Most bytes of a probe, unless one word per rank is more."""
 
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class _Kept(NamedTuple):
-    """A bucket to try methods out on."""
+    """A bucket for trials."""
 
     layers: list[int]
-    """Those that may be compressed."""
+    """The layers that may be compressed."""
     kinds: list[list[str]]
-    """A setting per layer, of each kind of method."""
+    """For each kind of method, a setting per layer."""
     values: torch.Tensor
-    """Their gradients, one after the other."""
+    """The gradients of all layers, one after the other."""
 
     def worth(self) -> tuple[bool, int]:
-        """The larger the better, but not above the most."""
+        """Orders buckets: the largest within the limit is best, then the smallest beyond it."""
         elements = self.values.numel()
         return (True, elements) if elements <= _MOST else (False, -elements)
 
@@ -57,32 +57,32 @@ class _Trial(NamedTuple):
 
 
 class Times:
-    """The events of the last step, of a probe and of trials, until the next step begins."""
+    """The events of the last step, of a probe and of trials. They are read when the next step begins."""
 
     def __init__(self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup) -> None:
         self._cuda = cuda
         self._controller = controller
         self._group = group
-        # Made before others wait for it: a rank that found no memory later would leave them waiting.
+        # Allocated now: a rank that found no memory during the probe would leave the others waiting.
         self._memory = cuda.allocate(max(_PROBED, 16 * group.size()))
         self.forget()
 
     def forget(self) -> None:
-        """Has nothing to tell."""
+        """Discards all events."""
         self.forget_step()
         self._probed: list[torch.cuda.Event] = []
         self._kept: _Kept | None = None
         self._trials: list[_Trial] = []
 
     def forget_step(self) -> None:
-        """The step has failed: how long it took says nothing."""
+        """Discards the events of a step that failed."""
         self._begun: torch.cuda.Event | None = None
         self._ended: torch.cuda.Event | None = None
         self._computing: list[_Span] = []
         self._sent = 0.0
 
     def begin(self) -> None:
-        """Before the first bucket of a step."""
+        """Marks the begin of a step, before its first bucket. Probes the link if that is due."""
         with self._cuda.stream():
             length = self._controller.probe_bytes()
             if length is not None:
@@ -90,9 +90,9 @@ class Times:
             self._begun = self._cuda.mark()
 
     def _probe(self, length: int) -> None:
-        """Twice a word of each rank, which is as good as nothing, and by turns all and nothing again, which waits for the slowest rank.
+        """Gathers one word per rank twice, then alternates between all bytes and one word per rank, which waits for the slowest rank.
 
-        The first absorbs that ranks do not begin together.
+        The first gather absorbs that ranks do not begin together.
         """
         nothing = 8 * self._group.size()
         self._probed = [self._cuda.mark()]
@@ -102,13 +102,13 @@ class Times:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """What is enqueued meanwhile compresses or decompresses."""
+        """Within this context, the enqueued work compresses or decompresses."""
         start = self._cuda.mark()
         yield
         self._computing.append((start, self._cuda.mark()))
 
     def sends(self, request: Request) -> None:
-        """A collective is started; an all-reduce sends what a reduce-scatter and an all-gather do."""
+        """Counts the bytes of a collective. An all-reduce counts as a reduce-scatter and an all-gather."""
         if request.kind == "all_to_all":
             self._sent += request.received_length
             return
@@ -116,11 +116,11 @@ class Times:
         self._sent += ways * request.length * (1 - 1 / self._group.size())
 
     def end(self) -> None:
-        """The means of a bucket are enqueued; those of the last one end the step."""
+        """Marks the end of the step so far, after the means of a bucket."""
         self._ended = self._cuda.mark()
 
     def keep(self, layers: list[int], gradients: list[torch.Tensor]) -> None:
-        """On the rank that plans: keeps a copy of a bucket's gradients, in the step before a plan, if there is memory for it."""
+        """On the rank that plans, in the step before a plan: keeps a copy of a bucket's gradients for trials, if there is memory."""
         if not self._probed:
             return
         kinds = self._controller.trials(layers)
@@ -130,14 +130,14 @@ class Times:
         try:
             values = torch.cat([gradients[place].flatten() for place in places])
         except (MemoryError, RuntimeError) as error:
-            _LOG.warning("a bucket is left out where methods are tried out, as the GPU cannot keep it: %s", error)
+            _LOG.warning("no trials on a bucket, as the GPU has no memory for a copy of it: %s", error)
             return
         kept = _Kept([layers[place] for place in places], [[kind[place] for place in places] for kind in kinds], values)
         if self._kept is None or kept.worth() > self._kept.worth():
             self._kept = kept
 
     def try_out(self, device: Device) -> None:
-        """After a step: tries methods out on what was kept in it. Waits while kernels are loaded."""
+        """After a step: times methods on the bucket that was kept. Waits while kernels are loaded."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
@@ -146,14 +146,14 @@ class Times:
                 with self._cuda.stream():
                     memory = self._cuda.allocate(device.bytes(self._controller, kept.layers, settings))
                     bucket = device.bucket(self._controller, kept.layers, memory.data_ptr(), settings)
-                    # The first finds what is not there yet.
+                    # The first run warms up caches.
                     runs = [self._alone(device, bucket, memory, kept.values.clone()) for _ in range(2)]
                 self._trials.append(_Trial(kept.layers, settings, runs))
             except (LgrecoError, MemoryError, RuntimeError) as error:
-                _LOG.warning("what %s costs on the GPU is guessed, as it cannot be tried out: %s", settings[0], error)
+                _LOG.warning("the cost of %s on the GPU is estimated, as the trial failed: %s", settings[0], error)
 
     def _alone(self, device: Device, bucket: DeviceBucket, memory: torch.Tensor, values: torch.Tensor) -> list[_Span]:
-        """An exchange in which all ranks' messages are this one's."""
+        """An exchange without a network: the messages of all ranks are copies of this one's."""
         spans = []
         start = self._cuda.mark()
         device.submit(bucket, values.data_ptr())
@@ -166,7 +166,7 @@ class Times:
                 messages = self._cuda.part(memory, request.address, request.length, torch.uint8).view(self._group.size(), -1)
                 messages.copy_(messages[self._group.rank()].clone())
             if request.kind == "all_to_all":
-                # Its message to itself is behind those of the others.
+                # This rank's message to itself lies behind those of the others.
                 world = self._group.size()
                 length = request.received_length // (world - 1) * world
                 messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
@@ -176,7 +176,7 @@ class Times:
             start = self._cuda.mark()
 
     def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
-        """Has all ranks' slips, behind this one's part of what is summed, say what its own does: that it fares well."""
+        """Copies this rank's status record, which reports no error, to the places of all ranks behind the values to be summed."""
         is_half = request.kind.endswith("bf16")
         values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
         world, rank = self._group.size(), self._group.rank()
@@ -185,7 +185,7 @@ class Times:
         slips.copy_(slips[rank].clone().expand_as(slips))
 
     def tell(self) -> None:
-        """When the outcome of the last step is known, before the next one: tells the controller."""
+        """Gives all seconds to the controller, once the result of the last step is known."""
         if self._begun is not None and self._ended is not None:
             seconds = self._cuda.seconds(self._begun, self._ended)
             self._controller.record_exchange(self._sent, seconds, self._sum(self._computing))

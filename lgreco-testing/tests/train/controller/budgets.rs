@@ -95,7 +95,7 @@ fn before_anything_is_measured_seconds_decide_nothing() {
         config.clock = Some(|| 0.0);
         let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         // Nobody brings seconds.
-        controller.elsewhere().meter_elsewhere(true).unwrap();
+        controller.external().meter_elsewhere(true).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         (*controller.decision().unwrap(), settings(&controller))
     });

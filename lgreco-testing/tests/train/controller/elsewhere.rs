@@ -10,12 +10,12 @@ fn step_elsewhere(controller: &mut Controller, worker: &mut ThreadCollective) ->
     while let Some(request) = controller.control().unwrap() {
         request.perform(worker).unwrap();
     }
-    if controller.elsewhere().watches() {
+    if controller.external().watches() {
         let mut layers = gradients.iter().enumerate();
-        layers.try_for_each(|(layer, values)| controller.elsewhere().observe(layer, Values::F32(values))).unwrap();
+        layers.try_for_each(|(layer, values)| controller.external().observe(layer, Values::F32(values))).unwrap();
     }
-    controller.elsewhere().note_exchanged(&[2, 0]).unwrap();
-    controller.elsewhere().note_exchanged(&[1]).unwrap();
+    controller.external().note_exchanged(&[2, 0]).unwrap();
+    controller.external().note_exchanged(&[1]).unwrap();
     controller.finish_step().unwrap()
 }
 
@@ -57,7 +57,7 @@ fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
                 if breaks {
                     let task = elsewhere.planning().take_task();
                     assert_eq!(task.is_some(), lead > 0 && worker.rank() == 0);
-                    elsewhere.elsewhere().forget_observed().unwrap();
+                    elsewhere.external().forget_observed().unwrap();
                     assert!(task.is_none_or(|task| !elsewhere.planning().hand_in(task.run(&mut Portable))));
                 }
                 assert_eq!(elsewhere.decision(), own.decision());
@@ -120,8 +120,8 @@ fn what_does_not_fit_where_the_step_is_changes_nothing() {
     let mut controller =
         Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
     let out_of_order = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::StepOrder { .. })));
-    out_of_order(controller.elsewhere().observe(0, Values::F32(&[0.0; 384])));
-    out_of_order(controller.elsewhere().note_exchanged(&[0]));
+    out_of_order(controller.external().observe(0, Values::F32(&[0.0; 384])));
+    out_of_order(controller.external().note_exchanged(&[0]));
     assert_eq!(controller.residuals().set(0, &[1.0; 4]).unwrap_err().code(), 1);
     assert_eq!(controller.residuals().set(0, &[f32::NAN; 384]).unwrap_err().code(), 5);
     assert!(matches!(controller.residuals().set(3, &[]), Err(Error::NoSuchLayer { layer: 3, .. })));
@@ -130,14 +130,14 @@ fn what_does_not_fit_where_the_step_is_changes_nothing() {
     controller.begin_step(0.1).unwrap();
     assert!(controller.control().unwrap().is_none());
     let bucket = controller.open(&[0]).unwrap();
-    assert_eq!(controller.elsewhere().note_exchanged(&[1, 0]), Err(Error::InFlight { layer: 0 }));
+    assert_eq!(controller.external().note_exchanged(&[1, 0]), Err(Error::InFlight { layer: 0 }));
     assert_eq!(controller.residuals().set(0, &[1.0; 384]), Err(Error::InFlight { layer: 0 }));
     controller.close(bucket).unwrap();
     // Layer 1 is counted by now.
-    out_of_order(controller.elsewhere().note_exchanged(&[1]));
+    out_of_order(controller.external().note_exchanged(&[1]));
     out_of_order(controller.residuals().set(1, &[1.0; 24]));
     controller.residuals().set(2, &[1.0; 320]).unwrap();
-    assert!(matches!(controller.elsewhere().note_exchanged(&[3]), Err(Error::NoSuchLayer { layer: 3, .. })));
+    assert!(matches!(controller.external().note_exchanged(&[3]), Err(Error::NoSuchLayer { layer: 3, .. })));
     controller.finish_step().unwrap();
     controller.residuals().set(1, &[1.0; 24]).unwrap();
 }

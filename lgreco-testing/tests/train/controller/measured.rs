@@ -119,7 +119,7 @@ impl World {
         let tensors = (0..LAYERS).map(|l| Tensor::new(&format!("fc{l}"), &[SIDE, SIDE], Dtype::F32).unwrap());
         let mut controller =
             Controller::new(self.config.clone(), tensors.collect(), worker.rank(), worker.world_size()).unwrap();
-        controller.elsewhere().meter_elsewhere(self.elsewhere).unwrap();
+        controller.external().meter_elsewhere(self.elsewhere).unwrap();
         controller.with_backend(std::boxed::Box::new(Trying(self.clone())))
     }
 
@@ -134,7 +134,7 @@ impl World {
             request.perform(worker).unwrap();
             NOW.set(self.arrival(worker, step, NOW.get(), 0.0, bytes));
         }
-        let probed = controller.elsewhere().probe_bytes().map(|bytes| {
+        let probed = controller.external().probe_bytes().map(|bytes| {
             let mut gather = |bytes| {
                 let start = NOW.get();
                 NOW.set(self.arrival(worker, step, start, 0.0, bytes as f64 / 2.0));
@@ -170,15 +170,15 @@ impl World {
         let report = controller.finish_step().unwrap();
         let seconds = report.seconds.unwrap().exchange;
         if self.elsewhere {
-            controller.elsewhere().record_exchange(0.0, seconds, 0.0).unwrap();
-            controller.elsewhere().record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
+            controller.external().record_exchange(0.0, seconds, 0.0).unwrap();
+            controller.external().record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
         }
         if let Some(least) = probed {
-            controller.elsewhere().record_probe(least).unwrap();
+            controller.external().record_probe(least).unwrap();
             let layers: Vec<usize> = (0..LAYERS).collect();
-            for settings in controller.elsewhere().trials(&layers).unwrap() {
+            for settings in controller.external().trials(&layers).unwrap() {
                 let computing: f64 = settings.iter().map(|setting| self.computing(0, setting)).sum();
-                controller.elsewhere().record_trial(&layers, &settings, computing / 1.3).unwrap();
+                controller.external().record_trial(&layers, &settings, computing / 1.3).unwrap();
             }
         }
         (seconds, compressed)
@@ -349,20 +349,20 @@ fn what_cannot_be_a_time_is_refused_and_nothing_is_told_of_a_step_under_way() {
     on_all(1, |worker| {
         let mut controller = world.controller(&worker);
         for wrong in [f64::NAN, f64::INFINITY, -1.0] {
-            assert!(controller.elsewhere().record_exchange(0.0, wrong, 0.0).is_err());
+            assert!(controller.external().record_exchange(0.0, wrong, 0.0).is_err());
             assert!(
-                controller.elsewhere().record_probe([0.0, wrong]).is_err()
-                    && controller.elsewhere().record_trial(&[], &[], wrong).is_err()
+                controller.external().record_probe([0.0, wrong]).is_err()
+                    && controller.external().record_trial(&[], &[], wrong).is_err()
             );
         }
-        let settings = controller.elsewhere().trials(&[0, LAYERS - 1]).unwrap();
+        let settings = controller.external().trials(&[0, LAYERS - 1]).unwrap();
         assert_eq!(settings.len(), 1);
-        assert!(controller.elsewhere().trials(&[LAYERS]).is_err());
-        assert!(controller.elsewhere().record_trial(&[LAYERS], &settings[0], 1.0).is_err());
+        assert!(controller.external().trials(&[LAYERS]).is_err());
+        assert!(controller.external().record_trial(&[LAYERS], &settings[0], 1.0).is_err());
         controller.begin_step(0.1).unwrap();
         assert!(
-            controller.elsewhere().meter_elsewhere(true).is_err()
-                && controller.elsewhere().record_exchange(0.0, 1.0, 0.5).is_err()
+            controller.external().meter_elsewhere(true).is_err()
+                && controller.external().record_exchange(0.0, 1.0, 0.5).is_err()
         );
     });
 }
@@ -585,7 +585,7 @@ fn who_cannot_measure_is_refused() {
     let worker = ThreadCollective::group(1).remove(0);
     let without = Config { clock: None, ..world.config.clone() };
     let refused = Controller::new(without, vec![], worker.rank(), worker.world_size()).err().unwrap();
-    assert_eq!(refused.to_string(), "number of clocks is 0, expected one, to measure seconds by");
+    assert_eq!(refused.to_string(), "number of clocks is 0, expected 1: measured seconds need `Config::clock`");
     let bits = Config { budget: Budget::Bits(1), ..world.config };
     assert!(Controller::new(bits, vec![], worker.rank(), worker.world_size()).is_err());
 }

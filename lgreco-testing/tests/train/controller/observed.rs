@@ -111,7 +111,7 @@ fn begin(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) 
 }
 
 fn finish(controller: &mut Controller) {
-    controller.elsewhere().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
+    controller.external().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
     controller.finish_step().unwrap();
 }
 
@@ -124,14 +124,14 @@ fn decisions(config: &Config, elsewhere: &[usize]) -> (Vec<(u64, std::string::St
         if let Some(decision) = controller.decision().filter(|decision| decision.step == step) {
             decided.push((step, decision.to_string(), settings(&controller)));
         }
-        let window = controller.elsewhere().window_step();
+        let window = controller.external().window_step();
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
             with_values(tensor, &values, |values| {
                 if !elsewhere.contains(&layer) {
-                    controller.elsewhere().observe(layer, values).unwrap();
+                    controller.external().observe(layer, values).unwrap();
                 } else if window > 0 {
-                    controller.elsewhere().note_observed(layer).unwrap();
+                    controller.external().note_observed(layer).unwrap();
                     device.observe(layer, values, window);
                 }
             });
@@ -210,8 +210,8 @@ fn elsewhere_until_due(lead: u64) -> (Controller, ThreadCollective, Device) {
         begin(&mut controller, &mut worker, 0.1);
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
-            if controller.elsewhere().watches() {
-                controller.elsewhere().note_observed(layer).unwrap();
+            if controller.external().watches() {
+                controller.external().note_observed(layer).unwrap();
                 with_values(tensor, &values, |values| device.observe(layer, values, 1));
             }
         }
@@ -250,13 +250,13 @@ fn means_that_are_brought_are_planned_by_here() {
         controller.planning().take_task().unwrap().run_with(&mut device, &mut Portable).decision().unwrap()
     };
     for (layer, mean) in device.means.iter().enumerate() {
-        controller.elsewhere().set_observed(layer, mean).unwrap();
+        controller.external().set_observed(layer, mean).unwrap();
     }
     assert_eq!(controller.planning().take_task().unwrap().run(&mut Portable).decision().unwrap(), expected);
     assert!(
-        controller.elsewhere().set_observed(0, &[0.0]).is_err() && controller.elsewhere().set_observed(5, &[]).is_err()
+        controller.external().set_observed(0, &[0.0]).is_err() && controller.external().set_observed(5, &[]).is_err()
     );
-    assert!(controller.elsewhere().note_observed(0).is_err(), "no step is under way");
+    assert!(controller.external().note_observed(0).is_err(), "no step is under way");
 }
 
 /// Saved states have what was brought, while a task is out, too; the task goes on.
@@ -278,17 +278,17 @@ fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
             with_values(tensor, &values, |values| {
-                let window_step = controller.elsewhere().window_step();
-                assert!(window_step == host.elsewhere().window_step());
-                host.elsewhere().observe(layer, values).unwrap();
+                let window_step = controller.external().window_step();
+                assert!(window_step == host.external().window_step());
+                host.external().observe(layer, values).unwrap();
                 if window_step > 0 {
-                    controller.elsewhere().note_observed(layer).unwrap();
+                    controller.external().note_observed(layer).unwrap();
                     device.observe(layer, values, window_step);
                 }
             });
         }
         for controller in [&mut controller, &mut host] {
-            controller.elsewhere().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
+            controller.external().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
             controller.finish_step().unwrap();
         }
     }
@@ -296,11 +296,11 @@ fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
     let task = controller.planning().take_task().unwrap();
     assert!(is_refused(&controller) && controller.save_part(None, Contents::Everything).is_err());
     assert!(controller.save_only(Contents::WithoutWindow).is_ok());
-    (0..tensors.len()).for_each(|layer| controller.elsewhere().set_observed(layer, &device.means[layer]).unwrap());
+    (0..tensors.len()).for_each(|layer| controller.external().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap(), "while a task is out");
     assert!(controller.planning().hand_in(task.run_with(&mut device, &mut Portable)));
     // Once it is back they are here.
-    (0..tensors.len()).for_each(|layer| controller.elsewhere().set_observed(layer, &device.means[layer]).unwrap());
+    (0..tensors.len()).for_each(|layer| controller.external().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap());
     let saved = controller.save().unwrap();
     let mut continued = new(&config);

@@ -333,13 +333,13 @@ fn a_window_begins_anew_after_an_observed_gradient_that_is_not_finite() {
         spoilt[7] = f32::INFINITY;
         controller.begin_step(1.0).unwrap();
         assert!(controller.control().unwrap().is_none());
-        let found = controller.elsewhere().observe(0, Values::F32(&spoilt));
+        let found = controller.external().observe(0, Values::F32(&spoilt));
         assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
-        assert!(!controller.elsewhere().watches(), "for the rest of the step");
+        assert!(!controller.external().watches(), "for the rest of the step");
         controller.finish_step().unwrap();
         controller.begin_step(1.0).unwrap();
         assert!(controller.control().unwrap().is_none());
-        controller.elsewhere().observe(0, Values::F32(&values)).unwrap();
+        controller.external().observe(0, Values::F32(&values)).unwrap();
         controller.finish_step().unwrap();
         controller.begin_step(1.0).unwrap();
         while let Some(request) = controller.control().unwrap() {
@@ -360,16 +360,16 @@ fn gradients_of_other_layers_and_out_of_order_are_not_observed() {
         Controller::new(config(Method::TopK, LGRECO), layers.into(), worker.rank(), worker.world_size()).unwrap();
     let brain: Vec<Bf16> = noise(0, 0, 0, 128).into_iter().map(Bf16::from_f32).collect();
     let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
-    order(controller.elsewhere().observe(1, Values::Bf16(&brain)));
+    order(controller.external().observe(1, Values::Bf16(&brain)));
     controller.begin_step(1.0).unwrap();
-    order(controller.elsewhere().observe(1, Values::Bf16(&brain)));
-    assert!(controller.control().unwrap().is_none() && controller.elsewhere().watches());
+    order(controller.external().observe(1, Values::Bf16(&brain)));
+    assert!(controller.control().unwrap().is_none() && controller.external().watches());
     let mismatch = |result: Result<(), Error>| {
         assert!(result.as_ref().is_err_and(|error| error.code() == 100), "{result:?}");
     };
-    mismatch(controller.elsewhere().observe(0, Values::Bf16(&brain)));
-    mismatch(controller.elsewhere().observe(1, Values::Bf16(&brain[1..])));
-    mismatch(controller.elsewhere().observe(2, Values::Bf16(&brain)));
-    controller.elsewhere().observe(1, Values::Bf16(&brain)).unwrap();
+    mismatch(controller.external().observe(0, Values::Bf16(&brain)));
+    mismatch(controller.external().observe(1, Values::Bf16(&brain[1..])));
+    mismatch(controller.external().observe(2, Values::Bf16(&brain)));
+    controller.external().observe(1, Values::Bf16(&brain)).unwrap();
     assert!(controller.planning().take_task().is_none(), "in the middle of a step");
 }

@@ -313,7 +313,7 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
         });
         let (own, code) = match case {
             0 => (Error::OtherPlace { rank: 1, world: 2, own_rank: 0, own_world: 3 }, 2),
-            1 => (Error::StepOrder { what: "a step is under way", expected: "its end" }, 103),
+            1 => (Error::StepOrder { what: "a step is under way", expected: "a call between two steps" }, 103),
             _ => (FAILURE, 200),
         };
         assert_eq!(results, [Err(Error::Peer { rank: 1, code }), Err(own)]);

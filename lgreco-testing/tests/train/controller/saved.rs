@@ -470,7 +470,7 @@ fn parts_that_do_not_make_a_state_are_refused() {
     };
     let all = slices(&parts);
     let none = |found| {
-        Error::Core(CoreError::SavedState { what: "parts that belong to no layer, of which there must be one", found })
+        Error::Core(CoreError::SavedState { what: "number of parts that belong to no layer (expected 1)", found })
     };
     assert!(matches!(refused(&all[1..], &[]), Error::Core(CoreError::SavedState { .. })));
     assert_eq!(refused(&[], &[]), none(0));
@@ -479,7 +479,10 @@ fn parts_that_do_not_make_a_state_are_refused() {
     let layer_twice = [all[0], all[1], all[1]];
     assert!(matches!(refused(&layer_twice, &[]), Error::Core(CoreError::DuplicateName { .. })));
     let mixed = [all[0], &early[1]];
-    let of_two = Error::Core(CoreError::SavedState { what: "states that the plan's parts are of", found: 2 });
+    let of_two = Error::Core(CoreError::SavedState {
+        what: "number of states that the plan's parts belong to (expected 1)",
+        found: 2,
+    });
     assert_eq!(refused(&mixed, &[]), of_two);
     let whole = before.clone().unwrap();
     assert_eq!(refused(&[&whole, all[0]], &[]), none(2));

@@ -1,7 +1,6 @@
 //! CLT-k: who leads, what the filter makes of it, and leaders that fail.
 
 use super::*;
-use lgreco_train::CoreError;
 use lgreco_train::feedback::{Memory, Residual, Storage};
 
 fn gaussian(seed: u64, step: u32, rank: u32, len: usize) -> Vec<f32> {
@@ -92,8 +91,8 @@ fn a_failing_leader_is_named_on_all() {
         let results = threads::run(3, |mut worker| {
             (broken.exchange(&mut worker, None), sound.exchange(&mut worker, None).is_ok())
         });
-        let told = (Err(Error::Peer { rank: 1, code: 4 }), true);
-        let own = (Err(Error::Core(CoreError::NonFinite { index: 17, value: f32::INFINITY })), true);
+        let told = (Err(Error::Peer { rank: 1, code: 101 }), true);
+        let own = (Err(Error::NonFiniteGradient { layer: 1, index: 17, value: f32::INFINITY }), true);
         assert_eq!(results, [told.clone(), own, told], "step {step}");
     }
 }

@@ -100,7 +100,7 @@ fn ends_that_do_not_fit_are_refused() {
         workspace_len([spec].into_iter(), Route::Sharded, 2).map_err(|error| std::string::ToString::to_string(&error))
     };
     assert!(refused(Setting::Dense, &[0, 20]).is_ok());
-    let ends = "expected not before the last rank's, and at last that of the layer";
+    let ends = "expected ascending ends, the last at the end of the layer";
     for (setting, shards, why) in [
         (Setting::Dense, &[20][..], "ends of shards, one per rank: expected 2, found 1"),
         (Setting::Dense, &[], "ends of shards, one per rank: expected 2, found 0"),

@@ -3,7 +3,6 @@
 use super::*;
 use lgreco_testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};
 use lgreco_testing::exchange::{damaged_members, members, on_host};
-use lgreco_train::CoreError;
 
 #[test]
 fn the_host_does_as_the_host() {
@@ -54,8 +53,8 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
                 self.host.residuals.iter_mut().flatten().flatten().for_each(|x| *x += 1.0);
                 Err(error)
             }
-            (Err(Error::Core(CoreError::NonFinite { value, .. })), Some(Fault::Error)) => {
-                Err(Error::Core(CoreError::NonFinite { index: 0, value }))
+            (Err(Error::NonFiniteGradient { layer, value, .. }), Some(Fault::Error)) => {
+                Err(Error::NonFiniteGradient { layer, index: 0, value })
             }
             (Err(Error::PeerMessage { .. }), Some(Fault::Damage)) => Ok(()),
             (result, _) => result,

@@ -1,32 +1,31 @@
-//! Runs of a bucket's layers side by side on several cores, with the feature `rayon`: in rayon's current thread pool.
+//! Computing runs of a bucket's layers at the same time, in rayon's current thread pool (feature `rayon`).
 //!
-//! A lane is a run of layers, and memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so that
-//! as much memory is taken on any number of cores; there is one lane in small buckets, where the values decide how long
-//! messages are, and without the feature. Each layer is computed as on one core; the error is that of the first that
-//! fails.
+//! A lane is a run of layers with scratch memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so memory is the
+//! same on any number of cores. There is one lane in small buckets, in buckets whose message length depends on values, and without the
+//! feature. Each layer is computed as on one core. The error is that of the first layer that fails.
 
 use crate::Error;
 use crate::exchange::layer::Layer;
 use crate::exchange::layout::{LANES, Layout};
 use lgreco::compress::spread::join;
 
-/// What is computed in, besides layers and messages.
+/// Scratch memory of ops.
 #[derive(Default)]
 pub(super) struct Scratch<'a> {
-    /// A word per rank: how much of its message is read.
+    /// A word per rank: the bytes of its message that were read.
     pub(super) read: &'a mut [u64],
-    /// Two words per rank: where each payload's next stretch begins.
+    /// Two words per rank: where the next chunk of each payload begins.
     pub(super) places: &'a mut [u64],
-    /// Room for sums that do not fit where the mean goes.
+    /// Sums, where the mean's element type is too narrow for them.
     pub(super) wide: &'a mut [f32],
-    /// Room for one decoded payload.
+    /// One decoded payload.
     pub(super) decoded: &'a mut [f32],
-    /// What compressors need; empty where means are made.
+    /// Workspace of compressors; empty where means are made.
     pub(super) encode: &'a mut [u64],
 }
 
 impl Scratch<'_> {
-    /// Each lane's part.
+    /// Each lane's number of layers and scratch memory.
     fn lanes(&mut self, layout: &Layout) -> [(usize, Scratch<'_>); LANES] {
         fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> &'a mut [T] {
             let (part, others) = core::mem::take(rest).split_at_mut(len);
@@ -53,13 +52,13 @@ impl Scratch<'_> {
     }
 }
 
-/// What layers are computed with that each has its own part of, in their order.
+/// Data of which each layer has its own part, in the order of the layers.
 pub(super) trait Parts: Send + Sized {
-    /// Those of the layers `first`, and those behind them.
+    /// The parts of the layers `first`, and the parts of the layers behind them.
     fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error>;
 }
 
-/// Calls `visit` with each run of layers, their parts and the memory of their lane.
+/// Calls `visit` with each run of layers, their parts and the scratch memory of their lane.
 pub(super) fn side_by_side<'l, P: Parts>(
     layers: &mut [Layer<'l>],
     layout: &Layout,

@@ -1,4 +1,4 @@
-//! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
+//! Shared positions (CLT-k): the leader broadcasts positions, and the values of all ranks there are in the first all-reduce.
 
 use super::mean::{average_shares, in_tensor, narrow, share};
 use super::room::Room;
@@ -11,33 +11,33 @@ use crate::exchange::moment::Moment;
 use crate::exchange::program::Program;
 use crate::gradient::{Element, with_elements};
 
-/// Cuts the positions of a layer off.
+/// Cuts off the positions of a layer.
 fn take<'a>(positions: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     let (part, rest) = core::mem::take(positions).split_at_mut(len);
     *positions = rest;
     part
 }
 
-/// Writes the positions, on the leader; looks for what is not finite, on the others.
+/// On the leader, writes the positions. On the others, checks that values are finite.
 pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut positions = &mut *room.positions;
     for layer in layers {
         let setting = layer.setting;
         let Some(shared) = setting.shared_positions() else { continue };
         let positions = take(&mut positions, shared.positions_len(layer.shape));
-        if moment.rank == moment.leader() {
-            shared.lead(&layer.get()?, room.scratch.encode, positions)?;
-        } else {
-            check_finite(&layer.get()?)?;
-        }
+        let led = match moment.rank == moment.leader() {
+            true => shared.lead(&layer.get()?, room.scratch.encode, positions),
+            false => check_finite(&layer.get()?),
+        };
+        led.map_err(|error| Error::from(error).of_layer(layer.index))?;
     }
     Ok(())
 }
 
-/// Fills this rank's part of the sums with its values at the positions that the leader has handed out.
+/// Writes this rank's values at the leader's positions to the sums.
 ///
 /// # Errors
-/// [`Error::PeerMessage`] when they are not positions.
+/// [`Error::PeerMessage`] when the positions cannot be decoded.
 pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     let (mut positions, mut sums, dtype) = (&mut *room.positions, &mut *room.sums, moment.reduce_dtype);
@@ -64,7 +64,7 @@ pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<
     Ok(())
 }
 
-/// Writes the means: the sums at the positions, over the number of workers, and zeros elsewhere.
+/// Writes the means: at the positions, the sums divided by the number of workers; elsewhere zeros.
 pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);

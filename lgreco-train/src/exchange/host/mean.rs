@@ -1,11 +1,11 @@
-//! Sums over workers and the one place where they become means.
+//! Turning sums over workers into means.
 
 use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
 use lgreco::compress::payload::STRETCH;
 use lgreco::compress::spread::spread_parts;
 
-/// A number that divides, or the inverse of a power of two, with which a product has the same bits in less time.
+/// A divisor. For a power of two, its inverse: multiplying by it has the same bits and is faster.
 #[derive(Clone, Copy)]
 struct Divisor {
     number: f32,
@@ -13,7 +13,7 @@ struct Divisor {
 }
 
 impl Divisor {
-    /// Of a sum over `world` workers.
+    /// The divisor of a sum over `world` workers.
     fn of_sum(world: u32) -> Divisor {
         match world.is_power_of_two() {
             true => Divisor { number: 1.0 / world as f32, is_inverse: true },
@@ -21,7 +21,7 @@ impl Divisor {
         }
     }
 
-    /// Of a sum of [`share`]s.
+    /// The divisor of a sum of [`share`]s.
     fn of_shares(world: u32) -> Divisor {
         match world.is_power_of_two() {
             true => Divisor { number: 1.0, is_inverse: true },
@@ -55,16 +55,16 @@ fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
-/// What values are multiplied by before they are summed over `world` workers: the power of two with which a sum of finite
-/// values is finite. The mean has the bits of the sum's quotient, unless a share is subnormal.
+/// The factor of values before they are summed over `world` workers. It is the power of two with which every sum of finite values is
+/// finite. The mean has the bits of sum divided by `world`, unless a share is subnormal.
 pub(super) fn share(world: u32) -> f32 {
     1.0 / world.next_power_of_two() as f32
 }
 
-/// Writes the mean of a sum of shares; the sum is then of no use.
+/// Writes the mean of a sum of shares. The sum is undefined afterwards.
 ///
 /// # Errors
-/// As [`average_shares`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
+/// As [`average_shares`]; [`CoreError::ElementOverflow`] when a mean exceeds its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     if let Some(mean) = mean.as_f32() {
         return finite(spread_parts!(sum.len(), 1, (&*sum, mean), Divisor::of_shares(world), divide));
@@ -81,12 +81,12 @@ pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Resu
 /// Writes values into `mean` from element `at` on.
 ///
 /// # Errors
-/// [`CoreError::ElementOverflow`] when one leaves its element type.
+/// [`CoreError::ElementOverflow`] when a value exceeds the element type.
 pub(super) fn narrow(values: &[f32], at: usize, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     mean.part(at..at + values.len()).narrow(values).map_err(|error| in_tensor(error, at))
 }
 
-/// An error about a value, with its number in the tensor instead of that from `start` on.
+/// The same error, with an element index that counts from the beginning of the tensor instead of from `start`.
 pub(super) fn in_tensor(error: Error, start: usize) -> Error {
     match error {
         Error::Core(CoreError::ElementOverflow { index, value }) => {
@@ -104,12 +104,12 @@ pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
     finite(spread_parts!(sum.len(), 1, sum, Divisor::of_sum(world), divide_in_place))
 }
 
-/// The same of a sum of shares.
+/// As [`average`], for a sum of shares.
 pub(super) fn average_shares(sum: &mut [f32], world: u32) -> Result<(), Error> {
     finite(spread_parts!(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
 }
 
-/// Turns values into shares, where they are.
+/// Turns values into shares, in their own memory.
 pub(super) fn to_shares(values: &mut [f32], world: u32) {
     #[inline(always)]
     fn run(values: &mut [f32], share: f32) {
@@ -121,7 +121,7 @@ pub(super) fn to_shares(values: &mut [f32], world: u32) {
 }
 
 fn finite(is_finite: bool) -> Result<(), Error> {
-    Error::require_finite(is_finite, "the sum over the workers")
+    Ok(CoreError::require_finite(is_finite, "the sum over the workers")?)
 }
 
 #[cfg(test)]

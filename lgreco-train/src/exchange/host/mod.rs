@@ -1,4 +1,4 @@
-//! An exchange in the host's memory.
+//! An exchange in host memory.
 
 mod lanes;
 mod leader;
@@ -19,28 +19,27 @@ use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
 use crate::checksum::Hash;
-use crate::error::expect_room;
 use crate::gradient::{Bf16, Dtype, ValuesMut};
 use crate::{CoreError, Error};
 use lanes::Scratch;
+use lgreco::error::expect_room;
 use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
 pub(crate) use sums::widen_part;
 
-/// A bucket in the host's memory: a [`Space`] that computes at once. See [`Flight`](super::Flight) for an example.
+/// A bucket in host memory: a [`Space`] that computes at once. [`Flight`](super::Flight) has an example.
 #[derive(Debug)]
 pub struct Host<'a, 'l> {
     /// The layers, in the same order on all ranks.
     pub layers: &'a mut [Layer<'l>],
-    /// Of [`workspace_len`](super::workspace_len) words, which need not be cleared.
+    /// [`workspace_len`](super::workspace_len) words with any content.
     pub workspace: &'a mut [u64],
-    /// Memory in which nothing stays from one call to the next, so that each call may be given another; `None` for the end of the
-    /// workspace.
+    /// Scratch memory of a single call, which may be another one in each call. `None`: the end of the workspace is used.
     pub scratch: Option<&'a mut [u64]>,
 }
 
 impl<'l> Host<'_, 'l> {
-    /// The layers, and the memory in which their exchange is computed; without scratch where an op needs none.
+    /// The layers, and the workspace cut into its parts. Scratch memory is empty unless the op `computes`.
     fn parts(&mut self, layout: &Layout, computes: bool) -> Result<(&mut [Layer<'l>], Room<'_>), Error> {
         let (workspace, scratch) = match &mut self.scratch {
             None => self.workspace.split_at_mut(layout.words().min(self.workspace.len())),
@@ -77,9 +76,9 @@ impl Space for Host<'_, '_> {
 
     fn check(&self, program: &Program) -> Result<(), Error> {
         self.layers.iter().try_for_each(Layer::check)?;
-        // Of scratch that is too short the ops tell all ranks.
+        // If the scratch memory is too short, an op fails, and messages tell all ranks.
         let scratch = if self.scratch.is_none() { program.layout.scratch_words() } else { 0 };
-        expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())
+        Ok(expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())?)
     }
 
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
@@ -119,14 +118,15 @@ impl Space for Host<'_, '_> {
     }
 }
 
-/// The collective on values in their place.
+/// The collective on a layer that is summed in its own memory.
 pub(crate) fn request_of<'v>(values: &'v mut ValuesMut<'_>) -> Result<Request<'v>, Error> {
     let (dtype, expected) = (values.values().dtype(), "f32 values");
-    let values = values.as_f32().ok_or(Error::parameter("element type", dtype as u32 as f64, expected))?;
+    let values =
+        values.as_f32().ok_or(CoreError::Parameter { what: "element type", value: dtype as u32 as f64, expected })?;
     Ok(Request::AllReduceSum { values })
 }
 
-/// The collective on a part of a workspace.
+/// The collective on a part in the workspace.
 pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
     let Room { ranks, sums, factors, shards, positions, pieces, received, arrived, .. } =
         Room::new(&program.layout, workspace, Scratch::default())?;
@@ -139,7 +139,11 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     Ok(match part {
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
         Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
-        Part::Dense { .. } => return Err(Error::parameter("part", 0.0, "one that is in the workspace")),
+        Part::Dense { .. } => {
+            return Err(
+                CoreError::Parameter { what: "part", value: 0.0, expected: "one that is in the workspace" }.into()
+            );
+        }
         Part::Sums => reduce(sums, program.layout.sums),
         Part::Factors => reduce(factors, program.layout.factors),
         Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },
@@ -155,7 +159,7 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     })
 }
 
-/// Says how this rank fares.
+/// Writes this rank's slip to a part.
 fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     match part {
@@ -176,7 +180,7 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
     Ok(())
 }
 
-/// Hears how all ranks fare.
+/// Reads the slips of all ranks in a part, and returns the error that follows from them.
 fn judge_part(
     part: Part,
     own: Option<Error>,
@@ -197,7 +201,7 @@ fn judge_part(
     }
 }
 
-/// The same of sums, which are then f32.
+/// As [`judge_part`], for sums. Then turns bf16 sums into f32.
 fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: usize) -> Result<(), Error> {
     let wire = Wire::of(&moment);
     judge(own, wire.slips(memory, values))?;
@@ -205,11 +209,11 @@ fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: us
     Ok(())
 }
 
-/// Reads what all ranks have said before they send anything else.
+/// Reads the greetings of all ranks.
 fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare, .. }: &mut Ranks<'_>) -> Result<(), Error> {
     let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
     judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
-    // Of ranks that agree, only values can decide the length, and only below the most that payloads may take.
+    // Ranks agree on settings here, so a length differs only where it depends on values, up to the largest length.
     let (most, varies) = (program.layout.message, program.layout.varies);
     let least = if varies { slip::LEN } else { most };
     for ((rank, greeting), to) in (0..).zip(greetings).zip(&mut **lens) {

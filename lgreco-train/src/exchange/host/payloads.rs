@@ -1,18 +1,18 @@
-//! Payloads to everybody.
+//! Payloads for all ranks: encoding, and the means.
 
 use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
 use crate::compress::{Compressor, stated_len};
-use crate::error::expect_room;
 use crate::exchange::layer::{Layer, Rest, Spec};
 use crate::exchange::moment::Route;
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
 use crate::gradient::Gradient;
 use crate::{CoreError, Error};
+use lgreco::error::expect_room;
 
-/// Payloads that layers are to write.
+/// Memory for the payloads of the next layers.
 struct Unwritten<'a> {
     bytes: &'a mut [u8],
     route: Route,
@@ -26,14 +26,14 @@ impl Parts for Unwritten<'_> {
     }
 }
 
-/// Bytes of the layers' payloads, where lengths are fixed.
+/// Bytes of the layers' payloads, which have fixed lengths.
 fn payloads_len(layers: &[Layer<'_>], route: Route) -> Result<usize, Error> {
     let gathered = layers.iter().filter(|layer| layer.is_gathered(route)).map(Layer::spec);
     gathered.map(|spec| Ok(spec.setting.payload_len(spec.shape, spec.dtype)?)).sum()
 }
 
-/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length
-/// of the message.
+/// Encodes this rank's payloads into its message, and records the length of the message. Messages of fixed length are encoded in
+/// their place among those of all ranks.
 pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let message = match layout.varies {
@@ -65,7 +65,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
     Ok(())
 }
 
-/// Puts this rank's message, or if it has failed its slip alone, among all.
+/// Puts this rank's message in its place among those of all ranks; after a failure, only its slip.
 pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     let (layout, rank) = (&program.layout, program.moment.rank as usize);
     let each = &mut *room.ranks.lens;
@@ -79,7 +79,7 @@ pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
-/// Payloads that layers are to read, from the same byte of each message on, where lengths are fixed.
+/// The payloads of the next layers: from this byte of each message on, where lengths are fixed.
 struct Unread {
     at: usize,
     route: Route,
@@ -92,8 +92,8 @@ impl Parts for Unread {
     }
 }
 
-/// The means of what the messages hold. By shards too these are means of whole layers: every rank fails alike then, and methods
-/// from outside decode whole tensors alone.
+/// Writes the means of all ranks' payloads. By shards, too, these are means of whole layers, so that all ranks have the same errors.
+/// Outside methods can only decode whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;
@@ -134,7 +134,7 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     })
 }
 
-/// Bytes of the payload, of a fixed length or not, that a message goes on with, which are there.
+/// Length of the payload at the beginning of `message`; `Err` if the message is shorter.
 fn payload_len(message: &[u8], fixed: Option<usize>) -> Result<usize, Error> {
     let len = match fixed {
         Some(len) => len,

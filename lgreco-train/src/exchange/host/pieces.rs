@@ -1,4 +1,4 @@
-//! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
+//! Payloads in pieces: scatter-reduce with a second compression, and shards.
 
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
@@ -18,7 +18,7 @@ fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
     Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)
 }
 
-/// Calls `visit` with each of `owner`'s pieces, its layer, and where its payload begins in the share.
+/// Calls `visit` with each of `owner`'s pieces, its layer, and the byte at which its payload begins in a message behind the slip.
 fn for_each(
     division: Division,
     owner: u32,
@@ -36,7 +36,7 @@ fn for_each(
     Ok(())
 }
 
-/// Bytes of the message about `owner`'s pieces.
+/// Bytes of the message with `owner`'s pieces.
 fn message_len(division: Division, owner: u32, layers: &[Layer<'_>]) -> Result<usize, Error> {
     division.message_len(layers.iter().map(Layer::spec), owner)
 }
@@ -52,17 +52,17 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
     Ok(Gradient::new(values, piece.shape)?)
 }
 
-/// Writes the messages about the other owners' pieces, by shards about this rank's too, but for their slips.
+/// Encodes the messages for the other owners, without their slips. By shards, also this rank's message to itself.
 pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
-    // Of the whole tensors: this rank's pieces are not encoded yet, and positions are to be those in the tensor.
+    // Checks whole tensors: this rank's own pieces are not encoded here, and an error has the element's index in the tensor.
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
-        .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.get()?)?))?;
+        .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.index)))?;
     let mut first = 0;
-    // By shards, this rank's own comes last: it is summed like the others.
+    // By shards, this rank's own message comes last. It is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);
     for owner in (0..world).filter(|&owner| owner != rank).chain(own) {
         let mut end = first + slip::LEN;
@@ -91,8 +91,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     Ok(())
 }
 
-/// Puts slips on the messages about pieces, and writes down how long they are: those that this rank sends to
-/// `room.ranks.sent`, those that it receives to `room.ranks.spare`.
+/// Writes slips to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received ones in
+/// `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -110,13 +110,13 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
     Ok(())
 }
 
-/// The slips on what the others have sent, and this rank's own.
+/// The slips of the received messages, and this rank's own.
 pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
     let received = messages(&room.ranks.spare[..moment.world_size as usize], room.arrived);
     (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })
 }
 
-/// Averages this rank's pieces and compresses the means into the front of `room.pieces`.
+/// Averages this rank's pieces, and compresses their means into the beginning of `room.pieces`.
 pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -146,7 +146,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
             }
             if in_shares { average_shares(mean, world) } else { average(mean, world) }
         };
-        // The sum may leave f32 where the mean does not.
+        // The sum may exceed f32 although the mean does not.
         if add_up(mean, false).is_err() {
             add_up(mean, true)?;
         }
@@ -169,12 +169,12 @@ fn scattered<'s, 'l>(layers: &'s mut [Layer<'l>]) -> impl Iterator<Item = &'s mu
     layers.iter_mut().filter(|layer| is_scattered(&layer.setting))
 }
 
-/// Notes where what is left of what was compensated is not finite.
+/// Records an error in layers whose next residual is not finite.
 fn check_left(layers: &mut [Layer<'_>]) {
     scattered(layers).for_each(Layer::check_left);
 }
 
-/// Sums what the payloads of this rank's shards hold, in rank order.
+/// Writes the means of this rank's shards, from payloads in rank order.
 pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -194,7 +194,7 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     })
 }
 
-/// Puts this rank's means of its pieces among all.
+/// Puts this rank's means of its pieces in their place among those of all ranks.
 pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
     let mut at = 0;
@@ -210,7 +210,7 @@ pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &
     Ok(())
 }
 
-/// The means of all pieces.
+/// Decodes the means of all pieces.
 pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
     let received = messages(room.ranks.sent, room.arrived);

@@ -1,26 +1,26 @@
-//! How the host's workspace is cut into the parts of an exchange.
+//! Cutting the host's workspace into the parts of an exchange.
 
 use super::lanes::Scratch;
 use super::summed::SLIP_ROOM;
 use crate::Error;
-use crate::error::expect_room;
 use crate::exchange::layout::Layout;
+use lgreco::error::expect_room;
 
-/// Words per rank for [`Ranks`].
+/// Words per rank in [`Ranks`].
 const WORDS: usize = 5;
 
-/// The part of a workspace that every exchange has, whatever its layers are.
+/// The part of a workspace that every exchange has.
 pub(super) struct Ranks<'a> {
-    /// Bytes of each rank's payloads for everybody.
+    /// Bytes of each rank's message with payloads for all ranks.
     pub(super) lens: &'a mut [u64],
-    /// Of what is for one rank, or from it: bytes of pieces, values of shards.
+    /// The length of each rank's share: bytes of pieces, or values of shards.
     pub(super) sent: &'a mut [u64],
-    /// What ranks tell each other to agree, 24 bytes each; later other lengths.
+    /// Greetings, 24 bytes per rank; later lengths of received messages.
     pub(super) spare: &'a mut [u64],
 }
 
 impl Layout {
-    /// With room for the ranks' slips, if there is anything to sum.
+    /// `values` with the ranks' slips behind them; 0 for none.
     fn with_slips(&self, values: usize) -> usize {
         if values == 0 { 0 } else { values + SLIP_ROOM * self.world }
     }
@@ -33,17 +33,17 @@ impl Layout {
         if self.shards == 0 { 0 } else { self.shards + SLIP_ROOM * self.world * self.world }
     }
 
-    /// Bytes for this rank's message while the lengths of the others' are not known.
+    /// Bytes of this rank's message, while the lengths of the others are unknown.
     fn staged(&self) -> usize {
         if self.varies { self.message } else { 0 }
     }
 
-    /// Words for what each lane knows of each rank's message.
+    /// Words for the position of each lane in each rank's message.
     fn read(&self) -> usize {
         self.lanes().len().saturating_mul(self.world)
     }
 
-    /// Words of the host's workspace that hold something from one call to the next.
+    /// Words of the host's workspace that keep their content between calls.
     pub(crate) fn words(&self) -> usize {
         let sums = [self.sums_with_slips(), self.with_slips(self.factors), self.shards_with_slips()];
         let singles = sums.into_iter().map(|len| len.div_ceil(2));
@@ -52,14 +52,14 @@ impl Layout {
         singles.chain(bytes).fold(WORDS.saturating_mul(self.world), usize::saturating_add)
     }
 
-    /// Words in which the host makes means.
+    /// Scratch words in which the host makes means.
     pub(crate) fn averaging_words(&self) -> usize {
         let singles = [self.wide, self.decoded].map(|len| len.div_ceil(2));
         let ranks = [self.read(), self.read(), self.read()];
         singles.into_iter().chain(ranks).fold(0, usize::saturating_add)
     }
 
-    /// Words in which the host computes during any call: also what compressors need.
+    /// Scratch words of any call, with the workspace of compressors.
     pub(crate) fn scratch_words(&self) -> usize {
         self.averaging_words().saturating_add(self.encode)
     }
@@ -75,7 +75,7 @@ pub(super) struct Room<'a> {
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
     pub(super) received: &'a mut [u8],
-    /// Pieces, or their means.
+    /// Received pieces, or their means.
     pub(super) arrived: &'a mut [u8],
     pub(super) scratch: Scratch<'a>,
 }
@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Cuts as many values off the front of words.
+/// Cuts off the first `len` values.
 fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut [u64], len: usize) -> &'a mut [T] {
     let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
     *words = rest;
@@ -109,7 +109,7 @@ fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut
 }
 
 impl<'a> Scratch<'a> {
-    /// With what is left of the words for compressors.
+    /// Cuts scratch memory into its parts. The compressors get the rest.
     pub(super) fn new(layout: &Layout, mut words: &'a mut [u64]) -> Result<Self, Error> {
         expect_room("scratch words", layout.averaging_words(), words.len())?;
         Ok(Scratch {
@@ -122,12 +122,12 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Bytes of all messages.
+/// The sum of lengths.
 pub(super) fn sum(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize
 }
 
-/// The ranks' messages, one after the other.
+/// The messages of all ranks.
 pub(super) fn messages<'a>(lens: &'a [u64], received: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + Clone {
     lens.iter().scan(0, |at, &len| {
         let message = received.get(*at..*at + len as usize);

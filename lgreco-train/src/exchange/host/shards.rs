@@ -1,8 +1,8 @@
-//! Dense layers by shards: each rank gets the sums of its own.
+//! Dense layers by shards: each rank gets the sums of its own shards.
 //!
-//! Shards are ranges of elements per layer and rank, given by where they end: rows (FSDP) are such ranges, and so is what the
-//! division of a flat buffer (ZeRO) leaves of a layer. A worker contributes all of its gradient, so residuals are as
-//! elsewhere. What is wrong with the mean of one shard its rank finds out alone, and tells by its next message.
+//! A shard is a range of a layer's elements, given by its end: rows of a matrix (FSDP), or the part of a layer in a range of a flat
+//! buffer (ZeRO). A worker's contribution is all of its gradient, so residuals are as by other routes. Only the owner of a shard can
+//! find an error in its mean. Its next message tells the others.
 
 use super::mean;
 use super::room::Room;
@@ -16,7 +16,7 @@ use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
 use core::ops::Range;
 
-/// Fills the buffer: for each rank its shard of each layer, and room for slips.
+/// Fills the buffer: for each rank its shard of each layer, and space for slips.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;
@@ -26,7 +26,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
             if !widen_part(&gradient, range.start, share, part) {
-                check_finite(&gradient)?;
+                check_finite(&gradient).map_err(|error| Error::from(error).of_layer(layer.index))?;
             }
             round(part, moment.reduce_dtype);
             if let Some(values) = layer.left() {
@@ -38,7 +38,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Puts this rank's slip behind every shard, and writes down how long they are.
+/// Writes this rank's slip behind every shard, and records the lengths of shards.
 pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let wire = Wire::of(&program.moment);
     let (mut from, mut to) = (0, 0);
@@ -51,7 +51,7 @@ pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mu
     Ok(())
 }
 
-/// Where the values of this rank's part of the buffer are.
+/// The range of this rank's values in the buffer.
 fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
     let len = |owner| program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner);
     let rank = program.moment.rank;
@@ -59,7 +59,7 @@ fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
     Ok(start..start + len(rank)? - program.slips())
 }
 
-/// What all ranks say of themselves behind this rank's shard.
+/// The slips of all ranks behind this rank's shard.
 pub(super) fn heard<'r>(
     layers: &[Layer<'_>],
     program: &Program,

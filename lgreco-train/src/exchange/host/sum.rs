@@ -1,4 +1,4 @@
-//! The mean of what all ranks' payloads of one tensor hold, in the tensor's own element type.
+//! The mean of all ranks' payloads of one tensor, in the tensor's own element type.
 
 use super::lanes::Scratch;
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
@@ -12,12 +12,12 @@ use lgreco::compress::payload::{
 };
 use lgreco::compress::spread::{Divide, spread};
 
-/// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where the sum leaves f32, it adds up shares. Where it can it does so a stretch at a
-/// time, of all payloads, so that every element of the mean is written once.
+/// Adds the decoded payloads in the order of ranks, in f32, and writes the mean. If the sum exceeds f32, it adds shares instead. Where
+/// payloads allow it, all ranks' payloads are added chunk by chunk, so that every element of the mean is written once.
 ///
 /// # Errors
-/// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the mean is not
-/// finite, [`CoreError::ElementOverflow`] when the mean leaves its element type.
+/// [`Error::PeerMessage`] with a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the mean is not finite;
+/// [`CoreError::ElementOverflow`] when the mean exceeds its element type.
 pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     world: u32,
     payload_of: P,
@@ -48,7 +48,7 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     narrow(sum, 0, mean)
 }
 
-/// The mean, or its stretches from one on, of payloads that can be read in stretches.
+/// The mean, or its chunks from one on, of payloads that can be read in chunks.
 struct Stretches<'a, P> {
     world: u32,
     payload_of: &'a P,
@@ -57,7 +57,7 @@ struct Stretches<'a, P> {
     /// The first element.
     start: usize,
     mean: ValuesMut<'a>,
-    /// As in [`Scratch`]; empty on another core, which has its own.
+    /// As in [`Scratch`]; empty on other cores, which have their own.
     places: &'a mut [[u64; 2]],
     wide: &'a mut [f32],
 }
@@ -67,7 +67,7 @@ impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
         read_from(rank, (self.payload_of)(rank), self.setting, self.shape, read)
     }
 
-    /// Finds where in a rank's payload the stretch begins that starts with an element.
+    /// Finds the place in a rank's payload at which the chunk from element `start` begins.
     fn find(&self, rank: u32, start: usize, place: &mut [u64; 2], spare: &mut [f32]) -> Result<(), Error> {
         self.read(rank, |payload| {
             *place = [0; 2];
@@ -81,7 +81,7 @@ impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
         })
     }
 
-    /// The mean of a stretch whose sum leaves f32: of shares.
+    /// The mean of a chunk whose sum exceeds f32, by shares.
     #[cold]
     #[inline(never)]
     fn average_shares(&self, start: usize, mean: &mut [f32]) -> Result<(), Error> {
@@ -107,7 +107,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
         let stretches = Stretches { mean: ValuesMut::F32(&mut []), places: &mut [], wide: &mut [], ..self };
         let elements = mean.values().len();
         let mut at = 0;
-        // Also of an empty tensor the payloads are looked at.
+        // Payloads of an empty tensor are checked, too.
         loop {
             let end = elements.min(at + STRETCH);
             let mut add_up = |sum: &mut [f32]| {
@@ -133,7 +133,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
     }
 }
 
-/// Most ranks whose places another core has room for.
+/// Most ranks for whose places another core has memory.
 const RANKS: usize = 64;
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     fn elements(&self) -> usize {
@@ -165,7 +165,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     }
 }
 
-/// Decodes a payload that `rank` sent for a tensor of this setting and shape.
+/// Decodes a payload of `rank` for a tensor of this setting and shape.
 pub(super) fn decode_from(
     rank: u32,
     payload: &[u8],
@@ -176,7 +176,7 @@ pub(super) fn decode_from(
     read_from(rank, payload, setting, shape, |payload| setting.decode(payload, values))
 }
 
-/// Lets `read` read a payload that `rank` sent for a tensor of this setting and shape.
+/// Calls `read` with a payload of `rank`, after a check that it fits this setting and shape.
 fn read_from(
     rank: u32,
     payload: &[u8],

@@ -1,7 +1,7 @@
-//! What is summed on the wire: values with the ranks' slips behind them, f32 or, where a moment asks for it, bf16.
+//! Values that are summed on the wire, with the ranks' slips behind them: f32, or bf16 if the moment says so.
 //!
-//! Ops know f32 alone. Values that travel as bf16 are rounded into the front of their own memory with the slip, just before
-//! the collective, and widened again when all ranks are known to fare well, just after it.
+//! Ops use only f32. Just before the collective, values that travel as bf16 are rounded into the beginning of their own memory, with the
+//! slip. Just after it, if no rank has failed, they are widened again.
 
 use crate::exchange::moment::Moment;
 use crate::exchange::slip::Slip;
@@ -9,17 +9,17 @@ use crate::gradient::{Bf16, Dtype, Element};
 use crate::simd::dispatch_with;
 use core::ops::Range;
 
-/// f32 that a rank's slip takes, at the most.
+/// Largest number of f32 of a rank's slip.
 pub(super) const SLIP_ROOM: usize = 2;
-/// Values that are rounded or widened at a time.
+/// Number of values that are rounded or widened at a time.
 const BLOCK: usize = 64;
 
-/// The memory of f32 values as that of bf16.
+/// The memory of f32 values as bf16.
 pub(super) fn halves(values: &mut [f32]) -> &mut [Bf16] {
     bytemuck::cast_slice_mut(values)
 }
 
-/// Rounds the values at `from` into the memory of others before them, from bf16 `to` on.
+/// Rounds the values at `from` into the memory before them, from bf16 `to` on.
 #[inline(always)]
 fn narrow((memory, from, mut to): (&mut [f32], Range<usize>, usize)) {
     let mut block = [Bf16(0); BLOCK];
@@ -32,7 +32,7 @@ fn narrow((memory, from, mut to): (&mut [f32], Range<usize>, usize)) {
     }
 }
 
-/// Widens the first values of a memory.
+/// Widens the first `values` bf16 of a memory to f32.
 #[inline(always)]
 fn widen((memory, values): (&mut [f32], usize)) {
     let mut block = [Bf16(0); BLOCK];
@@ -44,13 +44,13 @@ fn widen((memory, values): (&mut [f32], usize)) {
     }
 }
 
-/// A value as it travels.
+/// A value, rounded as it travels.
 #[inline(always)]
 pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     if dtype == Dtype::Bf16 { Bf16::from_f32(value).to_f32() } else { value }
 }
 
-/// Makes values what they are when they travel.
+/// Rounds values as they travel.
 pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     #[inline(always)]
     fn run(values: &mut [f32]) {
@@ -61,7 +61,7 @@ pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     }
 }
 
-/// Leaves of values what rounding their shares has kept from being sent.
+/// Subtracts the sent shares from values, which leaves their rounding errors.
 pub(super) fn keep_rest(values: &mut [f32], shares: &[f32], share: f32, dtype: Dtype) {
     if dtype == Dtype::Bf16 {
         let back = 1.0 / share;
@@ -84,13 +84,13 @@ impl Wire {
         Wire { rank: moment.rank as usize, world: moment.world_size as usize, dtype: moment.reduce_dtype }
     }
 
-    /// Room of f32 for the slips behind each part of a memory.
+    /// Number of f32 for the slips behind each part of a memory.
     pub(super) fn slip_room(&self) -> usize {
         if self.dtype == Dtype::Bf16 { SLIP_ROOM * self.world } else { self.world }
     }
 
-    /// Makes some values ready to travel with this rank's slip behind them, from place `to` of the memory on, in the type in
-    /// which they do. `to` is not behind the values' own place.
+    /// Moves values to place `to` of the memory, in the type in which they travel, and writes this rank's slip behind them. `to` is not
+    /// behind the values' own place.
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
         if self.dtype == Dtype::Bf16 {
@@ -105,7 +105,7 @@ impl Wire {
         }
     }
 
-    /// The slips that have come, from place `at` of the memory on.
+    /// The received slips, from place `at` of the memory on.
     pub(super) fn slips<'a>(self, memory: &'a [f32], at: usize) -> impl Iterator<Item = Slip> + Clone + 'a {
         let dtype = self.dtype;
         (0..self.world).map(move |rank| match dtype {
@@ -114,7 +114,7 @@ impl Wire {
         })
     }
 
-    /// The values that have come to these places.
+    /// The received values at these places, as f32.
     pub(super) fn take<'a>(&self, memory: &'a mut [f32], places: Range<usize>) -> &'a mut [f32] {
         if self.dtype != Dtype::Bf16 {
             return &mut memory[places];

@@ -1,10 +1,9 @@
-//! Dense layers and PowerSGD: sums on the wire.
+//! Dense layers and PowerSGD, which are summed on the wire.
 
 use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average, average_shares, to_shares};
 use super::room::Room;
 use super::summed::{keep_rest, round};
-use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
@@ -16,21 +15,22 @@ use crate::exchange::program::Program;
 use crate::feedback::is_finite;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use lgreco::compress::spread::spread_parts;
 
-/// Cuts the first `len` values off.
+/// Cuts off the first `len` values.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (part, rest) = core::mem::take(values).split_at_mut(len);
     *values = rest;
     part
 }
 
-/// Whether it is dense, and everybody gets all of it.
+/// Whether a layer is dense, and all ranks get its whole mean.
 fn is_summed(layer: &Layer<'_>) -> bool {
     layer.setting == Setting::Dense && layer.shards.is_empty()
 }
 
-/// Lengths of a layer's parts of the two buffers; by shards, dense layers have a buffer of their own.
+/// Lengths of a layer's parts in the two buffers. By shards, dense layers have another buffer.
 pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) {
     let (shape, rank) = (layer.shape, layer.rank());
     match layer.setting {
@@ -43,7 +43,7 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
     }
 }
 
-/// Writes the gradient's values from element `from` on, widened and multiplied, to `values`; whether they are finite.
+/// Writes the gradient's values from element `from` on as f32, multiplied by `times`, to `values`. Returns whether they are finite.
 pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [f32]) -> bool {
     #[inline(always)]
     fn run<T: Element>((from, to): (&[T], &mut [f32]), times: f32) -> bool {
@@ -57,7 +57,7 @@ pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, value
     with_elements!(gradient.values(), v => spread_parts!(values.len(), 1, (&v[from..][..values.len()], values), times, run))
 }
 
-/// The layers' parts of both buffers.
+/// The layers' parts in both buffers.
 struct Sums<'r> {
     program: &'r Program,
     sums: &'r mut [f32],
@@ -65,7 +65,7 @@ struct Sums<'r> {
 }
 
 impl<'r> Sums<'r> {
-    /// Cuts the next layer's off.
+    /// Cuts off those of the next layer.
     fn take(&mut self, layer: &Layer<'_>) -> (&'r mut [f32], &'r mut [f32]) {
         let (sums, factors) = part_lens(layer, self.program);
         (take(&mut self.sums, sums), take(&mut self.factors, factors))
@@ -83,7 +83,7 @@ impl Parts for Sums<'_> {
     }
 }
 
-/// Calls `visit` with each layer whose parts are summed, and with them.
+/// Calls `visit` with each layer and its parts. Errors name the layer.
 fn for_each(
     layers: &mut [Layer<'_>],
     program: &Program,
@@ -94,12 +94,12 @@ fn for_each(
     side_by_side(layers, &program.layout, &mut room.scratch, sums, |layers, mut sums, scratch| {
         layers.iter_mut().try_for_each(|layer| {
             let (p, q) = sums.take(layer);
-            visit(layer, p, q, scratch)
+            visit(layer, p, q, scratch).map_err(|error| error.of_layer(layer.index))
         })
     })
 }
 
-/// The same of dense layers.
+/// As [`for_each`], for dense layers.
 fn for_each_dense(
     layers: &mut [Layer<'_>],
     program: &Program,
@@ -109,7 +109,7 @@ fn for_each_dense(
     for_each(layers, program, room, |layer, sum, _, _| if is_summed(layer) { visit(layer, sum) } else { Ok(()) })
 }
 
-/// The same of PowerSGD's, with their ranks.
+/// As [`for_each`], for layers under PowerSGD, with their rank.
 fn for_each_product(
     layers: &mut [Layer<'_>],
     program: &Program,
@@ -122,7 +122,7 @@ fn for_each_product(
     })
 }
 
-/// Fills the sums with the shares of dense layers.
+/// Writes the shares of dense layers to the sums.
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
@@ -140,10 +140,10 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     })
 }
 
-/// Turns values into shares, where they are.
+/// Turns values into shares, in their own memory.
 ///
 /// # Errors
-/// [`CoreError::NonFinite`](crate::CoreError::NonFinite); the values are then as they were.
+/// [`CoreError::NonFinite`](crate::CoreError::NonFinite). The values are then unchanged.
 fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
     if let Some(values) = layer.values.as_f32()
         && !is_finite(values)
@@ -154,20 +154,20 @@ fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The means of dense layers.
+/// Writes the means of dense layers.
 pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let world = program.moment.world_size;
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
             layer.put_nothing()?;
             return match layer.values.as_f32() {
-                // Of a power of two workers, sums of shares are means.
+                // With a power of two as number of workers, sums of shares are means.
                 Some(sums) if !world.is_power_of_two() => average_shares(sums, world),
                 _ => Ok(()),
             };
         }
         layer.put_rest()?;
-        mean::put(sum, world, &mut layer.values).map_err(|error| error.of_layer(layer.index))
+        mean::put(sum, world, &mut layer.values)
     })
 }
 
@@ -179,7 +179,7 @@ pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     })
 }
 
-/// The last step's factor, its columns of zeros replaced by those of the start matrix.
+/// The last step's factor, with columns of the random start matrix in place of zeros.
 fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Error> {
     let cols = layer.shape.cols();
     start_matrix(stream, cols, layer.rank() as u32, q)?;
@@ -191,11 +191,11 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
     Ok(())
 }
 
-/// From summed `P` to this rank's `Q` and its own contribution.
+/// From the summed `P` to this rank's `Q`; subtracts its contribution.
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let shape = layer.shape;
-        Error::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
+        CoreError::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
         orthonormalise(shape, rank, scratch.encode, p)?;
         back_project(&layer.get()?, rank, p, scratch.encode, q)?;
         round(q, program.moment.reduce_dtype);
@@ -221,7 +221,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut R
         if let (Some(mean), true) = (layer.values.as_f32(), wanted.len() == shape.elements()) {
             return Ok(reconstruct(shape, rank, p, q, mean)?);
         }
-        // Some rows at a time, of which a shard may want parts.
+        // A few rows at a time. A shard may need only part of them.
         let mut at = wanted.start;
         while at < wanted.end {
             let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + ROWS);
@@ -236,7 +236,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut R
     })
 }
 
-/// Hands every layer its averaged `Q` for the next step.
+/// Keeps every layer's averaged `Q` for the next step.
 pub(super) fn remember(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, _, _, q, _| {
         layer.factor.copy_from_slice(q);

@@ -1,26 +1,26 @@
-//! Seconds of exchanges [elsewhere](super::Elsewhere::note_exchanged), in the memory of a device say, where the controller's clock
-//! sees that work is enqueued, not how long it takes. Who exchanges measures there and hands in what the controller would measure
-//! itself: seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
-//! What is made of them is the same, so that decisions are.
+//! Seconds of exchanges that the caller [does](super::External::note_exchanged), in a device's memory for instance. The host only
+//! enqueues work for a device, so the controller's clock cannot time it. The caller measures there what the controller would measure:
+//! seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet. The
+//! controller uses these numbers as its own, so decisions are the same.
 //!
-//! All of it is handed in between two steps: whoever measures may read a step's clocks when the next one begins, and waits for
-//! nothing. Trials come before the decision's task, as a task runs on any thread and knows no device.
+//! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it waits for
+//! nothing. Trials come before the decision's task, because a task runs on any thread and knows no device.
 
 use super::compute::{DENSE, work};
 use super::costs::Costs;
 use super::meter::Sample;
-use super::stage::seconds_per_byte;
-use super::{Elsewhere, Policy};
-use crate::Error;
+use super::probe::seconds_per_byte;
+use super::{External, Policy};
 use crate::compress::{Candidates, Compressor, Cost, Setting};
 use crate::exchange::share_of_others;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
 
-impl Elsewhere<'_> {
-    /// Between two steps, on all ranks alike: whether seconds are, from the next step on, those that the caller brings. Nothing
-    /// changes but under [`Objective::MeasuredSeconds`](super::Objective).
+impl External<'_> {
+    /// Between two steps, on all ranks alike: sets whether the caller measures the seconds from the next step on. Has an effect only
+    /// under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
@@ -32,21 +32,21 @@ impl Elsewhere<'_> {
     ///     config.clock = Some(|| 0.0);
     ///     let layers = vec![Tensor::new("fc1", &[64, 64], Dtype::F32)?];
     ///     let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
-    ///     controller.elsewhere().meter_elsewhere(true)?;
+    ///     controller.external().meter_elsewhere(true)?;
     ///     for _ in 0..5 {
     ///         controller.begin_step(0.1)?;
     ///         while let Some(request) = controller.control()? {
     ///             request.perform(&mut worker)?;
     ///         }
-    ///         let probed = controller.elsewhere().probe_bytes().is_some();
-    ///         controller.elsewhere().observe(0, Values::F32(&[0.5; 4096]))?;
-    ///         controller.elsewhere().note_exchanged(&[0])?; // 2 ms, of which .1 compressing, on a link of 10 MB/s
+    ///         let probed = controller.external().probe_bytes().is_some();
+    ///         controller.external().observe(0, Values::F32(&[0.5; 4096]))?;
+    ///         controller.external().note_exchanged(&[0])?; // 2 ms, of which .1 compressing, on a link of 10 MB/s
     ///         controller.finish_step()?;
-    ///         controller.elsewhere().record_exchange(16384.0, 2e-3, 1e-4)?;
+    ///         controller.external().record_exchange(16384.0, 2e-3, 1e-4)?;
     ///         if probed {
-    ///             controller.elsewhere().record_probe([1e-4, 1e-4 + 4096.0 * 1e-7])?;
-    ///             for settings in controller.elsewhere().trials(&[0])? {
-    ///                 controller.elsewhere().record_trial(&[0], &settings, 2e-4)?;
+    ///             controller.external().record_probe([1e-4, 1e-4 + 4096.0 * 1e-7])?;
+    ///             for settings in controller.external().trials(&[0])? {
+    ///                 controller.external().record_trial(&[0], &settings, 2e-4)?;
     ///             }
     ///         }
     ///     }
@@ -59,66 +59,66 @@ impl Elsewhere<'_> {
     /// [`Error::StepOrder`] while a step is under way.
     pub fn meter_elsewhere(&mut self, elsewhere: bool) -> Result<(), Error> {
         self.0.control.expect_idle()?;
-        if let Some(meter) = &mut self.0.planner.meter {
+        if let Some(meter) = &mut self.0.scheduler.meter {
             meter.elsewhere = elsewhere;
         }
         Ok(())
     }
 
-    /// In a step that has begun and whose control requests are done, on all ranks alike: whether it is the one of a decision in
-    /// which the caller probes the link and tries methods out, and how many bytes, on all ranks together, a probe gathers.
+    /// After a step's control requests, on all ranks alike: how many bytes a probe of the link gathers from all ranks together. `None`
+    /// unless the caller must probe the link and time methods in this step.
     pub fn probe_bytes(&self) -> Option<usize> {
-        let elsewhere = self.0.planner.meter.as_ref().is_some_and(|meter| meter.elsewhere);
-        (elsewhere && self.0.control.expect_open().is_ok() && self.0.is_last_before_task())
-            .then(|| 8 * self.0.probe_words())
+        let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
+        (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())
+            .then(|| 8 * self.0.scheduler.probe_words())
     }
 
-    /// Between two steps: what the last one took, from its first bucket to its last mean: bytes that this rank has put on the wire
-    /// elsewhere, seconds, and of them those of compressing and decompressing. Of buckets that the controller has lent the bytes and
-    /// the computing are added. A step that was not exchanged counts for nothing.
+    /// Between two steps: the cost of the last one, from its first bucket to its last mean. `wire_bytes` are those that this rank has put
+    /// on the wire itself. `computing` are the seconds of compression and decompression. The controller adds bytes and computing of
+    /// buckets that it has lent. A step that was not exchanged is ignored.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`](crate::CoreError::Parameter) for numbers that are not finite or negative.
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are negative or not finite.
     pub fn record_exchange(&mut self, wire_bytes: f64, seconds: f64, computing: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         [wire_bytes, seconds, computing].into_iter().try_for_each(check)?;
-        let taken = &mut self.0.taken;
-        if let (Some(meter), true) = (&mut self.0.planner.meter, take(&mut taken.unmetered)) {
+        let taken = &mut self.0.totals;
+        if let (Some(meter), true) = (&mut self.0.scheduler.meter, take(&mut taken.unmetered)) {
             let sample = Sample { bytes: taken.wire + wire_bytes, seconds, computing: taken.computing + computing };
             meter.record_elsewhere(sample, taken.in_window);
         }
         Ok(())
     }
 
-    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering [as many as a probe
-    /// has](Elsewhere::probe_bytes).
+    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering the
+    /// [bytes of a probe](External::probe_bytes).
     ///
     /// # Errors
-    /// As [`record_exchange`](Elsewhere::record_exchange).
+    /// As [`record_exchange`](External::record_exchange).
     pub fn record_probe(&mut self, least: [f64; 2]) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         least.into_iter().try_for_each(check)?;
-        let bytes = 8 * (self.0.probe_words() - self.0.world as usize);
-        if let Some(meter) = &mut self.0.planner.meter {
+        let bytes = 8 * (self.0.scheduler.probe_words() - self.0.world as usize);
+        if let Some(meter) = &mut self.0.scheduler.meter {
             meter.link.note_probe(seconds_per_byte(least, bytes, share_of_others(self.0.world)));
         }
         Ok(())
     }
 
-    /// What is to be tried out before a decision on these layers, which are exchanged together: of each method that costs otherwise
-    /// than the rest a setting per layer; uncompressed are layers for which it is not offered.
+    /// The trials that a decision on these layers needs, which are exchanged together: for each cost family of methods, a setting per
+    /// layer. A layer is uncompressed where the search offers no such method.
     ///
     /// # Errors
-    /// [`Error::LayerMismatch`] for a layer that there is not; those of the search.
+    /// [`Error::NoSuchLayer`]; those of the search.
     ///
     /// # Complexity
     /// O(candidates). Allocates.
     pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
         let mut kinds: [_; Cost::FAMILIES] = core::array::from_fn(|_| vec![]);
         for (place, &layer) in layers.iter().enumerate() {
-            let (search, tensor) = (&self.0.planner.config.search, self.0.expect_layer(layer)?);
+            let (search, tensor) = (&self.0.scheduler.config.search, self.0.expect_layer(layer)?);
             if !search.takes(&tensor.dims)
-                || !matches!(self.0.planner.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
+                || !matches!(self.0.scheduler.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
             {
                 continue;
             }
@@ -138,22 +138,22 @@ impl Elsewhere<'_> {
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())
     }
 
-    /// Between two steps: how many seconds compressing these layers under these settings took once, and decompressing what all
-    /// ranks would have sent. Uncompressed ones among them do not count.
+    /// Between two steps: the seconds of a trial, which compresses these layers under these settings once, and decompresses the payloads
+    /// of all ranks. Uncompressed layers are ignored.
     ///
     /// # Errors
-    /// As [`record_exchange`](Elsewhere::record_exchange), and as [`trials`](Elsewhere::trials).
+    /// As [`record_exchange`](External::record_exchange), and as [`trials`](External::trials).
     pub fn record_trial(&mut self, layers: &[usize], settings: &[Setting], seconds: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         check(seconds)?;
         let mut works = [0.0; Cost::FAMILIES];
         for (&layer, setting) in layers.iter().zip(settings) {
             let shape = self.0.expect_layer(layer)?.shape;
-            let payloads = Costs::payloads(setting, self.0.planner.config.route, self.0.world);
+            let payloads = Costs::payloads(setting, self.0.scheduler.config.route, self.0.world);
             works[setting.traits().cost.family] += work(setting, shape, payloads);
         }
         let tried = (DENSE + 1..Cost::FAMILIES).find(|&family| works[family] > 0.0);
-        if let (Some(meter), Some(family)) = (&mut self.0.planner.meter, tried) {
+        if let (Some(meter), Some(family)) = (&mut self.0.scheduler.meter, tried) {
             meter.compute.try_out(family, works[family], seconds);
         }
         Ok(())
@@ -161,6 +161,6 @@ impl Elsewhere<'_> {
 }
 
 fn check(value: f64) -> Result<(), Error> {
-    let what = "seconds or bytes that were measured";
-    Error::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")
+    let what = "measured seconds or bytes";
+    Ok(CoreError::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")?)
 }

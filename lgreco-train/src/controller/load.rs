@@ -1,21 +1,21 @@
-//! Continuing from what was saved.
+//! Continuing from saved states.
 
-use super::codes::Choice;
-use super::decide::suited;
+use super::decision::LayerSetting;
 use super::layer::LayerState;
-use super::planner::Planner;
-use super::saved::{self, Layers, Owner, Part, Run};
+use super::planner::suited;
+use super::schedule::Scheduler;
+use super::state_format::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
-use crate::Error;
 use crate::compress::method::Methods;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// What [`Controller::load`] found, by layer name.
+/// The result of [`Controller::load`], by layer name.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -27,48 +27,45 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Layers of the model that the state does not have: they start without residual, uncompressed until the next
-    /// decision, which then comes at once.
+    /// Layers that the state lacks. They start without residual, uncompressed until the next decision, which comes at once.
     pub missing: Vec<String>,
-    /// Layers of the state that the model does not have: they are ignored, and their residuals lost.
+    /// Layers that the model lacks. They are ignored, and their residuals are lost.
     pub extra: Vec<String>,
-    /// Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    /// Layers whose shape or element type differs from the state. They count as missing and extra.
     pub misshaped: Vec<String>,
     /// The rank that saved the plan.
     pub rank: u32,
-    /// The number of workers then.
+    /// The number of workers at that time.
     pub world_size: u32,
-    /// The step that the run continues with: that of the plan.
+    /// The step of the plan, with which the run continues.
     pub step: u64,
-    /// The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
-    /// residual does not have.
+    /// The earliest step of a residual, at most that of the plan. What that rank did not send between the two steps is lost.
     pub oldest_residual: u64,
 }
 
 impl Controller {
-    /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
-    /// of the same step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order: as `plan` all
-    /// of one rank's, where layers that the model does not have may be left out; as `residuals` those of layers, of one or more
-    /// ranks.
-    /// Plan tasks of before are not waited for. All ranks load between the same two steps, or none: afterwards they find
-    /// out anew whether their buckets fit together.
+    /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states of the same
+    /// step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order. `plan` has all parts of one
+    /// rank, except those of layers that the model lacks. `residuals` has parts of layers, of one or more ranks.
+    ///
+    /// Results of earlier plan tasks are no longer awaited. All ranks load between the same two steps. Afterwards they agree on their
+    /// buckets anew.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
     /// | resuming | this rank's state | the same: the run continues bit for bit |
     /// | fewer workers | this rank's state | the same, and those of the ranks that this one takes over |
     /// | more workers, on a new rank | any rank's state | none: it starts without residuals |
-    /// | a rank has died, the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; in place of the dead one its last |
+    /// | a rank has died, and the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; for the dead rank its last one |
     ///
-    /// Everything but residuals comes from `plan`: settings, factors, schedule, the window and the detector's norms where
-    /// this rank measures. Residuals are summed and multiplied by the number of workers now over that then, so that
-    /// the mean of all residuals stays what it was if every state is given to one rank; those of states that are given to
-    /// none are lost. With another number of workers, or on a measuring rank that is given the state of another, the
-    /// window starts anew. What was measured is kept with as many workers.
+    /// Everything except residuals comes from `plan`: settings, factors, schedule, and on the measuring rank the window and Accordion's
+    /// norms. Residuals are summed, and multiplied by the present number of workers over the saved one. So the mean of all residuals
+    /// stays the same if each state is given to exactly one rank. Residuals that are given to no rank are lost. The window starts
+    /// anew with another number of workers, and on a measuring rank that loads another rank's state. Measured seconds are kept if the
+    /// number of workers is the same.
     ///
-    /// Settings stay as saved until the next decision, whatever the configuration now says, but for
-    /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once
-    /// where it would not have chosen what was saved.
+    /// Saved settings stay until the next decision, whatever the configuration says, except under [`Policy::Uncompressed`]. A policy
+    /// that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -83,35 +80,33 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
-    /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
-    /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 4 or 6, whatever they are, parts of several ranks as `plan`, and the same part twice; [`CoreError::SavedState`](crate::CoreError::SavedState)
-    /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
-    /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
+    /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`] and
+    /// those of settings, shapes and residuals for bytes that are no state of version 4 or 6, for parts of several ranks as `plan`,
+    /// and for the same part twice. [`CoreError::SavedState`] for a residual of a later step than the plan, or of another number of
+    /// workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`]. The controller is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let (runs, mut plans) = sorted(plan, &self.planner.config.search.methods)?;
-        let several = |what, found: usize| Error::saved(what, found as u64);
+        let (runs, mut plans) = sorted(plan, &self.scheduler.config.search.methods)?;
+        let several = |what, found: usize| CoreError::SavedState { what, found: found as u64 };
         let [run] = &runs[..] else {
-            return Err(several("parts that belong to no layer, of which there must be one", runs.len()));
+            return Err(several("number of parts that belong to no layer (expected 1)", runs.len()).into());
         };
-        let states = several("states that the plan's parts are of", plans.len());
+        let states = several("number of states that the plan's parts belong to (expected 1)", plans.len());
         let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
-        self.continue_from(run, &plan, &sorted(residuals, &self.planner.config.search.methods)?.1)
+        self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
 
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
-            Error::require_saved(at <= step, "a residual's step", at)?;
-            Error::require_saved(other == world, "a residual's number of workers", other as u64)?;
+            CoreError::require_saved(at <= step, "a residual's step", at)?;
+            CoreError::require_saved(other == world, "a residual's number of workers", other as u64)?;
         }
         let oldest_residual = residuals.iter().map(|layers| layers.owner.step).fold(step, u64::min);
         let mut loaded = Loaded { rank, world_size: world, step, oldest_residual, ..Loaded::default() };
-        let Planner { config, tensors, .. } = &self.planner;
+        let Scheduler { config, tensors, .. } = &self.scheduler;
         let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =
             plan.layers.iter().filter(|layer| !known.contains(layer.name)).map(|layer| layer.name.into()).collect();
@@ -133,9 +128,9 @@ impl Controller {
                 }
             }
             choices.push(match config.policy {
-                Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
-                // Nothing was remembered, and no gradient is there to judge by. New ranks are given no residuals, so that
-                // `state` does not know.
+                Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
+                // The saved layer had no residual, and no gradient shows whether error feedback works. New ranks get no residuals, so
+                // `state` cannot tell.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
                     suited(config, tensor, state.choice)
                 }
@@ -149,55 +144,55 @@ impl Controller {
             state.commit(switch);
             state.counts = counts;
         }
-        let overruled = self.planner.overrules(&choices, step)?;
+        let overruled = self.scheduler.overrules(&choices, step)?;
         self.resume(run, plan, &loaded);
         if overruled {
-            self.planner.decide_again();
+            self.scheduler.decide_again();
         }
         self.install(states);
         Ok(loaded)
     }
 
-    /// Everything but the layers.
+    /// Takes over everything except the layers.
     fn resume(&mut self, run: &Run, plan: &Layers<'_>, loaded: &Loaded) {
         let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
         (self.non_finite, self.late) = (run.non_finite, None);
-        let (same_world, planner) = (world == self.world, &mut self.planner);
-        let adapts = planner.config.policy != Policy::Uncompressed;
-        let start = step.max(planner.config.schedule.warmup);
-        planner.due = match run.due {
+        let (same_world, scheduler) = (world == self.world, &mut self.scheduler);
+        let adapts = scheduler.config.policy != Policy::Uncompressed;
+        let start = step.max(scheduler.config.schedule.warmup);
+        scheduler.due = match run.due {
             _ if !adapts => None,
             Some(due) => Some(if incomplete { due.min(start) } else { due }),
             None if incomplete || run.decision.is_none() => Some(start),
-            None => planner.config.next_decision(start),
+            None => scheduler.config.next_decision(start),
         };
-        (planner.step, planner.highest, planner.decision) = (step, run.learning_rate, run.decision);
-        if let (Some(meter), Some((compute, link)), true) = (&mut planner.meter, &run.learnt, same_world) {
+        (scheduler.step, scheduler.highest, scheduler.decision) = (step, run.learning_rate, run.decision);
+        if let (Some(meter), Some((compute, link)), true) = (&mut scheduler.meter, &run.learnt, same_world) {
             (meter.compute, meter.link) = (compute.clone(), link.clone());
         }
-        let layers: Vec<_> = planner.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
-        planner.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
-        if planner.norms.len() < layers.len() {
-            planner.norms.clear();
+        let layers: Vec<_> = scheduler.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
+        scheduler.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
+        if scheduler.norms.len() < layers.len() {
+            scheduler.norms.clear();
         }
-        planner.restart();
+        scheduler.restart();
         let means: Vec<_> = layers.iter().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
-        let complete = !planner.measures() || means.iter().all(Option::is_some);
+        let complete = !scheduler.measures() || means.iter().all(Option::is_some);
         if same_world && complete && !incomplete {
-            planner.window.steps = run.window_steps;
-            for (to, mean) in planner.window.means_mut().iter_mut().zip(means) {
+            scheduler.window.steps = run.window_steps;
+            for (to, mean) in scheduler.window.means_mut().iter_mut().zip(means) {
                 *to = mean.cloned().unwrap_or_default();
             }
         }
     }
 }
 
-/// States and parts of them, by the state that they are of, in the order of their first ones.
+/// Sorts states and parts by their state, in the order of first occurrence.
 fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
-        let (owner, parts) = saved::parse(bytes, methods)?;
+        let (owner, parts) = state_format::parse(bytes, methods)?;
         let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
             owners.push(owner);
             layers.push(vec![]);
@@ -214,7 +209,7 @@ fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<La
     Ok((runs, states.collect::<Result<_, _>>()?))
 }
 
-/// The sum of residuals times `scale`; exactly the only one for a scale of 1.
+/// The sum of residuals, times `scale`. A single residual with a scale of 1 stays exactly the same.
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
     let restore =

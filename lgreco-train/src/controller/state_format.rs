@@ -1,7 +1,7 @@
-//! The format of a saved controller, read.
+//! The format of a saved controller, and how it is read.
 //!
-//! All fields are little-endian; numbers are u64 or f64, lists are preceded by nothing where their length is known from
-//! what came before, and padded with zeros to a multiple of 8 bytes.
+//! All fields are little-endian. Numbers are u64 or f64. Lists have no length before them if earlier fields imply it. They are
+//! padded with zeros to a multiple of 8 bytes.
 //!
 //! | field | |
 //! |---|---|
@@ -10,42 +10,42 @@
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | number of buckets, 0 | |
-//! | version 6: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
-//! | number of layers; of each: | |
+//! | version 6: the decision's timing, 8 numbers; trials and overheads of methods; how many numbers the link's model has, and these | |
+//! | number of layers; for each layer: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
 //! | setting, 3 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
 //! | PowerSGD's factor, f32 | cols × rank |
 //! | 0 or 1, then the window's mean, f32 | one per element |
-//! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
+//! | length of the residual's state, and the state: as [`Memory::save`](crate::feedback::Memory::save) writes it, without its checksum | |
 //! | checksum of all before it | |
 //!
-//! The same in parts: `lgreco-p`, version 4 or 6, rank, world size, steps taken, then 0 and what is above from the step of the
-//! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
+//! A part begins with `lgreco-p`, version 4 or 6, rank, world size and steps taken. Then follow 0 and the fields from the step of the
+//! next decision to the link's model, or 1 and the fields of a layer. A checksum ends each part.
 
-use super::codes::Choice;
 use super::compute::Compute;
+use super::decision::LayerSetting;
 use super::layer::Counts;
 use super::link::Link;
 use super::{Decision, Tensor, Timing, accordion::Highest};
-use crate::Error;
 use crate::compress::method::Methods;
 use crate::compress::{Compressor, Cost};
-use crate::error::expect_distinct;
 use crate::exchange::factor_rank;
 use crate::feedback::SavedState;
 use crate::gradient::{Dtype, Shape};
 use crate::state::Reader;
+use crate::{CoreError, Error};
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::expect_distinct;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
 pub(super) const VERSION: u64 = 6;
-/// Of states in which nothing is measured.
+/// The version of states without measured seconds.
 pub(super) const UNMEASURED_VERSION: u64 = 4;
 pub(super) const NONE: u64 = u64::MAX;
-/// Whose state it is.
+/// The rank, number of workers and step of a state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Owner {
     pub rank: u32,
@@ -53,14 +53,14 @@ pub(super) struct Owner {
     pub step: u64,
 }
 
-/// What belongs to no layer.
+/// The part of a state that belongs to no layer.
 pub(super) struct Run {
     pub due: Option<u64>,
     pub window_steps: u64,
     pub learning_rate: Highest,
     pub non_finite: u64,
     pub decision: Option<Decision>,
-    /// Of a run that measured seconds.
+    /// The learnt costs of a run that measures seconds.
     pub learnt: Option<(Compute, Link)>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Run {
 pub(super) struct Layers<'a> {
     pub owner: Owner,
     pub layers: Vec<Layer<'a>>,
-    /// Of each layer, by name.
+    /// The place of each layer, by name.
     places: BTreeMap<&'a str, usize>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Layer<'a> {
     pub name: &'a str,
     pub shape: Shape,
     pub dtype: Dtype,
-    pub choice: Choice,
+    pub choice: LayerSetting,
     pub counts: Counts,
     pub relative_error: Option<f64>,
     pub norm: Option<f64>,
@@ -85,14 +85,14 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-/// What a part is about.
+/// One part of a state.
 #[expect(clippy::large_enum_variant, reason = "a state has one run")]
 pub(super) enum Part<'a> {
     Run(Run),
     Layer(Layer<'a>),
 }
 
-/// The parts of a whole state, or one part, whose bytes have been checked.
+/// Checks the bytes of a whole state, or of one part, and returns the parts.
 pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Vec<Part<'a>>), Error> {
     let whole = bytes.first_chunk() == Some(&MAGIC.to_le_bytes());
     let magic = if whole { MAGIC } else { PART_MAGIC };
@@ -114,7 +114,7 @@ pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Ve
 impl Owner {
     fn parse(reader: &mut Reader<'_>) -> Result<Owner, Error> {
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
-        Error::require_saved(rank < world, "rank", rank as u64)?;
+        CoreError::require_saved(rank < world, "rank", rank as u64)?;
         Ok(Owner { rank, world, step: reader.count("number of steps")? })
     }
 }
@@ -129,7 +129,7 @@ impl Run {
         let decision = Decision::decode(&reader.numbers()?)?;
         reader.word("buckets")?;
         let zero = reader.number()?;
-        Error::require_saved(zero == 0, "a number that is always 0", zero)?;
+        CoreError::require_saved(zero == 0, "a number that is always 0", zero)?;
         let (timing, learnt) = match reader.version {
             VERSION => Self::measured(reader).map(|(timing, learnt)| (timing, Some(learnt)))?,
             _ => (None, None),
@@ -151,7 +151,7 @@ impl Run {
         let numbers = reader.bytes(8 * len)?;
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
         let learnt = Compute::from_numbers(&methods).zip(Link::from_numbers(&numbers));
-        let wrong = Error::saved("a number of what was measured", len);
+        let wrong = CoreError::SavedState { what: "a number of what was measured", found: len };
         Ok((Timing::decode(&timing)?, learnt.ok_or(wrong)?))
     }
 }
@@ -176,12 +176,13 @@ impl<'a> Layer<'a> {
     fn parse(reader: &mut Reader<'a>, methods: &Methods) -> Result<Self, Error> {
         let len = reader.number()?;
         let name = core::str::from_utf8(reader.bytes(len)?);
-        let name = name.map_err(|_| Error::saved("a layer's name, not UTF-8, of length", len))?;
+        let name =
+            name.map_err(|_| CoreError::SavedState { what: "a layer's name, not UTF-8, of length", found: len })?;
         let shape = Shape::new(reader.word("rows")? as usize, reader.word("columns")? as usize)?;
         let dtype = reader.number()?;
-        let wrong = Error::saved("element type", dtype);
+        let wrong = CoreError::SavedState { what: "element type", found: dtype };
         let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
-        let choice = Choice::decode(reader.numbers()?, methods)?;
+        let choice = LayerSetting::decode(reader.numbers()?, methods)?;
         choice.setting.payload_len(shape, dtype)?;
         let counts = Counts {
             steps: reader.count("a layer's steps")?,
@@ -197,7 +198,7 @@ impl<'a> Layer<'a> {
             len => Some(SavedState::parse_part(reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
-            Error::require_saved(
+            CoreError::require_saved(
                 memory.shape() == shape,
                 "a residual of another shape, elements",
                 memory.shape().elements() as u64,

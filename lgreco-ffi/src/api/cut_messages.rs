@@ -1,0 +1,218 @@
+//! Messages of a cut: activations forward, gradients back, repeated ones, and those of evaluation.
+
+use super::cut::{CutState, End, either, lgreco_cut};
+use super::gradient::{dtype, lgreco_dtype, values};
+use crate::failure::{Failure, Result};
+use crate::pointers::{Range, disjoint, encoded, place, slice, slice_mut, write};
+use crate::status::lgreco_status;
+use core::ffi::c_void;
+use core::ptr::null;
+use lgreco_pipeline::{CoreError, CutSetting, Downstream, Evaluation, Upstream};
+use lgreco_train::gradient::Values;
+
+/// The id of samples that AQ-SGD does not remember.
+pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
+
+/// The upstream end, with workspace and the ids of the batch.
+type UpstreamParts<'a> = (&'a mut Upstream, &'a mut [u64], &'a [Option<u64>]);
+
+impl CutState {
+    fn upstream(&mut self) -> Result<UpstreamParts<'_>> {
+        match &mut self.end {
+            End::Upstream(end) => Ok((end, &mut self.workspace, &self.ids)),
+            End::Downstream(_) => Err(Failure::OtherEnd),
+        }
+    }
+
+    /// The downstream end, with workspace.
+    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64])> {
+        match &mut self.end {
+            End::Downstream(end) => Ok((end, &mut self.workspace)),
+            End::Upstream(_) => Err(Failure::OtherEnd),
+        }
+    }
+
+    /// The values and the message of a sending call, after a check that they do not overlap. Keeps the ids.
+    ///
+    /// # Safety
+    /// README.md, pointers; `'a` is within the call.
+    unsafe fn batch<'a>(
+        &mut self,
+        (values, code, samples): (*const c_void, lgreco_dtype, usize),
+        ids: *const u64,
+        (message, capacity): (*mut u8, usize),
+    ) -> Result<(Values<'a>, &'a mut [u8])> {
+        let (dtype, CutSetting { batch, features, .. }) = (dtype(code)?, self.setting());
+        if samples > batch as usize {
+            return Err(CoreError::Length { what: "samples", expected: batch as usize, found: samples }.into());
+        }
+        let elements = samples * features as usize;
+        let read = [Range::of(values.cast::<u8>(), elements * dtype.bytes(), "values"), Range::of(ids, samples, "ids")];
+        disjoint(Range::of(message, capacity, "message"), &read)?;
+        self.ids.clear();
+        // SAFETY: passed on.
+        unsafe {
+            if !ids.is_null() {
+                let known = |&id: &u64| (id != LGRECO_UNREMEMBERED).then_some(id);
+                self.ids.extend(slice(ids, samples, "ids")?.iter().map(known));
+            }
+            Ok((self::values(values, dtype, elements)?, slice_mut(message, capacity, "message")?))
+        }
+    }
+}
+
+/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length` receives its bytes,
+/// `ticket` the number under which its gradients come back. `ids`, one per sample, are for AQ-SGD (LGRECO_UNREMEMBERED: not this
+/// one); NULL otherwise. Allocates only while a memory of samples grows.
+///
+/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+/// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_send_activations(
+    cut: *mut lgreco_cut,
+    values: *const c_void,
+    dtype: lgreco_dtype,
+    samples: usize,
+    ids: *const u64,
+    message: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+    ticket: *mut u64,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (values, message) = state.batch((values, dtype, samples), ids, (message, capacity))?;
+        let ((end, workspace, ids), ticket) = (state.upstream()?, place(ticket, "ticket")?);
+        write(length, "length", || {
+            let sent = end.send(values, ids, workspace, message)?;
+            ticket.write(sent.ticket);
+            Ok(sent.len)
+        })
+    })
+}
+
+/// Upstream: writes the message of a micro-batch in flight once more: because it was lost, or for another forward pass of the same step
+/// over the same values. Changes nothing.
+///
+/// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
+/// LGRECO_FEEDBACK_RULE under a memory by position.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_repeat_activations(
+    cut: *mut lgreco_cut,
+    ticket: u64,
+    values: *const c_void,
+    dtype: lgreco_dtype,
+    samples: usize,
+    ids: *const u64,
+    message: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (values, message) = state.batch((values, dtype, samples), ids, (message, capacity))?;
+        let (end, workspace, ids) = state.upstream()?;
+        write(length, "length", || Ok(end.repeat(ticket, values, ids, workspace, message)?))
+    })
+}
+
+/// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
+/// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
+///
+/// LGRECO_OUT_OF_STEP when it is not the next message; LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different values;
+/// LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+/// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_receive(
+    cut: *mut lgreco_cut,
+    message: *const u8,
+    length: usize,
+    values: *mut f32,
+    values_len: usize,
+    ticket: *mut u64,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (message, values) = encoded("message", (message, length), (values, values_len))?;
+        let CutState { end, workspace, .. } = state;
+        write(ticket, "ticket", || Ok(either!(end, end => end.receive(message, workspace, values))?))
+    })
+}
+
+/// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+///
+/// As lgreco_cut_receive; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_receive_repeated(
+    cut: *mut lgreco_cut,
+    message: *const u8,
+    length: usize,
+    values: *mut f32,
+    values_len: usize,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (message, values) = encoded("message", (message, length), (values, values_len))?;
+        let (end, workspace) = state.downstream()?;
+        Ok(end.repeat(message, workspace, values)?)
+    })
+}
+
+/// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and returns its ticket. Gradients
+/// of different micro-batches may be sent in any order.
+///
+/// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
+/// upstream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_send_gradients(
+    cut: *mut lgreco_cut,
+    ticket: u64,
+    values: *const c_void,
+    dtype: lgreco_dtype,
+    samples: usize,
+    message: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (values, message) = state.batch((values, dtype, samples), null(), (message, capacity))?;
+        let (end, workspace) = state.downstream()?;
+        write(length, "length", || Ok(end.send(ticket, values, workspace, message)?))
+    })
+}
+
+/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory. Changes nothing.
+///
+/// As lgreco_cut_send_activations on values and buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_evaluate(
+    cut: *mut lgreco_cut,
+    compressed: u32,
+    values: *const c_void,
+    dtype: lgreco_dtype,
+    samples: usize,
+    message: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let how = if compressed == 0 { Evaluation::Plain } else { Evaluation::Compressed };
+        let (values, message) = state.batch((values, dtype, samples), null(), (message, capacity))?;
+        let (end, workspace, _) = state.upstream()?;
+        write(length, "length", || Ok(end.evaluate(how, values, workspace, message)?))
+    })
+}
+
+/// Downstream: decompresses a message for evaluation. Changes nothing.
+///
+/// As lgreco_cut_receive on messages and buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
+    cut: *mut lgreco_cut,
+    message: *const u8,
+    length: usize,
+    values: *mut f32,
+    values_len: usize,
+) -> lgreco_status {
+    call!(cut, |state| {
+        let (message, values) = encoded("message", (message, length), (values, values_len))?;
+        let (end, _) = state.downstream()?;
+        Ok(end.evaluate(message, values).map(drop)?)
+    })
+}

@@ -1,0 +1,186 @@
+//! Structs that begin with their size: checked against this library's header, read, and filled.
+
+use crate::failure::{Failure, Result};
+use crate::pointers::{check, check_array};
+use crate::status::LGRECO_HEADER_REVISION;
+
+/// The value of `struct_size` in a struct of this library's header: the struct's bytes, and above them the header's revision. So
+/// structs of another header are refused, whatever their size is.
+pub(crate) const fn size_of_struct<T>() -> usize {
+    assert!(size_of::<T>() <= SIZES);
+    (LGRECO_HEADER_REVISION as usize) << SIZE_BITS | size_of::<T>()
+}
+
+/// The low bits of `struct_size`, which hold the size.
+const SIZE_BITS: u32 = 16;
+const SIZES: usize = (1 << SIZE_BITS) - 1;
+
+/// A struct that starts with `struct_size`.
+///
+/// # Safety
+/// `repr(C)`; its first field is a `usize`, the size of the struct as the caller knows it; every bit pattern is valid.
+pub(crate) unsafe trait SizedStruct: Copy + Default {
+    /// The struct, for messages.
+    const WHAT: &'static str;
+}
+
+/// Implements `SizedStruct` and `Default`. Fields that are not named are 0, NULL or the constant that is 0.
+///
+/// A `SAFETY` comment at each use says why the struct keeps to the contract of `SizedStruct`.
+macro_rules! sized_struct {
+    ($what:literal, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
+        const _: () = assert!(core::mem::offset_of!($name, struct_size) == 0);
+
+        // SAFETY: the comment where the macro is used.
+        unsafe impl $crate::structs::SizedStruct for $name {
+            const WHAT: &'static str = $what;
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: every bit pattern is valid.
+                let zeros: Self = unsafe { core::mem::zeroed() };
+                Self { struct_size: $crate::structs::size_of_struct::<Self>(), $($field: $value,)* ..zeros }
+            }
+        }
+    };
+}
+pub(crate) use sized_struct;
+
+/// `Err` unless the caller's struct states the size of a `T` and the revision of this library's header.
+///
+/// # Safety
+/// `pointer` is null, misaligned, or points to a readable `usize`, and to as many readable bytes as it says if it is that of a `T`.
+unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
+    check(pointer, T::WHAT)?;
+    // SAFETY: not null and aligned; the first field is readable by the caller's promise.
+    let found = unsafe { pointer.cast::<usize>().read() };
+    if found == size_of_struct::<T>() {
+        return Ok(());
+    }
+    let (what, [found, revision]) = (T::WHAT, [found & SIZES, found >> SIZE_BITS]);
+    Err(match revision == LGRECO_HEADER_REVISION as usize {
+        true => Failure::StructSize { what, expected: size_of::<T>(), found },
+        false => Failure::HeaderRevision { what, found: revision },
+    })
+}
+
+/// The caller's struct.
+///
+/// # Safety
+/// As [`check_size`].
+pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
+    // SAFETY: passed on; a struct of that size is readable, and any bits make a `T`.
+    unsafe {
+        check_size(pointer)?;
+        Ok(pointer.read())
+    }
+}
+
+/// The caller's array of structs.
+///
+/// # Safety
+/// As [`read_struct`] for `count` structs, one after the other.
+pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    check_array(pointer, count, T::WHAT)?;
+    // SAFETY: within the array that the caller promised, as long as every struct before has the size of a `T`.
+    (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
+}
+
+/// Checks the size of the caller's struct, then fills it with the result of `make`.
+///
+/// # Safety
+/// As [`check_size`]; also valid for writes.
+pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
+    // SAFETY: passed on; a struct of that size is writable.
+    unsafe {
+        check_size(pointer)?;
+        pointer.write(make()?);
+    }
+    Ok(())
+}
+
+/// As [`fill`]; if the struct is NULL, only calls `make`.
+///
+/// # Safety
+/// As [`fill`].
+pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
+    // SAFETY: passed on.
+    if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{LGRECO_ALIGNMENT, LGRECO_LENGTH, LGRECO_NULL_POINTER, LGRECO_STRUCT_SIZE};
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[repr(C)]
+    struct Pair {
+        struct_size: usize,
+        first: u64,
+        second: u64,
+    }
+
+    impl Default for Pair {
+        fn default() -> Self {
+            pair(1, 2)
+        }
+    }
+
+    const PAIR: u64 = size_of_struct::<Pair>() as u64;
+
+    fn pair(first: u64, second: u64) -> Pair {
+        Pair { struct_size: size_of_struct::<Pair>(), first, second }
+    }
+
+    // SAFETY: repr(C), starts with a usize, integers only.
+    unsafe impl SizedStruct for Pair {
+        const WHAT: &'static str = "pair";
+    }
+
+    #[test]
+    fn structs_of_another_size_are_refused() {
+        let read = |pointer: *const Pair| {
+            // SAFETY: null, misaligned, or as long as the first element says.
+            unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
+        };
+        assert_eq!(read([PAIR, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
+        let of_another_header = [24, PAIR - (1 << SIZE_BITS), PAIR + (1 << SIZE_BITS)];
+        for size in [0, PAIR - 8, PAIR - 1, PAIR + 1, PAIR + 8].into_iter().chain(of_another_header) {
+            let words = [size, 7, 8, 0];
+            assert_eq!(read(words.as_ptr().cast()), Err(LGRECO_STRUCT_SIZE), "{size}");
+            let mut filled = words;
+            // SAFETY: as above.
+            let refused = unsafe { fill(filled.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) };
+            assert_eq!(refused.map_err(|failure| failure.status()), Err(LGRECO_STRUCT_SIZE), "{size}");
+            assert_eq!(filled, words, "{size}");
+        }
+        assert_eq!(read(core::ptr::null()), Err(LGRECO_NULL_POINTER));
+        assert_eq!(read(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));
+    }
+
+    #[test]
+    fn structs_are_filled_whole_and_no_further() {
+        let mut words = [PAIR, 7, 8, 99];
+        // SAFETY: as long as the first element says.
+        unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
+        assert_eq!(words, [PAIR, 5, 6, 99]);
+    }
+
+    #[test]
+    fn every_struct_of_an_array_is_checked() {
+        let read_all = |words: &[u64], count| {
+            // SAFETY: arrays of `count` structs, or of fewer before one of another size.
+            unsafe { read_structs(words.as_ptr().cast::<Pair>(), count) }.map_err(|failure| failure.status())
+        };
+        assert_eq!(read_all(&[PAIR, 3, 4, PAIR, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));
+        assert_eq!(read_all(&[PAIR, 3, 4, PAIR + 8, 5, 6], 2), Err(LGRECO_STRUCT_SIZE));
+        assert_eq!(read_all(&[PAIR - 16], 1), Err(LGRECO_STRUCT_SIZE));
+        assert_eq!(read_all(&[], 0), Ok(vec![]));
+        assert_eq!(read_all(&[PAIR], usize::MAX / 8), Err(LGRECO_LENGTH));
+    }
+}

@@ -1,0 +1,144 @@
+//! State machine of the agreement before a step, and what its buckets add up to.
+
+use super::agreement;
+use super::buffers::workspace;
+use super::decision::Decided;
+use super::layer::Switch;
+use super::probe::Probe;
+use crate::Error;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The bit of a rank's answer that says: a gradient is not finite.
+pub(super) const BROKEN: u64 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No step is under way.
+    Idle,
+    Begun,
+    /// Waits for the agreement messages of all ranks.
+    Agreement,
+    /// Ranks differ. Waits for all fields of all ranks.
+    Fields,
+    /// Waits for a message of a probe of the link.
+    Probe,
+    /// Waits for the measuring rank's plan.
+    Plan,
+    /// Waits for all ranks to tell whether they can switch to the new settings.
+    Switch,
+    /// Buckets may be exchanged.
+    Open,
+}
+
+/// The agreement of one step.
+pub(super) struct Control {
+    pub stage: Stage,
+    /// Whether a gradient of this rank is not finite, or this rank's error.
+    pub local: Result<bool, Error>,
+    /// Whether the step begins with an agreement.
+    pub asks: bool,
+    /// Whether ranks have compared their options since this controller was made or loaded.
+    pub met: bool,
+    /// The first rank that differs from rank 0.
+    pub differs: u32,
+    /// The answers of all ranks, a bit each, joined by or.
+    pub answers: u64,
+    /// The prepared switch, or why this rank cannot switch.
+    pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
+    /// Whether settings have changed in this step.
+    pub switched: bool,
+    /// Checksum that the step's buckets agree on.
+    pub terms: u64,
+    /// When the step began.
+    pub began: Option<f64>,
+    /// The agreement messages of all ranks.
+    pub words: Vec<u64>,
+    /// The measuring rank's message, or the fields of all ranks.
+    pub plan: Vec<u64>,
+    pub probe: Option<Probe>,
+}
+
+/// Sums over the buckets of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StepTotals {
+    /// The error that was to be told before the step.
+    pub late: Option<Error>,
+    /// Bytes that this rank has sent.
+    pub bytes_out: u64,
+    /// Whether a bucket became zeros or NaN because some gradient was not finite.
+    pub broken: bool,
+    /// Whether a bucket has told all ranks that they were given the same settings.
+    pub told: bool,
+    /// Whether some rank's gradient was not finite, whatever follows from that.
+    pub not_finite: bool,
+    /// Whether a gradient is missing from the window of a decision.
+    pub incomplete: bool,
+    /// Seconds of planning, and when exchanging began.
+    pub planned: Option<(f64, f64)>,
+    /// Bytes that this rank puts on the wire, where seconds are measured.
+    pub wire: f64,
+    /// Seconds that this rank has computed, where they are measured.
+    pub computing: f64,
+    /// Whether a step that a device has exchanged still waits for its seconds.
+    pub unmetered: bool,
+    /// Whether that step was one of a window.
+    pub in_window: bool,
+}
+
+impl Control {
+    pub(super) fn new(world: u32) -> Result<Control, Error> {
+        Ok(Control {
+            stage: Stage::Idle,
+            local: Ok(false),
+            asks: false,
+            met: false,
+            differs: 0,
+            answers: 0,
+            switches: None,
+            switched: false,
+            terms: 0,
+            began: None,
+            words: workspace(agreement::words(world as usize))?,
+            plan: vec![],
+            probe: None,
+        })
+    }
+
+    /// `Err` unless buckets may be exchanged.
+    pub(super) fn expect_open(&self) -> Result<(), Error> {
+        match self.stage {
+            Stage::Open => Ok(()),
+            Stage::Idle => {
+                Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" })
+            }
+            _ => Err(Error::StepOrder {
+                what: "the ranks have not agreed on the step yet",
+                expected: "`control` until it returns no request",
+            }),
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle)
+    }
+
+    /// `Err` while a step is under way.
+    pub(super) fn expect_idle(&self) -> Result<(), Error> {
+        match self.is_idle() {
+            true => Ok(()),
+            false => Err(Error::StepOrder { what: "a step is under way", expected: "a call between two steps" }),
+        }
+    }
+
+    /// Whether some rank's gradient is not finite.
+    pub(super) fn broken(&self) -> bool {
+        self.answers & BROKEN != 0
+    }
+
+    /// Ends the step, or its agreement.
+    pub(super) fn cancel(&mut self) {
+        self.stage = Stage::Idle;
+        self.switches = None;
+    }
+}

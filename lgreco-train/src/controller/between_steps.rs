@@ -1,0 +1,331 @@
+//! What a caller asks of a controller between two steps, and what it tells about decisions.
+
+use super::{Controller, Decision, External, Metrics, PlanResult, PlanTask, Policy, Residuals, Tensor, metrics};
+use crate::Error;
+use crate::compress::Setting;
+use alloc::vec::Vec;
+use lgreco::error::expect_len;
+
+impl Controller {
+    /// The layers, as they were given to [`new`](Controller::new).
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// assert_eq!(controller.tensors()[1].name(), "bias");
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.scheduler.tensors
+    }
+
+    /// Steps taken, skipped ones included; the number of the next step.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// step_alone(&mut controller, &mut worker)?;
+    /// assert_eq!(controller.steps(), 1);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn steps(&self) -> u64 {
+        self.scheduler.step
+    }
+
+    /// The setting of layer `layer` at the last step.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::Qsgd)?;
+    /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// assert_eq!([0, 1].map(|layer| controller.setting(layer).to_string()), ["qsgd 4", "dense"]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn setting(&self, layer: usize) -> Setting {
+        self.states[layer].choice.setting
+    }
+
+    /// The last decision; `None` before the first.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let plan = controller.decision().and_then(|decision| decision.plan);
+    /// assert!(plan.is_some_and(|plan| plan.proven()));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn decision(&self) -> Option<&Decision> {
+        self.scheduler.decision.as_ref()
+    }
+
+    /// Steps in which some rank's gradient was not finite.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # use lgreco_train::gradient::ValuesMut;
+    /// let (mut weight, mut bias) = (vec![f32::NAN; 4096], vec![0.0; 64]);
+    /// let gradients = &mut [&mut weight[..], &mut bias[..]].map(ValuesMut::from);
+    /// assert!(controller.step(&mut worker, gradients, 0.1).is_err());
+    /// assert_eq!(controller.non_finite_steps(), 1);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn non_finite_steps(&self) -> u64 {
+        self.non_finite
+    }
+
+    /// Metrics of layer `layer` on this rank.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let metrics = controller.metrics(0);
+    /// assert_eq!((metrics.name, metrics.steps, metrics.bytes_in), ("weight", 4, 4 * 4 * 4096));
+    /// assert!(metrics.bytes_out < metrics.bytes_in && metrics.residual_norm > Some(0.0));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    ///
+    /// # Complexity
+    /// A pass over the layer's residual.
+    pub fn metrics(&self, layer: usize) -> Metrics<'_> {
+        metrics::of(&self.scheduler.tensors[layer], &self.states[layer])
+    }
+
+    /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let mut residual = vec![0.0; 4096];
+    /// controller.residual(0, &mut residual)?;
+    /// assert!(residual.iter().filter(|&&x| x != 0.0).count() > 4000); // TopK at 1 %
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CoreError::Length`](crate::CoreError::Length) unless `values` has one place per element; [`Error::InFlight`] while a bucket
+    /// has the layer.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
+        if self.states[layer].lent != 0 {
+            return Err(Error::InFlight { layer });
+        }
+        match &self.states[layer].memory {
+            Some(memory) => memory.values(values),
+            None => {
+                expect_len("residual values", self.scheduler.tensors[layer].shape.elements(), values.len())?;
+                values.fill(0.0);
+                Ok(())
+            }
+        }
+    }
+
+    /// Decisions of a thread or of the caller.
+    pub fn planning(&mut self) -> Planning<'_> {
+        Planning(self)
+    }
+
+    /// Layers whose gradients the caller exchanges, on a device for instance.
+    pub fn external(&mut self) -> External<'_> {
+        External(self)
+    }
+
+    /// The residuals of this rank, to change them.
+    pub fn residuals(&mut self) -> Residuals<'_> {
+        Residuals(self)
+    }
+}
+
+/// The decisions of a [`Controller`], by [`Controller::planning`].
+///
+/// ```
+/// # use lgreco_testing::controller::alone;
+/// # use lgreco_train::search::Method;
+/// # let (mut controller, _) = alone(Method::TopK)?;
+/// assert!(!controller.planning().is_due()); // not before the end of the warm-up
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Planning<'a>(pub(super) &'a mut Controller);
+
+impl Planning<'_> {
+    /// The work of the next decision, once, on the measuring rank; `None` on other ranks and at other times. It is there from the end
+    /// of step `due - lead - 1` on. `due` is the step of the decision, and `lead` that of the [`Schedule`](super::Schedule), at
+    /// least 1. Call this after every step. Any thread [runs](PlanTask::run) the task, and [`hand_in`](Planning::hand_in) takes the
+    /// result.
+    ///
+    /// At step `due`, the ranks switch. If the result is not there yet, they take the step under their settings and ask again at the
+    /// next one; [`is_due`](Planning::is_due) tells a caller when to wait. If the task was not taken, or was dropped,
+    /// [`control`](Controller::control) runs it during its call. A decision that fails is an error of that step on every rank. The
+    /// step may be begun again, and then the task can be taken again. A state that is saved meanwhile contains the gradients, so
+    /// whoever loads it makes the same decision.
+    ///
+    /// With Accordion, a learning rate that falls at step `due` or later replaces the decision.
+    ///
+    /// If a device [has gradients of the window](super::External::note_observed), the task is there without a lead, too, after the step
+    /// of the decision has begun. It needs [`run_with`](PlanTask::run_with), and `control` does not run it.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
+    /// let mut tasks = vec![];
+    /// for step in 0..6 {
+    ///     step_alone(&mut controller, &mut worker)?;
+    ///     let task = controller.planning().take_task(); // dropped, and there again after the next step
+    ///     tasks.push(task.is_some());
+    /// }
+    /// assert_eq!(tasks, [false, true, true, false, true, true]); // for the decisions of steps 3 and 6
+    /// assert_eq!(controller.decision().map(|decision| decision.step), Some(3)); // made during the call
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Complexity
+    /// O(layers). The window's gradients are shared with the task, not copied.
+    pub fn take_task(&mut self) -> Option<PlanTask> {
+        if self.0.scheduler.config.schedule.lead == 0 && !self.0.scheduler.window.is_elsewhere() {
+            return None;
+        }
+        self.0.scheduler.take_task()
+    }
+
+    /// Whether the next step is that of a decision. A caller that plans on a thread waits for the result before that step, so that
+    /// every run switches at the same step.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
+    /// let mut due = vec![];
+    /// for step in 0..4 {
+    ///     due.push(controller.planning().is_due());
+    ///     step_alone(&mut controller, &mut worker)?;
+    /// }
+    /// assert_eq!(due, [false, false, false, true]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn is_due(&self) -> bool {
+        self.0.scheduler.is_due()
+    }
+
+    /// Takes the result of a plan task; whether it is still awaited. It is not, and is dropped, after a saved state was loaded or
+    /// the learning rate has fallen instead.
+    pub fn hand_in(&mut self, result: PlanResult) -> bool {
+        self.0.scheduler.hand_in(result)
+    }
+
+    /// Asks for a decision before the scheduled one, because the data or the network have changed. Its window begins with the next step,
+    /// and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns that step; `None` under
+    /// policies that make no further decision. The rest of the schedule stays. All ranks ask between the same two steps. Saved
+    /// states contain the request.
+    ///
+    /// If some ranks have not asked, the next step fails on every rank: with [`Error::PeerOption`], or, in a step of buckets, its
+    /// first bucket with [`Error::PeerPlan`].
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?; // decisions at 2, 5, 8, ... on two gradients
+    /// (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// assert_eq!(controller.planning().replan()?, Some(5));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    pub fn replan(&mut self) -> Result<Option<u64>, Error> {
+        self.0.control.expect_idle()?;
+        Ok(self.0.scheduler.replan())
+    }
+
+    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks do so between the same two steps. They switch at
+    /// the next step, or at the end of the warm-up if that is later, or a step after it if a plan task with the old settings was
+    /// taken. Steps of buckets switch a step later: the buckets of the step before check that all ranks were given the same.
+    /// Residuals and PowerSGD's factors stay, as at any switch. A setting with which error feedback does not work is
+    /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
+    ///
+    /// If ranks were given different settings, or only some were given any, the next step fails on every rank: with
+    /// [`Error::PeerOption`], or, in a step of buckets, its first bucket with [`Error::PeerPlan`]. The run goes on once all were
+    /// given the same.
+    ///
+    /// ```
+    /// use lgreco_train::controller::{Cause, Config, Controller, Policy, Tensor};
+    /// use lgreco_train::exchange::threads::ThreadCollective;
+    /// use lgreco_train::gradient::{Dtype, ValuesMut};
+    /// use lgreco_train::search::{Method, Search};
+    /// let mut config = Config::new(Search::new(Method::TopK));
+    /// config.policy = Policy::Fixed(vec!["topk 4".parse()?]);
+    /// config.schedule.warmup = 2;
+    /// let mut worker = ThreadCollective::group(1).remove(0);
+    /// let layers = vec![Tensor::new("fc1", &[64], Dtype::F32)?];
+    /// let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
+    /// for step in 0..6 {
+    ///     if step == 4 {
+    ///         controller.planning().set_settings(vec!["topk 8".parse()?])?;
+    ///     }
+    ///     let mut gradient: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    ///     controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1)?;
+    ///     assert_eq!(gradient.iter().filter(|&&x| x != 0.0).count(), [63, 63, 4, 4, 8, 8][step]);
+    /// }
+    /// assert_eq!(controller.decision().map(|decision| decision.cause), Some(Cause::Caller));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotFixed`] under another policy; [`Error::StepOrder`] while a step is under way;
+    /// [`CoreError::Length`](crate::CoreError::Length) unless there is one setting per layer; those of settings that do not fit their
+    /// layer. Nothing has changed then.
+    pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        self.0.control.expect_idle()?;
+        self.0.scheduler.fix(settings)
+    }
+
+    /// Compresses the warm-up, too: until the first decision, layers have the default settings, or those of a fixed policy. This suits
+    /// few and large steps, such as [outer steps](crate::outer); the first gradients of a model lose too much by it. All ranks call
+    /// it before the first step. Under [`Policy::Uncompressed`] nothing changes. Settings with which error feedback does not work
+    /// are refused without looking at gradients.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// controller.planning().compress_warmup()?;
+    /// let report = step_alone(&mut controller, &mut worker)?;
+    /// assert!(report.step == 0 && report.bytes_out < report.bytes_in / 20);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when steps have been taken; those of settings that do not fit their layer,
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    pub fn compress_warmup(&mut self) -> Result<(), Error> {
+        self.0.control.expect_idle()?;
+        if self.0.scheduler.step > 0 {
+            return Err(Error::StepOrder { what: "steps have been taken", expected: "a call before the first step" });
+        }
+        if self.0.scheduler.config.policy == Policy::Uncompressed {
+            return Ok(());
+        }
+        let choices = self.0.scheduler.default_choices(0)?;
+        let switches = self.0.prepare(&self.0.states, &choices, 0)?;
+        self.0.switch(switches);
+        Ok(())
+    }
+}

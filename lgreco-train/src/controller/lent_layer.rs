@@ -1,0 +1,191 @@
+//! A layer while a bucket has it: what is done to its values before, in and after the exchange.
+
+use super::layer::LayerState;
+use super::layer_plan::{LayerPlan, Left};
+use super::tensor::expect_finite;
+use super::window;
+use crate::compress::{Aggregation, Compressor, Setting};
+use crate::exchange::{Layer, Moment, Rest, Spec, widen_part};
+use crate::feedback::{Memory, plain_values, squared_norm};
+use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
+use crate::rng::Stream;
+use crate::{CoreError, Error};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// A layer that the controller has lent.
+pub(super) struct LentLayer {
+    pub plan: LayerPlan,
+    pub shards: Arc<[u64]>,
+    pub state: LayerState,
+    /// The window's mean gradient, on the measuring rank; empty on others.
+    pub window: Vec<f32>,
+    /// Squared norms of the compressor's input and of its error, where relative errors are measured.
+    pub norms: [f64; 2],
+}
+
+/// The parts of a bucket's buffers that belong to one layer, or to the layers that are left: see [`LayerPlan::offered`] and
+/// [`LayerPlan::rest`].
+pub(super) struct Places<'a> {
+    pub offered: &'a mut [f32],
+    /// Empty until means take the place of values.
+    pub rest: &'a mut [f32],
+}
+
+impl<'a> Places<'a> {
+    /// Cuts off the places of the next layer.
+    pub(super) fn take(&mut self, plan: &LayerPlan) -> Places<'a> {
+        fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+            room.split_off_mut(..len).unwrap_or_default()
+        }
+        Places { offered: take(&mut self.offered, plan.offered()), rest: take(&mut self.rest, plan.rest()) }
+    }
+}
+
+impl LentLayer {
+    /// The layer's description for the exchange.
+    pub(super) fn spec(&self) -> Spec<'_> {
+        self.plan.spec(&self.shards)
+    }
+
+    /// The residual that is added to the gradient.
+    fn memory(&self) -> Option<&Memory<Vec<u64>>> {
+        self.state.memory.as_ref().filter(|_| self.plan.compensates)
+    }
+
+    /// Before the exchange: adds the gradient to the window's mean, of which it is number `window_step` (0: of none), and the
+    /// residual to the gradient. The sum stands in the gradient's place, or in `offered` where the plan says so.
+    pub(super) fn offer(
+        &mut self,
+        gradient: &mut ValuesMut<'_>,
+        offered: &mut [f32],
+        window_step: u64,
+    ) -> Result<(), Error> {
+        let LayerPlan { index, shape, left, measured, withheld, .. } = self.plan;
+        if withheld {
+            gradient.write(core::iter::repeat(0.0));
+            offered.fill(0.0);
+        }
+        if window_step > 0 {
+            window::add(&mut self.window, gradient.values(), window_step);
+        }
+        if withheld {
+            return Ok(());
+        }
+        let values = match gradient {
+            ValuesMut::F32(values) if left != Left::Instead => {
+                if self.memory().is_some_and(|memory| !memory.compensate_in_place(values)) {
+                    expect_finite(index, Values::F32(values))?;
+                }
+                &**values
+            }
+            _ => {
+                let gradient = Gradient::new(gradient.values(), shape)?;
+                match self.memory() {
+                    Some(memory) if memory.compensate(&gradient, offered).is_err() => {
+                        expect_finite(index, Values::F32(offered))?;
+                    }
+                    // The compressor finds values that are not finite.
+                    None if left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
+                    _ => {}
+                }
+                offered
+            }
+        };
+        if measured {
+            self.norms[0] = squared_norm(values);
+        }
+        Ok(())
+    }
+
+    /// The layer as an exchange takes it. It borrows the gradient, and the parts of the state that the exchange changes. `None`
+    /// in place of the gradient: this rank has failed. `late` is an error of another residual of the bucket.
+    pub(super) fn for_exchange<'a>(
+        &'a mut self,
+        Places { offered, rest }: Places<'a>,
+        gradient: Option<&'a mut ValuesMut<'_>>,
+        sent: u64,
+        late: Option<Error>,
+    ) -> Layer<'a> {
+        let LayerPlan { index, setting, shape, dtype, left, .. } = self.plan;
+        let LayerState { memory, keeps_undo, pending, factor, .. } = &mut self.state;
+        let rest = match left {
+            Left::Nowhere => Rest::Dropped,
+            Left::Norm => Rest::Measured(&mut self.norms[1]),
+            Left::InPlace => match memory {
+                Some(memory) if !*keeps_undo => Rest::Replacing(memory.plain_mut()),
+                _ => Rest::Beside(plain_values(pending, shape)),
+            },
+            Left::Beside => Rest::Beside(rest),
+            Left::Instead => Rest::Instead(offered),
+        };
+        let values = match (gradient, dtype) {
+            (Some(gradient), _) => gradient.reborrow(),
+            (None, Dtype::F32) => ValuesMut::F32(&mut []),
+            (None, Dtype::F16) => ValuesMut::F16(&mut []),
+            (None, Dtype::Bf16) => ValuesMut::Bf16(&mut []),
+        };
+        let layer = Layer::new(index as u32, setting, shape, values, rest);
+        Layer { shards: &self.shards, factor, sent, late, ..layer }
+    }
+
+    /// After the exchange: makes the compressor's error the residual, and counts bytes. `sent` are those of this rank's payload,
+    /// where payloads travel whole. Returns the bytes that this rank has sent, and adds an error of the residual to `late`.
+    pub(super) fn remember(
+        &mut self,
+        Places { offered, rest }: Places<'_>,
+        sent: u64,
+        moment: &Moment,
+        late: &mut Option<Error>,
+    ) -> Result<u64, Error> {
+        let LayerPlan { index, setting, shape, dtype, left, measured, withheld, takes_reencode_error, .. } = self.plan;
+        let Moment { seed, step, rank, reduce_dtype, .. } = *moment;
+        let stream = Stream { seed, step, layer: index as u32, rank };
+        let rest = match left {
+            Left::Instead => Some(&*offered),
+            Left::Beside => Some(&*rest),
+            Left::Nowhere | Left::Norm | Left::InPlace => None,
+        };
+        let LentLayer { state, norms: [all, lost], .. } = self;
+        if measured {
+            match (left, rest) {
+                (Left::Norm, _) => {}
+                (_, Some(rest)) => *lost = squared_norm(rest),
+                (_, None) => *lost = squared_norm(state.left(shape)),
+            }
+            state.relative_error = Some(if *all > 0.0 { *lost / *all } else { 0.0 });
+        }
+        let remembered = match (takes_reencode_error, withheld) {
+            (true, _) => state.add_reencode_error(rest.unwrap_or_default(), stream),
+            (false, false) => state.remember(rest, *late, stream),
+            (false, true) => Ok(()),
+        };
+        *late = late.or(remembered.err());
+        let sent = match setting {
+            // Uncompressed values travel without a header.
+            Setting::Dense => (shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64,
+            _ if setting.traits().aggregation != Aggregation::WholePayloads => {
+                setting.exchanged_len(shape, dtype, reduce_dtype)? as u64
+            }
+            _ => sent,
+        };
+        let counts = &mut state.counts;
+        counts.steps += 1;
+        counts.bytes_in += (shape.elements() * dtype.bytes()) as u64;
+        counts.bytes_out += sent;
+        Ok(sent)
+    }
+}
+
+/// Whether values, or their sums, were too large for the types in which they are computed or sent, on this rank or another. A loss
+/// scaler must be told then.
+pub(super) fn is_too_large(error: &Error) -> bool {
+    match error {
+        Error::NonFiniteGradient { .. } | Error::LayerOverflow { .. } => true,
+        Error::Peer { code, .. } => {
+            let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
+            *code == Error::NON_FINITE_GRADIENT || *code == overflow
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,215 @@
+use super::*;
+
+/// A link after steps of so many bytes and seconds, which are the whole.
+fn after(steps: &[(f64, f64)]) -> Link {
+    let mut link = Link::default();
+    steps.iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, seconds));
+    link
+}
+
+fn expect(link: &Link, constant: f64, per_byte: f64) {
+    let line = link.line().unwrap();
+    assert!((line.constant - constant).abs() <= 1e-9, "{line:?}");
+    assert!((line.per_byte - per_byte).abs() <= 1e-9 * per_byte, "{line:?}");
+}
+
+#[test]
+fn one_level_is_all_bytes_and_two_are_a_line() {
+    assert_eq!(Link::default().line(), None);
+    expect(&after(&[(1000.0, 2.0)]), 0.0, 2e-3);
+    expect(&after(&[(1000.0, 2.0), (100.0, 1.1)]), 1.0, 1e-3);
+    expect(&after(&[(0.0, 0.5)]), 0.5, 0.0);
+    // Compressing hides what is sent.
+    expect(&after(&[(1000.0, 2.0), (100.0, 0.0)]), -2.0 / 9.0, 2.0 / 900.0);
+}
+
+#[test]
+fn of_one_level_a_probe_tells_the_bytes() {
+    let mut link = Link::default();
+    link.note_probe(1e-3);
+    assert_eq!(link.line(), None);
+    link.note(1000.0, 3.0, 3.0);
+    expect(&link, 2.0, 1e-3);
+    // Until there are two.
+    link.note(100.0, 2.55, 3.0);
+    expect(&link, 2.5, 5e-4);
+}
+
+#[test]
+fn probes_and_steps_tell_of_another_link() {
+    let mut link = after(&[(1000.0, 2.0), (100.0, 0.2)]);
+    for probe in [1e-3, 1.4e-3, 0.7e-3, 0.0, f64::NAN] {
+        link.note_probe(probe);
+        assert!(!link.may_have_changed());
+    }
+    link.note_probe(1e-2);
+    assert!(link.may_have_changed());
+    link.note(100.0, 2.0, 2.0);
+    expect(&link, 0.0, 2e-2);
+    // Where sending takes no time to speak of, a hundred times less of it changes nothing.
+    let mut free = after(&[(1000.0, 2.0)]);
+    for probe in [1e-5, 1e-7, 9e-5] {
+        free.note_probe(probe);
+        assert!(!free.may_have_changed());
+    }
+    // What a plan's few bytes hide says nothing of all, so another probe has to find the same.
+    for (probe, constant, per_byte) in [(1e-5, 0.0, 2e-2), (1.1e-5, 2.0 - 2.2e-3, 2.2e-5)] {
+        link.note_probe(probe);
+        link.note(100.0, 2.0, 2.0);
+        expect(&link, constant, per_byte);
+    }
+}
+
+#[test]
+fn levels_of_two_links_are_no_line() {
+    for (probe, per_byte) in [(1e-2, 1e-2), (1e-4, 1e-3)] {
+        let mut link = Link::default();
+        link.note_probe(1e-3);
+        link.note(1000.0, 2.0, 2.0);
+        link.note_probe(probe);
+        link.note(100.0, 2.0, 2.0);
+        expect(&link, 2.0 - 100.0 * per_byte, per_byte);
+    }
+}
+
+#[test]
+fn a_level_that_the_wire_cannot_have_is_not_believed() {
+    // Most of the steps were of the faster link when the slower one was found.
+    let mut link = Link::default();
+    link.note_probe(1e-5);
+    link.note(1000.0, 0.2, 0.2);
+    link.note_probe(5e-3);
+    link.note(1000.0, 0.3, 0.3);
+    link.note_probe(5e-3);
+    link.note(100.0, 0.7, 0.7);
+    assert!(link.line().unwrap().per_byte > 1e-3, "{link:?}");
+    assert_eq!(link.levels.len(), 1);
+}
+
+#[test]
+fn a_disturbed_probe_changes_nothing() {
+    let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
+    for probe in [1e-3, 1e-2, 1e-3, 1e-4, 1e-3] {
+        link.note_probe(probe);
+        link.note(100.0, 1.1, 1.1);
+        expect(&link, 1.0, 1e-3);
+    }
+}
+
+#[test]
+fn a_link_is_not_as_slow_as_a_probe_was_too_fast() {
+    let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
+    for (probe, per_byte) in [(1e-9, 1e-3), (1e-3, 2e-3)] {
+        link.note_probe(probe);
+        (0..2).for_each(|_| link.note(100.0, 1.1, 1.1));
+        assert!(link.line().unwrap().per_byte <= per_byte, "{link:?}");
+    }
+}
+
+#[test]
+fn hidden_bytes_stay_hidden_as_far_as_steps_say() {
+    // On a link that is ten times slower all bytes take longer by half of what they take longer alone.
+    let mut hidden = Link::default();
+    hidden.note_probe(1e-3);
+    hidden.note(1000.0, 2.0, 2.0);
+    hidden.note_probe(1e-2);
+    hidden.note(1000.0, 2.0 + 4.5, 6.5);
+    expect(&hidden, 1.5, 5e-3);
+    // Steps that do not move may be of the link before, until a second probe has found it. If two have found the one before, they
+    // tell that all is hidden; else the first probe may have been wrong, and fewer bytes have to show it.
+    for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, 0.1, 1.9e-3)] {
+        let mut link = Link::default();
+        (0..1 + u32::from(confirmed)).for_each(|_| link.note_probe(1e-3));
+        for (constant, per_byte) in [(1.0, 1e-3), (1.0, 1e-3), (constant, per_byte)] {
+            link.note(1000.0, 2.0, 2.0);
+            expect(&link, constant, per_byte);
+            link.note_probe(1.9e-3);
+        }
+        link.note(100.0, 2.0, 2.0);
+        expect(&link, 2.0, 0.0);
+    }
+}
+
+#[test]
+fn a_disturbed_probe_changes_nothing_after_many_decisions_either() {
+    let mut link = after(&[(100.0, 1.1), (1000.0, 2.0)]);
+    link.note_probe(1e-3);
+    (0..PATIENCE).for_each(|_| link.note(1000.0, 2.0, 2.0));
+    for probe in [4e-3, 1e-3, 4e-3, 1e-3] {
+        link.note_probe(probe);
+        link.note(1000.0, 2.0, 2.0);
+        expect(&link, 1.0, 1e-3);
+    }
+}
+
+#[test]
+fn a_smaller_change_is_followed_where_steps_and_probes_agree() {
+    let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
+    link.note_probe(1e-3);
+    link.note_probe(1.4e-3);
+    link.note(1000.0, 2.4, 2.4);
+    expect(&link, 1.0, 1.4e-3);
+    link.note_probe(1.5e-3);
+    link.note(1000.0, 3.4, 3.4); // something else
+    expect(&link, 2.0, 1.4e-3);
+}
+
+#[test]
+fn what_seemed_not_to_pay_is_compared_anew() {
+    let mut link = Link::default();
+    link.note_probe(1e-3);
+    link.note(100.0, 2.0, 2.0); // disturbed
+    link.note(1000.0, 2.0, 2.0);
+    for _ in 0..PATIENCE - 1 {
+        link.note(1000.0, 2.0, 2.0);
+        expect(&link, 2.0, 0.0);
+    }
+    link.note(1000.0, 2.0, 2.0);
+    expect(&link, 1.0, 1e-3);
+}
+
+#[test]
+fn another_time_on_the_same_link_is_not_the_bytes() {
+    let known = [(1000.0, 2.0), (100.0, 1.1)];
+    expect(&after(&[&known[..], &[(100.0, 2.0)]].concat()), 1.9, 1e-3);
+    // One that takes about as long is the same.
+    let link = after(&[&known[..], &[(100.0, 1.0)]].concat());
+    expect(&link, 1.05 - 95.0 / 900.0, 0.95 / 900.0);
+    let mut link = Link::default();
+    [(1000.0, 0.2), (100.0, 0.0), (100.0, 0.04)].iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, 1.0));
+    assert_eq!(link.levels.len(), 2, "nothing to speak of in a step of a second");
+}
+
+#[test]
+fn fewer_bytes_that_take_longer_do_not_pay() {
+    for levels in [[(1000.0, 2.0), (100.0, 3.0)], [(100.0, 3.0), (1000.0, 2.0)]] {
+        let line = after(&levels).line().unwrap();
+        assert_eq!(line, Line { constant: levels[1].1, per_byte: 0.0 });
+    }
+}
+
+#[test]
+fn links_survive_as_numbers() {
+    let mut link = Link::default();
+    link.note(1000.0, 2.0, 2.0);
+    link.note(100.0, 0.0, 1.0);
+    link.note_probe(1e-3);
+    let numbers: Vec<f64> = link.numbers().collect();
+    assert_eq!(Link::from_numbers(&numbers).as_ref(), Some(&link));
+    let empty: Vec<f64> = Link::default().numbers().collect();
+    assert_eq!(Link::from_numbers(&empty), Some(Link::default()));
+    let none = f64::NAN;
+    let wrong = [
+        &numbers[1..],
+        &numbers[..11],
+        &[0.0; 2],
+        &[0.0; 8],
+        &[none, none, none, 0.0, 2.0, 0.0, 0.0, 0.0],
+        &[none, none, none, 0.0, 0.0, 0.5, 0.0, 0.0],
+        &[none, 1.0, none, 0.0, 0.0, 0.0, 0.0, 0.0],
+        &[1.0, none, none, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, none],
+    ];
+    for wrong in wrong {
+        assert_eq!(Link::from_numbers(wrong), None);
+    }
+}

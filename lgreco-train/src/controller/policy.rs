@@ -1,0 +1,166 @@
+//! Who decides on settings, within which budget, and what a plan minimises.
+
+#[cfg(feature = "json")]
+use super::Tensor;
+use super::{Accordion, Legacy};
+use crate::compress::Setting;
+#[cfg(feature = "json")]
+use crate::file::{Error, PlanFile};
+use crate::plan::Solver;
+use alloc::vec::Vec;
+
+/// How settings are chosen.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Policy};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Qsgd));
+/// assert!(matches!(config.policy, Policy::LGreco { accordion: None, .. }));
+/// config.policy = Policy::KMeans { clusters: 7 };
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// No compression.
+    Uncompressed,
+    /// The search's default for every layer.
+    Uniform,
+    /// One setting per layer, decided by the caller.
+    Fixed(Vec<Setting>),
+    /// CGX: clusters layers by size and error, and chooses one option per cluster within the budget.
+    KMeans {
+        /// Number of clusters; CGX has one per bit width, the L-GreCo paper 6 for ranks.
+        clusters: usize,
+    },
+    /// Accordion's detector chooses one of two parameters per layer; no budget.
+    Accordion(Accordion),
+    /// LEGACY's rule: a parameter per class of layer size and phase of training; no budget.
+    Legacy(Legacy),
+    /// The smallest plan within a budget of error, or the most exact one within a budget of size.
+    LGreco {
+        /// The exact solver, or the paper's dynamic program.
+        solver: Solver,
+        /// With Accordion, the budget is the error or size of Accordion's settings. Without, it is that of the search's default.
+        accordion: Option<Accordion>,
+    },
+}
+
+/// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
+///
+/// A size is what one worker sends in one step, over the layers that may be compressed. Layers that are sent uncompressed
+/// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) come on top.
+///
+/// ```
+/// use lgreco_train::controller::{Budget, Config};
+/// use lgreco_train::search::{Method, Search};
+/// // As many bytes as 1 % of every layer, with the least error.
+/// let mut config = Config::new(Search::new(Method::TopK));
+/// assert_eq!(config.budget, Budget::Size);
+/// config.budget = Budget::Error; // the error of 1 % of every layer, in as few bytes as possible
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Budget {
+    /// [`Config::alpha`](super::Config::alpha) times the error of the default settings.
+    Error,
+    /// [`Config::alpha`](super::Config::alpha) times the size of the default settings, in the unit of the [`Objective`]. Equal bytes lose less in
+    /// training than equal errors (docs/src/experiments/training.md).
+    #[default]
+    Size,
+    /// A number of bits; under [`Objective::Bits`].
+    Bits(u64),
+    /// Seconds, below a million; under [`Objective::MeasuredSeconds`]. Before anything was measured, the default settings are
+    /// used.
+    Seconds(f64),
+}
+
+/// The unit of sizes: plans minimise it, or keep within it under a [`Budget`] of size.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Objective};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Hybrid));
+/// config.objective = Objective::MeasuredSeconds;
+/// config.clock = Some(|| std::time::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Objective {
+    /// Bits on the wire.
+    #[default]
+    Bits,
+    /// Seconds, which the controller measures by [`Config::clock`](super::Config::clock). The time for sending comes from the steps
+    /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method that no
+    /// step has used. The slowest rank counts. A layer is sent uncompressed where compressing it does not pay, and compressed
+    /// again once it does. Either change must save a tenth of the layer's seconds. A changed link is noticed at the next decision
+    /// or the one after. [`Decision::timing`](super::Decision) and the decision as text report what was measured.
+    ///
+    /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed ones of
+    /// the warm-up and those of the first plan. The first decision does not know yet how much of the traffic hides behind the
+    /// backward pass; the second does. In the last step of a decision's window, ranks time an all-gather of 1 MiB in all (or of
+    /// the model's size, if that is less) twice, to notice a changed link. From the second decision on, this probe shrinks down
+    /// to one all-gather of half a MiB if it would take more than a hundredth of the exchange's seconds until the next decision.
+    ///
+    /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
+    /// [measures](super::External::meter_elsewhere) the seconds.
+    ///
+    /// Under [`Budget::Error`], plans are as fast as the error allows. Under [`Budget::Size`], they are as exact as possible in
+    /// the seconds of the default settings.
+    MeasuredSeconds,
+}
+
+#[cfg(feature = "json")]
+impl Policy {
+    /// [`Policy::Fixed`] with the settings of a plan file, which the command writes. Layers are matched by name. A layer of `model`
+    /// that the plan lacks is sent uncompressed.
+    ///
+    /// ```
+    /// use lgreco_train::backend::Portable;
+    /// use lgreco_train::controller::{Config, Controller, Policy, Tensor};
+    /// use lgreco_train::exchange::{Collective, threads};
+    /// use lgreco_train::file::PlanFile;
+    /// use lgreco_train::gradient::{Dtype, Values, ValuesMut};
+    /// use lgreco_train::plan::{self, Solver, budget::Budget};
+    /// use lgreco_train::search::{Layer, Method, Search};
+    ///
+    /// // Before training: a plan for gradients that were stored, in a file.
+    /// let stored: Vec<f32> = (0..4096).map(|i| (i as f32).sin().powi(5)).collect();
+    /// let search = Search::new(Method::TopK);
+    /// let layers = [Layer::new("fc1.weight", &[64, 64], Values::F32(&stored))?];
+    /// let measured = search.measure(&layers, &mut Portable)?;
+    /// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+    /// let plan = plan::solve(&measured.table.view(), budget, Solver::default())?;
+    /// let json = PlanFile::new(&measured.table, &plan).to_json();
+    ///
+    /// // On every worker: the settings come from the file.
+    /// let plan = PlanFile::parse(json.as_bytes())?;
+    /// let sent = threads::run(2, |mut worker| -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+    ///     let bias = Tensor::new("fc1.bias", &[64], Dtype::F32)?;
+    ///     let model = vec![bias, Tensor::new("fc1.weight", &[64, 64], Dtype::F32)?];
+    ///     let mut config = Config::new(search.clone());
+    ///     config.policy = Policy::from_plan(&plan, &model)?;
+    ///     config.schedule.warmup = 2;
+    ///     let mut controller = Controller::new(config, model, worker.rank(), worker.world_size())?;
+    ///     let mut sent = 0;
+    ///     for step in 0..5 {
+    ///         let value = |i: usize| (i as f32 + worker.rank() as f32 + step as f32).sin();
+    ///         let (mut bias, mut weight) = ([0.5f32; 64], (0..4096).map(value).collect::<Vec<f32>>());
+    ///         let gradients = &mut [ValuesMut::F32(&mut bias), ValuesMut::F32(&mut weight)];
+    ///         sent = controller.step(&mut worker, gradients, 0.1)?.bytes_out;
+    ///     }
+    ///     Ok(sent)
+    /// });
+    /// for sent in sent {
+    ///     assert_eq!(sent.unwrap(), 4 * 64 + plan.size / 8); // the bias uncompressed, and the plan's size
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`PlanFile::settings`]: a layer of the plan that the model lacks, that has another shape there, or that has no
+    /// setting.
+    pub fn from_plan(plan: &PlanFile, model: &[Tensor]) -> Result<Policy, Error> {
+        let layers = model.iter().map(|tensor| (tensor.name(), tensor.shape(), tensor.dtype()));
+        plan.settings(layers).map(Policy::Fixed)
+    }
+}
