@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from names import ALONE, PLAIN
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-PLAIN = "plain DDP"
-ALONE = "no exchange"
 UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
 DECIDES = 10  # steps between two decisions by measured seconds
 PUBLISHED = "qsgd,topk,powersgd"  # what "hybrid" meant when these were measured first
@@ -88,11 +87,6 @@ SCHEMES: dict[str, Any] = {
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
 }
 """By name; sizes are those of uniform settings with values in full, whatever the widths, or of a step."""
-
-
-def measured(name: str) -> bool:
-    """Whether what is sent depends on the link."""
-    return name.endswith(", seconds")
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
