@@ -8,6 +8,7 @@ package. tests/network/run --plot draws the same of its own runs.
 """
 
 import html
+import itertools
 import math
 import pathlib
 import sys
@@ -26,8 +27,6 @@ SHOWN = {
 }
 """What is drawn, of what has learned, and what it is called: as many as can be told apart."""
 RATES = {"none": "no limit", "10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "100mbit": "100 Mbit/s", "20mbit": "20 Mbit/s"}
-ROUNDS = {"none": 2}
-"""Of steps that were timed; one at other rates."""
 LEARNT, SEEDS, RANKS = 180, 3, 2
 
 WIDTH, HEIGHT = 800, 460
@@ -126,7 +125,8 @@ def recorded(path: pathlib.Path) -> list[Learnt]:
     runs = Results(path).runs
 
     def step(rate: str, scheme: str) -> dict[str, Any]:
-        return together([runs[step_key(rate, RANKS, scheme, turn + 1)] for turn in range(ROUNDS.get(rate, 1))])
+        later = itertools.takewhile(runs.__contains__, (step_key(rate, RANKS, scheme, turn) for turn in itertools.count(2)))
+        return together([runs[step_key(rate, RANKS, scheme, 1)], *map(runs.__getitem__, later)])
 
     learnt = {scheme: [runs[learning_key(RANKS, seed + 1, LEARNT, scheme)] for seed in range(SEEDS)] for scheme in SHOWN}
     return [Learnt(scheme, {rate: of for rate in RATES}, step) for scheme, of in learnt.items()]
