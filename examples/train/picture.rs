@@ -8,13 +8,13 @@ use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
-pub const LEGEND: u32 = 172;
+const LEGEND: u32 = 172;
 /// Width and height of a scheme in it.
 const ENTRY: (usize, usize) = (215, 22);
 /// Of text.
-pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
+const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 /// Of lines behind the data.
-pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
 const COLOURS: [(&str, RGBColor); 34] = [
@@ -55,7 +55,7 @@ const COLOURS: [(&str, RGBColor); 34] = [
 ];
 
 /// A part of a picture.
-pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Draws all runs.
 pub fn svg(rows: &[Row]) -> Result<String, Failure> {
@@ -94,12 +94,12 @@ fn belongs(row: &Row, panel: &str) -> bool {
 }
 
 /// A scheme's colour.
-pub fn colour(scheme: &str) -> RGBColor {
+fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
 /// What the colours of these schemes mean.
-pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
+fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
     let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
     let columns = (area.dim_in_pixel().0 as usize / ENTRY.0).max(1);
     for (index, (name, colour)) in shown.enumerate() {
@@ -112,7 +112,7 @@ pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone)
 
 /// Axes with room around these values, `None` where there are none: the marks of an axis without ends would be counted for
 /// ever, and one point must have room too.
-pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
+fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
     };
@@ -125,7 +125,7 @@ pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>)
 }
 
 /// A panel without a chart.
-pub fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
+fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
     let style = ("sans-serif", 16).into_font().color(&INK);
     area.draw(&Text::new(format!("{title}: nothing to draw"), (12, 12), style))?;
     Ok(())
