@@ -1,13 +1,14 @@
 //! How much more loss for how many fewer bytes, with the seeds' scatter, as SVG: of few series, so that it can be read.
 
 use crate::summary::{Group, Line, Mean};
-use lgreco_cli::chart::{Anchor, Area, Axis, Chart, INK, Kind, MUTED, SERIES, Series, Svg};
+use lgreco_cli::chart::{Anchor, Area, Axis, Chart, Colour, INK, Kind, MUTED, SERIES, Series, Svg};
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 500.0;
 
-/// What is compared: the same setting in every layer, and plans. Compressor and scheme of each point, fewest bytes first.
-const SHOWN: [(&str, &[(&str, &str)]); 6] = [
+/// What is compared: plans, first, and the same setting in every layer. Compressor and scheme of each point, fewest bytes
+/// first.
+const SHOWN: [(&str, &[(&str, &str)]); 5] = [
     (
         "plans of EDEN, TopK and PowerSGD",
         &[
@@ -20,7 +21,6 @@ const SHOWN: [(&str, &[(&str, &str)]); 6] = [
     ("PowerSGD, rank 4", &[("powersgd", "uniform")]),
     ("QSGD, 4 bits", &[("qsgd", "uniform")]),
     ("EDEN, 1 to 3 bits", &[("eden", "uniform-1"), ("eden", "uniform-2"), ("eden", "uniform-3")]),
-    ("plans of TopK", &[("topk", "l-greco-30x+bits"), ("topk", "l-greco-13x+bits"), ("topk", "l-greco-bytes+bits")]),
 ];
 
 /// Draws the group in which most of what is compared was trained, the first of several.
@@ -37,16 +37,20 @@ pub fn svg(groups: &[Group]) -> String {
         format!("{of}; means of {seeds} seeds with 95 % confidence; times: fewer bytes than uncompressed")
     });
     svg.text(&note, (22.0, 56.0), 13.0, MUTED, Anchor::Start);
-    let series =
-        |((name, schemes), colour)| series(name, &group.map_or_else(Vec::new, |group| lines(group, schemes)), colour);
+    let of_group = |schemes| group.map_or_else(Vec::new, |group| lines(group, schemes));
+    let shown = SHOWN.into_iter().zip(SERIES);
+    let mut all: Vec<_> = shown.map(|((name, schemes), colour)| series(name, &of_group(schemes), colour)).collect();
+    // How many times fewer bytes plans send.
+    let ratios = of_group(SHOWN[0].1).into_iter().map(|(line, _)| format!("{:.1}×", line.ratio));
+    all[0].notes = ratios.enumerate().collect();
     let chart = Chart {
         x: Axis { name: "bytes sent per worker and step", kind: Kind::Log, write: &|x| format!("{:.0} kB", x / 1e3) },
         y: Axis {
             name: "loss against uncompressed",
             kind: Kind::Linear { zero: true },
-            write: &|y| format!("{:+} %", (y * 10.0).round() / 10.0),
+            write: &|y| if y == 0.0 { "0 %".into() } else { format!("{:+} %", (y * 10.0).round() / 10.0) },
         },
-        series: SHOWN.into_iter().zip(SERIES).map(series).collect(),
+        series: all,
         names_right: false,
     };
     chart.draw(&mut svg, Area::new(22.0, 74.0, WIDTH - 16.0, HEIGHT - 4.0));
@@ -63,10 +67,8 @@ fn lines<'a>(group: &'a Group, schemes: &[(&str, &str)]) -> Vec<(&'a Line, Mean)
     schemes.iter().filter_map(find).collect()
 }
 
-fn series<'a>(name: &'a str, lines: &[(&Line, Mean)], colour: lgreco_cli::chart::Colour) -> Series<'a> {
-    let ratio = |(index, (line, _)): (usize, &(&Line, Mean))| (index, format!("{:.1}×", line.ratio));
+fn series<'a>(name: &'a str, lines: &[(&Line, Mean)], colour: Colour) -> Series<'a> {
     Series {
-        notes: if lines.len() > 1 { lines.iter().enumerate().map(ratio).collect() } else { vec![] },
         spread: lines.iter().map(|(_, increase)| increase.confidence).collect(),
         marks: true,
         ..Series::line(name, colour, lines.iter().map(|(line, increase)| (line.bytes, increase.mean)).collect())

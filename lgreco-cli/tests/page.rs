@@ -34,7 +34,9 @@ fn check_alone(page: &str) {
 fn cells(page: &str) -> Vec<Vec<String>> {
     let document = roxmltree::Document::parse(page).unwrap();
     let rows = document.descendants().filter(|node| node.tag_name().name() == "tr");
-    let text = |node: roxmltree::Node<'_, '_>| node.descendants().filter_map(|node| node.text()).collect::<String>();
+    let text = |node: roxmltree::Node<'_, '_>| {
+        node.descendants().filter(roxmltree::Node::is_text).filter_map(|node| node.text()).collect::<String>()
+    };
     rows.map(|row| row.children().filter(|node| node.is_element()).map(text).collect()).collect()
 }
 

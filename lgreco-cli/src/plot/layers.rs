@@ -49,11 +49,12 @@ pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
     let first = legend(svg, &entries, (area.left, area.top + 8.0), area.right, 13.0) + 16.0;
     let row = row_height(layers.bars.len());
     let letters = (row - 2.0).min(if narrow { 12.0 } else { 13.0 });
-    let most = (area.right - area.left) * 0.3;
-    let widest =
-        |texts: &mut dyn Iterator<Item = &str>| texts.map(|text| text_width(text, letters)).fold(0.0, f64::max);
-    let names = widest(&mut layers.bars.iter().map(|bar| &*bar.name)).min(most);
-    let labels = widest(&mut layers.bars.iter().map(|bar| &*bar.label)).min(most);
+    let (most_name, most_label) = if narrow { (0.42, 0.26) } else { (0.3, 0.25) };
+    let widest = |texts: &mut dyn Iterator<Item = &str>, most: f64| {
+        texts.map(|text| text_width(text, letters)).fold(0.0, f64::max).min(most * (area.right - area.left))
+    };
+    let names = widest(&mut layers.bars.iter().map(|bar| &*bar.name), most_name);
+    let labels = widest(&mut layers.bars.iter().map(|bar| &*bar.label), most_label);
     let values = |bar: &Bar| [Some(bar.chosen), bar.mark].into_iter().flatten();
     let (low, high) = span(layers.bars.iter().flat_map(values));
     let start = area.left + names + 10.0;

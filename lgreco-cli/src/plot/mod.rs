@@ -59,7 +59,7 @@ impl Picture {
     pub fn svg(&self) -> String {
         let mut svg = Svg::new(WIDTH, TOP);
         svg.text(&cut(&self.title, 19.0, WIDTH - 2.0 * MARGIN), (MARGIN, 30.0), 19.0, INK, Anchor::Start);
-        let middle = 0.42 * WIDTH;
+        let middle = 0.44 * WIDTH;
         totals::draw(self, &mut svg, Area::new(MARGIN, 66.0, middle - 10.0, TOP));
         frontier::draw(self, &mut svg, Area::new(middle + 14.0, 66.0, WIDTH - MARGIN, TOP - 24.0));
         let area = Area::new(MARGIN, TOP, WIDTH - MARGIN, TOP);

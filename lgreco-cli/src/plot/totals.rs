@@ -27,6 +27,6 @@ pub(super) fn draw(picture: &Picture, svg: &mut Svg, area: Area) {
     }
     bar("this plan", picture.chosen.size, BLUE);
     for line in &picture.notes {
-        top = paragraph(svg, line, (area.left, top), 13.0, MUTED, full);
+        top = paragraph(svg, line, (area.left, top), 12.0, MUTED, full);
     }
 }
