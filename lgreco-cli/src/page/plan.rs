@@ -3,7 +3,7 @@
 use super::{Cell, Page, table};
 use crate::facts::Facts;
 use crate::failure::{Failure, printable};
-use crate::plot::{Bar, Picture};
+use crate::plot::{Bar, Measure, Picture};
 use crate::report::{self, Point, Solved};
 use crate::units::{bits, ratio, shape, significant};
 use lgreco::file::PlanFile;
@@ -86,7 +86,7 @@ pub fn of_file(title: &str, file: &PlanFile) -> String {
         notes: Vec::new(),
         frontier: Vec::new(),
         layers: file.layers.iter().map(bar).collect(),
-        measure: "payload bytes, logarithmic",
+        measure: Measure::Bytes,
     };
     let mut page = Page::new(&picture.title);
     let summary = file.summary();
@@ -113,7 +113,7 @@ pub fn of_file(title: &str, file: &PlanFile) -> String {
 }
 
 fn drawings(page: &mut Page, picture: &Picture) {
-    page.section("Settings over the model's depth", picture.measure);
+    page.section("Settings over the model's depth", picture.measure.name());
     page.drawing("each layer's setting and size", |width| picture.layers().svg(width));
     if !picture.frontier.is_empty() {
         let note = "The line joins plans that no other plan beats in both size and error.";

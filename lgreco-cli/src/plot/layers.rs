@@ -1,10 +1,9 @@
 //! Every layer's chosen setting against its default, over the model's depth.
 
-use super::{Bar, cut, span};
+use super::{Bar, Measure, cut, span};
 use crate::chart::{
     Anchor, Area, BLUE, Colour, GREEN, GRID, INK, MUTED, ORANGE, RED, Scale, Svg, TEAL, VIOLET, legend, text_width,
 };
-use crate::units;
 
 /// Colours of the methods, by the word a label begins with.
 const METHODS: [(&str, Colour); 5] =
@@ -25,6 +24,8 @@ fn row_height(layers: usize) -> f64 {
 pub struct Layers<'a> {
     /// A row each.
     pub bars: &'a [Bar],
+    /// What bars show.
+    pub measure: Measure,
     /// What is marked beside them.
     pub mark: &'a str,
 }
@@ -61,7 +62,7 @@ pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
     let scale = Scale::log((low / 1.5, high * 1.1), (start, area.right - labels - 10.0));
     let bottom = first + row * layers.bars.len() as f64;
     svg.grow(bottom + 42.0);
-    for (tick, text) in scale.ticks(&number, 12.0, true) {
+    for (tick, text) in scale.ticks(&|value| layers.measure.write(value), 12.0, true) {
         let x = scale.at(tick);
         svg.line([(x, first - 4.0), (x, bottom + 4.0)], GRID, 1.0);
         svg.text(&text, (x, bottom + 16.0), 12.0, MUTED, Anchor::Middle);
@@ -71,7 +72,7 @@ pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
         let (middle, end) = (top + row / 2.0, scale.at(bar.chosen));
         let label = cut(&bar.label, letters, labels);
         svg.text(&cut(&bar.name, letters, names), (start - 8.0, middle), letters, INK, Anchor::End);
-        let tip = format!("{}: {}, {}", bar.name, bar.label, number(bar.chosen));
+        let tip = format!("{}: {}, {}", bar.name, bar.label, layers.measure.write(bar.chosen));
         svg.rect(Area::new(start, top + 2.0, end.max(start + 1.0), top + row - 2.0), method(&bar.label).1, &tip);
         let mut label_at = end;
         if let Some(mark) = bar.mark {
@@ -82,13 +83,5 @@ pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
             }
         }
         svg.text(&label, (label_at + 6.0, middle), letters, MUTED, Anchor::Start);
-    }
-}
-
-fn number(value: f64) -> String {
-    if (0.001..100_000.0).contains(&value) {
-        format!("{}", (value * 1e4).round() / 1e4)
-    } else {
-        units::significant(value)
     }
 }

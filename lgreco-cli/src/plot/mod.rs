@@ -9,6 +9,7 @@ pub use layers::Layers;
 
 use crate::chart::{Anchor, Area, Colour, INK, MUTED, Svg, text_width};
 use crate::report::Point;
+use crate::units;
 
 /// What is drawn.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct Picture {
     /// Every layer.
     pub layers: Vec<Bar>,
     /// What the layers' bars show.
-    pub measure: &'static str,
+    pub measure: Measure,
 }
 
 /// A layer, as a bar.
@@ -46,8 +47,35 @@ pub struct Bar {
     pub mark: Option<f64>,
 }
 
-/// What bars show where the layers' elements are known.
-pub const PER_ELEMENT: &str = "payload bits per element, logarithmic";
+/// What bars show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Bits of the payload per element.
+    BitsPerElement,
+    /// Bytes of the payload.
+    Bytes,
+}
+
+impl Measure {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Measure::BitsPerElement => "payload bits per element, logarithmic",
+            Measure::Bytes => "payload bytes, logarithmic",
+        }
+    }
+
+    /// A value as text.
+    fn write(self, value: f64) -> String {
+        match self {
+            Measure::Bytes => units::round(&units::bytes(value as u64)),
+            Measure::BitsPerElement if (0.001..100_000.0).contains(&value) => {
+                format!("{}", (value * 1e4).round() / 1e4)
+            }
+            Measure::BitsPerElement => units::significant(value),
+        }
+    }
+}
 
 /// Pixels across a picture: as many as a README has.
 const WIDTH: f64 = 800.0;
@@ -63,14 +91,14 @@ impl Picture {
         totals::draw(self, &mut svg, Area::new(MARGIN, 66.0, middle - 10.0, TOP));
         frontier::draw(self, &mut svg, Area::new(middle + 14.0, 66.0, WIDTH - MARGIN, TOP - 24.0));
         let area = Area::new(MARGIN, TOP, WIDTH - MARGIN, TOP);
-        let top = heading(&mut svg, "Layers", self.measure, area);
+        let top = heading(&mut svg, "Layers", self.measure.name(), area);
         layers::draw(&self.layers(), &mut svg, Area { top, ..area });
         svg.file(&self.title)
     }
 
     /// Its layers.
     pub fn layers(&self) -> Layers<'_> {
-        Layers { bars: &self.layers, mark: "default setting" }
+        Layers { bars: &self.layers, measure: self.measure, mark: "default setting" }
     }
 
     /// The frontier alone, without its heading.
@@ -124,7 +152,7 @@ mod tests {
             name: format!("{name}{layer}"),
             label: ["eden 3", "topk 0.1%, 4 bits", "powersgd 16", "dense", "<b>&"][layer % 5].into(),
             chosen: 0.01 * (1 + layer * layer) as f64,
-            mark: (layer % 3 != 0).then_some(3.0),
+            mark: (!layer.is_multiple_of(3)).then_some(3.0),
         };
         let point = |size: u64| Point { error: 1e9 / size as f64 / size as f64, size };
         Picture {
@@ -140,7 +168,7 @@ mod tests {
             ],
             frontier: (1..60).map(|step| point(1000 * step)).collect(),
             layers: (0..layers).map(bar).collect(),
-            measure: PER_ELEMENT,
+            measure: Measure::BitsPerElement,
         }
     }
 

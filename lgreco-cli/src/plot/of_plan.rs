@@ -1,6 +1,6 @@
 //! The picture of a plan.
 
-use super::{Bar, PER_ELEMENT, Picture};
+use super::{Bar, Measure, Picture};
 use crate::facts::Facts;
 use crate::failure::{Failure, printable};
 use crate::report::{self, Point};
@@ -53,7 +53,7 @@ impl Picture {
             chosen,
             frontier: frontier.points.iter().map(point).collect(),
             layers: plan.options().iter().enumerate().map(|(layer, &option)| bar(layer, option)).collect(),
-            measure: PER_ELEMENT,
+            measure: Measure::BitsPerElement,
         })
     }
 }

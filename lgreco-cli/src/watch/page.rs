@@ -5,7 +5,7 @@ use super::run::{Point, decided, percent};
 use crate::chart::{Area, Axis, BLUE, Chart, Colour, GREY, Kind, ORANGE, Series, Svg};
 use crate::failure::printable;
 use crate::page::{Cell, Page, table};
-use crate::plot::{Bar, Layers};
+use crate::plot::{Bar, Layers, Measure};
 use crate::units::{bytes, counted, grouped, ratio, round, seconds, significant};
 
 /// The page; browsers load it again after `refresh` seconds, where it is still written.
@@ -37,7 +37,7 @@ pub fn html(name: &str, run: &Run, refresh: Option<u32>) -> String {
         0.0 => "0".into(),
         value => round(&seconds(value)),
     });
-    page.section("Settings over the model's depth", "bytes sent in the last step, logarithmic");
+    page.section("Settings over the model's depth", "payload bytes of the last step, logarithmic");
     let bars: Vec<Bar> = line
         .layers
         .iter()
@@ -49,7 +49,7 @@ pub fn html(name: &str, run: &Run, refresh: Option<u32>) -> String {
             mark: Some(whole),
         })
         .collect();
-    let layers = Layers { bars: &bars, mark: "uncompressed" };
+    let layers = Layers { bars: &bars, measure: Measure::Bytes, mark: "uncompressed" };
     page.drawing("each layer's setting and bytes", |width| layers.svg(width));
     page.section("Layers", "A click on a column's name sorts by it.");
     let total: f64 = run.sent.iter().map(|(sent, _)| sent).sum();
