@@ -26,6 +26,13 @@ compiler_and_linker() {
     done
 }
 
+# Prints the name of a Chromium.
+find_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do command -v "$name" && return; done
+    return 1
+}
+
 has_vulkan() {
     [ "$(uname)" != Linux ] || [ -n "${VK_ICD_FILENAMES:-}" ] ||
         compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
@@ -48,6 +55,7 @@ tools() {
     has_vulkan || packages+=(mesa-vulkan-drivers)
     command -v spirv-val >/dev/null || packages+=(spirv-tools)
     python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+    [ -z "$full" ] || find_chromium >/dev/null || packages+=(chromium fonts-dejavu-core)
     [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true
 }
 

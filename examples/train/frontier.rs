@@ -1,75 +1,76 @@
-//! Draws the increase of the loss against bytes sent, with the seeds' scatter, as SVG: one panel per model and optimiser.
+//! How much more loss for how many fewer bytes, with the seeds' scatter, as SVG: of few series, so that it can be read.
 
-use crate::picture::{self, Area, GRID, INK, colour};
 use crate::summary::{Group, Line, Mean};
-use crate::worker::Failure;
-use plotters::prelude::*;
+use lgreco_cli::chart::{Anchor, Area, Axis, Chart, Colour, INK, Kind, MUTED, SERIES, Series, Svg};
 
-const PANEL: (u32, u32) = (960, 460);
+const WIDTH: f64 = 800.0;
+const HEIGHT: f64 = 500.0;
 
-/// Draws all groups.
-pub fn svg(groups: &[Group]) -> Result<String, Failure> {
-    let schemes = groups.iter().flat_map(|group| &group.lines).map(|line| &*line.scheme);
-    let size = (PANEL.0, PANEL.1 * groups.len().max(1) as u32 + picture::LEGEND);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        root.fill(&WHITE)?;
-        let (top, panels) = root.split_vertically(picture::LEGEND);
-        picture::legend(&top, schemes)?;
-        for (group, area) in groups.iter().zip(&panels.split_evenly((groups.len().max(1), 1))) {
-            panel(area, group)?;
-        }
-        root.present()?;
-    }
-    Ok(svg)
-}
+/// What is compared: plans, first, and the same setting in every layer. Compressor and scheme of each point, fewest bytes
+/// first.
+const SHOWN: [(&str, &[(&str, &str)]); 5] = [
+    (
+        "plans of EDEN, TopK and PowerSGD",
+        &[
+            ("mixed", "l-greco-30x+bits+bf16"),
+            ("mixed", "l-greco-15.6x+bits+bf16"),
+            ("mixed", "l-greco-10.5x+bits+bf16"),
+        ],
+    ),
+    ("TopK, 10 %", &[("topk", "uniform")]),
+    ("PowerSGD, rank 4", &[("powersgd", "uniform")]),
+    ("QSGD, 4 bits", &[("qsgd", "uniform")]),
+    ("EDEN, 1 to 3 bits", &[("eden", "uniform-1"), ("eden", "uniform-2"), ("eden", "uniform-3")]),
+];
 
-/// The place of a line's point: bytes and increase of the loss.
-fn place(line: &Line) -> Option<(f64, Mean)> {
-    let increase = line.increase.filter(|increase| increase.mean.is_finite())?;
-    (line.bytes > 0.0).then_some((line.bytes, increase))
-}
-
-fn panel(area: &Area<'_>, group: &Group) -> Result<(), Failure> {
-    let title = format!("{}, {}, {} steps", group.model, group.optimizer, group.steps);
-    let places = || group.lines.iter().filter_map(place);
-    let heights = places().flat_map(|(_, Mean { mean, confidence })| {
-        let half = confidence.filter(|half| half.is_finite()).unwrap_or(0.0);
-        [mean - half, mean + half]
+/// Draws the group in which most of what is compared was trained, the first of several.
+pub fn svg(groups: &[Group]) -> String {
+    let points = |group: &Group| SHOWN.iter().map(|(_, schemes)| lines(group, schemes).len()).sum::<usize>();
+    let most = groups.iter().map(points).max();
+    let group = groups.iter().find(|group| Some(points(group)) == most);
+    let mut svg = Svg::new(WIDTH, HEIGHT);
+    let title = "Loss after training against bytes sent";
+    svg.text(title, (22.0, 30.0), 19.0, INK, Anchor::Start);
+    let note = group.map_or_else(String::new, |group| {
+        let seeds = group.lines.iter().map(|line| line.seeds).max().unwrap_or(0);
+        let of = format!("{}, {}, {} steps", group.model, group.optimizer, group.steps);
+        format!("{of}; means of {seeds} seeds with 95 % confidence; times: fewer bytes than uncompressed")
     });
-    let Some(axes) = picture::axes(places().map(|(bytes, _)| bytes), heights) else {
-        return picture::nothing(area, &title);
+    svg.text(&note, (22.0, 56.0), 13.0, MUTED, Anchor::Start);
+    let of_group = |schemes| group.map_or_else(Vec::new, |group| lines(group, schemes));
+    let shown = SHOWN.into_iter().zip(SERIES);
+    let mut all: Vec<_> = shown.map(|((name, schemes), colour)| series(name, &of_group(schemes), colour)).collect();
+    // How many times fewer bytes plans send.
+    let ratios = of_group(SHOWN[0].1).into_iter().map(|(line, _)| format!("{:.1}×", line.ratio));
+    all[0].notes = ratios.enumerate().collect();
+    let chart = Chart {
+        x: Axis { name: "bytes sent per worker and step", kind: Kind::Log, write: &|x| format!("{:.0} kB", x / 1e3) },
+        y: Axis {
+            name: "loss against uncompressed",
+            kind: Kind::Linear { zero: true },
+            write: &|y| if y == 0.0 { "0 %".into() } else { format!("{:+} %", (y * 10.0).round() / 10.0) },
+        },
+        series: all,
+        names_right: false,
     };
-    let mut chart = ChartBuilder::on(area)
-        .caption(&title, ("sans-serif", 16).into_font().color(&INK))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(60)
-        .build_cartesian_2d(axes.0.log_scale().base(2.0), axes.1)?;
-    chart
-        .configure_mesh()
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(GRID)
-        .x_desc("bytes sent per worker and step")
-        .y_desc("loss against uncompressed, %")
-        .x_labels(6)
-        .y_labels(8)
-        .x_label_formatter(&|x| format!("{:.0} kB", x / 1e3))
-        .y_label_formatter(&|y| format!("{y:+.1}"))
-        .label_style(("sans-serif", 12).into_font().color(&INK))
-        .draw()?;
-    for line in &group.lines {
-        let (Some((x, Mean { mean, confidence })), colour) = (place(line), colour(&line.scheme)) else { continue };
-        if let Some(half) = confidence.filter(|half| half.is_finite()) {
-            let ends = [(x, mean - half), (x, mean + half)];
-            chart.draw_series([PathElement::new(ends, colour.stroke_width(2))])?;
-        }
-        chart.draw_series([Circle::new((x, mean), 4, colour.filled())])?;
-        let label = EmptyElement::at((x, mean))
-            + Text::new(line.method.clone(), (7, -6), ("sans-serif", 11).into_font().color(&INK));
-        chart.draw_series([label])?;
+    chart.draw(&mut svg, Area::new(22.0, 74.0, WIDTH - 16.0, HEIGHT - 4.0));
+    svg.file(title)
+}
+
+/// The lines of these schemes that have a place: bytes and an increase of the loss.
+fn lines<'a>(group: &'a Group, schemes: &[(&str, &str)]) -> Vec<(&'a Line, Mean)> {
+    let find = |&(method, scheme): &(&str, &str)| {
+        let line = group.lines.iter().find(|line| (&*line.method, &*line.scheme) == (method, scheme))?;
+        let increase = line.increase.filter(|increase| increase.mean.is_finite())?;
+        (line.bytes > 0.0).then_some((line, increase))
+    };
+    schemes.iter().filter_map(find).collect()
+}
+
+fn series<'a>(name: &'a str, lines: &[(&Line, Mean)], colour: Colour) -> Series<'a> {
+    Series {
+        spread: lines.iter().map(|(_, increase)| increase.confidence).collect(),
+        marks: true,
+        ..Series::line(name, colour, lines.iter().map(|(line, increase)| (line.bytes, increase.mean)).collect())
     }
-    Ok(())
 }

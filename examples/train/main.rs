@@ -114,7 +114,8 @@ struct Args {
     /// Draw loss against bytes sent as SVG.
     #[arg(long, value_name = "FILE", default_value = "train.svg")]
     plot: PathBuf,
-    /// Draw the final losses against bytes sent, with confidence intervals over the seeds, as SVG.
+    /// Draw final losses of plans and of the same setting everywhere against bytes sent, with confidence intervals over the
+    /// seeds, as SVG.
     #[arg(long, value_name = "FILE")]
     frontier: Option<PathBuf>,
 }
@@ -140,7 +141,7 @@ fn main() -> Result<(), Failure> {
     std::fs::write(&args.plot, picture::svg(&rows)?)?;
     println!("loss against bytes: {}", args.plot.display());
     if let Some(path) = &args.frontier {
-        std::fs::write(path, frontier::svg(&groups)?)?;
+        std::fs::write(path, frontier::svg(&groups))?;
         println!("frontier: {}", path.display());
     }
     Ok(())

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
-pub const LEGEND: u32 = 172;
-/// Width and height of a legend entry.
+const LEGEND: u32 = 172;
+/// Width and height of a scheme in it.
 const ENTRY: (usize, usize) = (215, 22);
-/// Colour of text.
-pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
-/// Colour of lines behind the data.
-pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+/// Of text.
+const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
+/// Of lines behind the data.
+const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
 const COLOURS: [(&str, RGBColor); 34] = [
@@ -54,8 +54,8 @@ const COLOURS: [(&str, RGBColor); 34] = [
     ("l-greco-30x+bits+bf16", RGBColor(0x1f, 0x7a, 0x3f)),
 ];
 
-/// A rectangular part of a picture.
-pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+/// A part of a picture.
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Draws all runs.
 pub fn svg(rows: &[Row]) -> Result<String, Failure> {
@@ -95,12 +95,12 @@ fn belongs(row: &Row, panel: &str) -> bool {
 }
 
 /// A scheme's colour.
-pub fn colour(scheme: &str) -> RGBColor {
+fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
-/// Draws the legend of these schemes.
-pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
+/// What the colours of these schemes mean.
+fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
     let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
     let columns = (area.dim_in_pixel().0 as usize / ENTRY.0).max(1);
     for (index, (name, colour)) in shown.enumerate() {
@@ -111,9 +111,9 @@ pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone)
     Ok(())
 }
 
-/// Axis ranges with margins around these values; `None` without values, because plotters would count marks of an infinite
-/// axis forever. A single point also gets margins.
-pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
+/// Axes with room around these values, `None` where there are none: the marks of an axis without ends would be counted for
+/// ever, and one point must have room too.
+fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
     };
@@ -126,7 +126,7 @@ pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>)
 }
 
 /// A panel without a chart.
-pub fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
+fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
     let style = ("sans-serif", 16).into_font().color(&INK);
     area.draw(&Text::new(format!("{title}: nothing to draw"), (12, 12), style))?;
     Ok(())

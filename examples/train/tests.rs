@@ -12,11 +12,13 @@ use crate::worker::{Failure, Worker};
 use crate::{Args, drawn, errors, fitted, frontier, picture, prediction, run, schemes, train};
 use clap::Parser;
 use indicatif::ProgressBar;
+use lgreco_cli::testing::labels::overlaps;
 use lgreco_train::compress::Setting;
 use lgreco_train::controller::Tensor;
 use lgreco_train::exchange::threads;
 use lgreco_train::gradient::Dtype;
 use lgreco_train::search::{Method, Search};
+use std::path::Path;
 
 /// Shortens a task: a warm-up of 5 steps, with a decision at its end and after every 4 steps.
 fn tiny(mut task: Task, steps: u32) -> Task {
@@ -176,17 +178,28 @@ fn a_frontier_has_a_place_per_scheme_and_bars_over_seeds() {
         row("powersgd", 3, 300, &[4.0]),
         row("powersgd", 1, 300, &[f32::NAN]),
     ];
-    for (count, places, bars, empty) in
-        [(0, 0, 0, 0), (1, 1, 0, 0), (2, 2, 0, 0), (3, 2, 1, 0), (4, 2, 2, 0), (5, 3, 2, 0), (7, 3, 2, 0)]
-    {
-        let svg = frontier::svg(&groups(&runs[..count])).unwrap();
+    for (count, places, bars) in [(0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 0), (4, 1, 1), (5, 2, 1), (7, 2, 1)] {
+        let svg = frontier::svg(&groups(&runs[..count]));
         let document = roxmltree::Document::parse(&svg).unwrap();
         let with = |key, value| document.descendants().filter(|node| node.attribute(key) == Some(value)).count();
-        assert_eq!((with("r", "4"), with("stroke-width", "2")), (places, bars), "{count}");
-        assert_eq!(svg.matches("nothing to draw").count(), empty, "{count}");
+        assert_eq!((with("r", "5"), with("stroke-width", "1.5")), (places, bars), "{count}");
+        assert_eq!(svg.contains("nothing to draw"), places == 0, "{count}");
+        assert_eq!(overlaps(&svg), Vec::<String>::new(), "{count}");
     }
-    let alone = frontier::svg(&groups(&runs[1..2])).unwrap(); // no uncompressed run to compare with
-    assert_eq!(alone.matches("nothing to draw").count(), 1);
+}
+
+/// The picture of the documentation shows the recorded runs.
+#[test]
+fn the_recorded_frontier_is_of_the_recorded_runs() {
+    let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("train/runs");
+    let svg = frontier::svg(&groups(&Results::read(&runs.join("full.json")).unwrap()));
+    assert_eq!(overlaps(&svg), Vec::<String>::new());
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/pictures");
+    let recorded = std::fs::read_to_string(pictures.join("frontier.svg")).unwrap();
+    assert!(
+        svg == recorded,
+        "draw it again: --report examples/train/runs/full.json --frontier docs/src/pictures/frontier.svg"
+    );
 }
 
 #[test]

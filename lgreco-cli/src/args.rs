@@ -1,14 +1,17 @@
 //! The command line: commands, options and their help texts.
 
 mod constraints;
+mod output;
+mod watch;
 
 pub use constraints::{ConstraintArgs, Group};
+pub use output::{Output, Target};
+pub use watch::Watch;
 
-use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco::search::{Method, Metric, Width};
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Chooses, layer by layer, how strongly to compress each gradient, and proves the choice optimal.
@@ -25,6 +28,7 @@ Examples:
   lgreco plan
   lgreco plan grads.safetensors --method topk --default 1% --range 0.1%..10%:0.1%
   lgreco plan grads.safetensors --method hybrid --plot plan.svg --json plan.json
+  lgreco plan grads.safetensors --html report.html
   lgreco measure grads.safetensors --method powersgd --json table.json
   lgreco plan grads.safetensors --method topk --budget uniform
   lgreco plan grads.safetensors --method qsgd --paper
@@ -32,6 +36,7 @@ Examples:
   lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
   lgreco solve table.json --frontier=50
   lgreco compare grads.safetensors
+  lgreco watch steps.jsonl --html run.html
 
 Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, the backend's driver or device is missing or fails, or a file could not be written); 2 bad usage or bad input (a backend that is not part of this build, too).";
 
@@ -68,7 +73,7 @@ pub enum Command {
         /// Compute the size-error frontier instead of one plan: the plans that no other beats in both size and error. At
         /// most POINTS are computed; if there are more, their sizes grow by a constant factor. [default of POINTS: 50]
         #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "50", value_parser = points,
-            conflicts_with_all = ["budget", "size", "alpha", "levels", "plot"])]
+            conflicts_with_all = ["budget", "size", "alpha", "levels", "plot", "html"])]
         frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
@@ -79,7 +84,9 @@ pub enum Command {
     /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
     /// training, and a file of gradients holds one moment.
     Compare(Compare),
-    /// List the backends of this build and the devices of this machine.
+    /// Show a training run while it goes on: settings, bytes, errors and seconds of its steps.
+    Watch(Watch),
+    /// The backends of this build and of this machine.
     Devices,
 }
 
@@ -166,18 +173,7 @@ pub struct Limits {
     pub alpha: Option<f64>,
 }
 
-/// Where to write results, besides the report on standard output.
-#[derive(Args, Clone, Debug)]
-pub struct Output {
-    /// Write the plan as JSON to FILE. With `-`, write only JSON to standard output.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<Target>,
-    /// Draw the plan into an SVG file: settings per layer, size before and after, size against error budget.
-    #[arg(long, value_name = "FILE.svg", value_parser = plot())]
-    pub plot: Option<PathBuf>,
-}
-
-/// Arguments of `compare`.
+/// What to compare.
 #[derive(Args, Debug)]
 pub struct Compare {
     /// Gradients, as for `plan`. Without them, the built-in sample.
@@ -207,22 +203,7 @@ pub struct Compare {
     pub json: Option<Target>,
 }
 
-/// A file, or standard output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Standard output, written `-`.
-    Stdout,
-    /// A file at this path.
-    File(PathBuf),
-}
-
-impl From<std::ffi::OsString> for Target {
-    fn from(text: std::ffi::OsString) -> Self {
-        if text == "-" { Target::Stdout } else { Target::File(text.into()) }
-    }
-}
-
-/// Names of the solvers.
+/// Solvers, as words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SolverArg {
     /// The exact solver: relaxation, fixing and search, with a certificate.
@@ -321,20 +302,6 @@ fn workers(text: &str) -> Result<u32, String> {
 
 fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("expected an integer from 0 to {}", usize::MAX))
-}
-
-/// Parses the path of a picture.
-fn plot() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| {
-        let ending = path.extension().unwrap_or(OsStr::new("svg"));
-        if path == Path::new("-") {
-            Err("a picture is not drawn to standard output: name a file")
-        } else if !ending.eq_ignore_ascii_case("svg") {
-            Err("pictures are drawn as SVG alone: name a file that ends in .svg")
-        } else {
-            Ok(path)
-        }
-    })
 }
 
 fn parameter(text: &str) -> Result<f64, String> {

@@ -1,17 +1,25 @@
 //! The `lgreco` command: it reads gradients, and writes plans, tables and pictures.
 //!
-//! [`gradients`] is public, so that other programs can read safetensors files with it.
+//! [`gradients`] is public for other programs that read them from safetensors files, [`page`] for those that make pages about
+//! plans, and [`chart`] for those that draw.
 
 mod args;
+pub mod chart;
 mod commands;
+mod facts;
 pub mod failure;
 pub mod gradients;
+pub mod page;
 mod plot;
 mod report;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 mod units;
+mod watch;
+
+pub use facts::{Facts, LeftAlone};
+pub use report::Solved;
 
 use args::{ConstraintArgs, Group};
 use clap::Parser;

@@ -1,7 +1,7 @@
 //! Formats plans and tables as text.
 
+use crate::facts::{Facts, LeftAlone};
 use crate::failure::printable;
-use crate::plot::Point;
 use crate::units::{bits, bits_both, counted, exact_bits, grouped, ratio, seconds, shape, significant};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use lgreco::plan::budget::Budget;
@@ -16,29 +16,12 @@ Note: these are errors of one compression. EDEN's and QSGD's are unbiased and av
 of TopK and PowerSGD are biased and need error feedback.
 ";
 
-/// Facts about the layers of a table that this command measured.
-#[derive(Clone, Debug)]
-pub struct Facts {
-    /// Dimensions per layer.
-    pub shapes: Vec<Vec<usize>>,
-    /// L2 norm per layer.
-    pub norms: Vec<f64>,
-    /// Uncompressed bits per layer.
-    pub sizes: Vec<u64>,
-    /// The tensors outside the table.
-    pub left_alone: LeftAlone,
-    /// Bytes that tables, workspace and uploads took on the GPU.
-    pub device_memory: Option<u64>,
-}
-
-/// The tensors of a model that stay uncompressed.
-#[derive(Clone, Copy, Debug)]
-pub struct LeftAlone {
-    /// Number of tensors.
-    pub layers: usize,
-    /// Their elements in all.
-    pub elements: u64,
-    /// Their size in bits.
+/// A plan's place between error and size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Error.
+    pub error: f64,
+    /// Bits.
     pub size: u64,
 }
 
@@ -88,7 +71,7 @@ pub struct Solved {
     /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the least error in
     /// that size, or the smallest size with that error. `None` if the budget is not uniform.
     pub other: Option<Summary>,
-    /// Description of the limit's origin.
+    /// Where its limit is from; empty where nobody asks.
     pub origin: String,
     /// Seconds of solving.
     pub seconds: f64,
@@ -98,7 +81,7 @@ pub struct Solved {
 pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &[(&str, f64)]) -> String {
     let plan = &solved.plan;
     let mut rows = Rows::new(&["layer", "shape", "elements", "setting", "error", "relative", "bits", "ratio"]);
-    let (view, summary) = (table.view(), plan.summary());
+    let view = table.view();
     for (layer, &option) in plan.options().iter().enumerate() {
         let choice = view.layer(layer)[option as usize];
         let of_facts = |get: &dyn Fn(&Facts) -> String| facts.map_or_else(String::new, get);
@@ -108,11 +91,22 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
             grouped(table.elements(layer)),
             printable(table.label(layer, option as usize)),
             significant(choice.error),
-            of_facts(&|facts| relative(table.metric(), choice.error, facts.norms[layer])),
+            of_facts(&|facts| percent(relative(table.metric(), choice.error, facts.norms[layer]))),
             grouped(choice.size),
             of_facts(&|facts| ratio(facts.sizes[layer], choice.size)),
         ]);
     }
+    format!("{}\n{}", rows.render(), aligned(&plan_lines(table, solved, facts, times)))
+}
+
+/// What there is to say about a plan, by names.
+pub fn plan_lines(
+    table: &NamedTable,
+    solved: &Solved,
+    facts: Option<&Facts>,
+    times: &[(&str, f64)],
+) -> Vec<(&'static str, String)> {
+    let summary = solved.plan.summary();
     let uncompressed = facts.map(|facts| facts.sizes.iter().sum::<u64>());
     let mut lines = Vec::new();
     let sized = |size: u64| {
@@ -121,7 +115,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
     };
     if let Some(uniform) = default_point(table) {
         let over = match summary.limit() {
-            Limit::Error(budget) if uniform.budget > budget => ", over this budget",
+            Limit::Error(budget) if uniform.error > budget => ", over this budget",
             Limit::Size(limit) if uniform.size > limit => ", over this size",
             _ => "",
         };
@@ -140,7 +134,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
         lines.push(("this plan", sized(summary.size)));
     }
     let (limit, used) = limit_use(summary, table.metric());
-    lines.push((limit, format!("{used}; {}", solved.origin)));
+    lines.push((limit, if solved.origin.is_empty() { used } else { format!("{used}; {}", solved.origin) }));
     let error = |error| format!("{} ({})", significant(error), printable(table.metric()));
     let lower_bound = match summary.proof {
         Proof::Size { lower_bound, .. } => exact_bits(lower_bound),
@@ -161,7 +155,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
     }
     lines.extend(device_memory(facts));
     lines.push(("time", times_taken(times)));
-    format!("{}\n{}", rows.render(), aligned(&lines))
+    lines
 }
 
 /// Formats a table layer by layer, with the ranges of its options.
@@ -220,8 +214,8 @@ pub fn default_setting(table: &NamedTable) -> Option<String> {
 /// Error and size of the default options, if every layer has one.
 pub fn default_point(table: &NamedTable) -> Option<Point> {
     let (view, options) = (table.view(), table.defaults()?);
-    let Ok(Limit::Error(budget)) = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view) else { return None };
-    Some(Point { budget, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
+    let Ok(Limit::Error(error)) = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view) else { return None };
+    Some(Point { error, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
 /// The used part of the budget, such as `99.98 %`. It is rounded down, so that 100 % means all of it, up to float rounding.
@@ -261,7 +255,7 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     match summary.limit() {
         Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),
-        Limit::Size(_) => (summary.error > 0.0).then(|| format!("{} less error", times(uniform.budget, summary.error))),
+        Limit::Size(_) => (summary.error > 0.0).then(|| format!("{} less error", times(uniform.error, summary.error))),
     }
 }
 
@@ -280,10 +274,14 @@ fn size_share(size: u64, limit: u64) -> String {
     }
 }
 
-/// The l2 error of a layer relative to its gradient's norm.
-fn relative(metric: &str, error: f64, norm: f64) -> String {
+/// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
+pub fn relative(metric: &str, error: f64, norm: f64) -> f64 {
     let l2 = if metric.starts_with(Metric::L2.name()) { error } else { error.sqrt() };
-    if norm == 0.0 { "0 %".into() } else { format!("{} %", significant(100.0 * l2 / norm)) }
+    if norm == 0.0 { 0.0 } else { l2 / norm }
+}
+
+fn percent(part: f64) -> String {
+    format!("{} %", significant(100.0 * part))
 }
 
 fn device_memory(facts: Option<&Facts>) -> Option<(&'static str, String)> {
@@ -351,7 +349,7 @@ pub fn compared(comparisons: &[Comparison]) -> String {
         for scheme in &comparison.schemes {
             let (gain, used) = match comparison.limit {
                 Limit::Error(budget) => (ratio(comparison.uniform.size, scheme.size), share(scheme.error, budget)),
-                Limit::Size(limit) => (times(comparison.uniform.budget, scheme.error), size_share(scheme.size, limit)),
+                Limit::Size(limit) => (times(comparison.uniform.error, scheme.error), size_share(scheme.size, limit)),
             };
             rows.add([
                 comparison.method.into(),
@@ -447,7 +445,7 @@ mod tests {
             metric: "l2",
             limit: Limit::Error(1.0),
             uncompressed: 1,
-            uniform: Point { budget: 1.0, size: 1 },
+            uniform: Point { error: 1.0, size: 1 },
             measure: 0.0,
             smallest: None,
             schemes: vec![scheme(150, true, None), scheme(90, false, None), scheme(110, true, Some(100))],
@@ -473,7 +471,7 @@ mod tests {
             metric: "l2",
             limit: Limit::Size(9),
             uncompressed: 1,
-            uniform: Point { budget: 1.0, size: 1 },
+            uniform: Point { error: 1.0, size: 1 },
             measure: 0.0,
             smallest: None,
             schemes: vec![scheme(1.5, None), scheme(1.25, Some(0.5)), scheme(1.0 + 1e-14, Some(1.0))],

@@ -3,14 +3,27 @@
 /// `bits` with a decimal prefix and three significant digits: `1.07 Mbit`.
 pub fn bits(bits: u64) -> String {
     const UNITS: [&str; 6] = ["kbit", "Mbit", "Gbit", "Tbit", "Pbit", "Ebit"];
-    let (mut scaled, mut unit) = (bits as f64 / 1e3, 0);
-    if bits < 1_000 {
-        return exact_bits(bits);
-    }
+    if bits < 1_000 { exact_bits(bits) } else { prefixed(bits, UNITS) }
+}
+
+/// `bytes` with a decimal prefix and three significant digits: `1.07 MB`.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1_000 { counted(bytes, "byte") } else { prefixed(bytes, UNITS) }
+}
+
+/// Without zeros behind the point: `20 kbit` for `20.0 kbit`.
+pub fn round(text: &str) -> String {
+    text.replace(".00 ", " ").replace(".0 ", " ")
+}
+
+/// A number of at least 1000 in the largest unit that it has one of.
+fn prefixed(number: u64, units: [&str; 6]) -> String {
+    let (mut scaled, mut unit) = (number as f64 / 1e3, 0);
     while scaled >= 999.5 {
         (scaled, unit) = (scaled / 1e3, unit + 1);
     }
-    format!("{} {}", significant(scaled), UNITS[unit])
+    format!("{} {}", significant(scaled), units[unit])
 }
 
 /// A number of bits with all digits: `1,070,112 bits`.
@@ -98,6 +111,8 @@ mod tests {
             [0, 1, 999, 1_000, 999_499, 999_500, u64::MAX].map(bits),
             ["0 bits", "1 bit", "999 bits", "1.00 kbit", "999 kbit", "1.00 Mbit", "18.4 Ebit"]
         );
+        assert_eq!([0, 1, 999_500, 45_000_000].map(bytes), ["0 bytes", "1 byte", "1.00 MB", "45.0 MB"]);
+        assert_eq!(["20.0 kbit", "1.00 MB", "1.50 MB", "100 MB"].map(round), ["20 kbit", "1 MB", "1.50 MB", "100 MB"]);
         assert_eq!([1, 100, 1_070_112].map(bits_both), ["1 bit", "100 bits", "1,070,112 bits (1.07 Mbit)"]);
         assert_eq!([0, 1, 3_936].map(|n| counted(n, "tensor")), ["0 tensors", "1 tensor", "3,936 tensors"]);
         assert_eq!([0, 999, 1_000, 1_070_112].map(grouped), ["0", "999", "1,000", "1,070,112"]);

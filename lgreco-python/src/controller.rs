@@ -421,7 +421,13 @@ impl Controller {
         Ok(Some(all))
     }
 
-    /// Measurements of a layer.
+    /// A step's report with the last decision and the metrics of all layers, as one line of JSON.
+    fn metrics_line(&self, py: Python<'_>, report: &Report) -> String {
+        let report = report.of_controller;
+        self.with(py, |controller| controller::metrics_line(controller, &report))
+    }
+
+    /// What is known of a layer.
     fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;
         let (setting, uncompressed, counts, norms) = self.with(py, |controller| {

@@ -32,6 +32,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_page, module)?)?;
     module.add_function(wrap_pyfunction!(controller::payload_len, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(cores::after_fork, module)?)?;
@@ -41,6 +42,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<device::Bucket>()?;
     module.add_class::<request::Request>()?;
+    module.add_class::<plan::PlanPage>()?;
     module.add_class::<report::Report>()?;
     module.add_class::<window::Window>()?;
     module.add_class::<task::PlanTask>()?;

@@ -4,13 +4,13 @@ use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, re
 use crate::cores::detached;
 use crate::error::raised;
 use crate::memory::Gradients;
-use lgreco_cli::{constrained, gradients as files};
+use lgreco_cli::{Facts, Solved, constrained, gradients as files, page};
 use lgreco_train::CoreError;
 use lgreco_train::backend::Parallel;
 use lgreco_train::file::{PlanFile, Seconds};
 use lgreco_train::plan::{Solver, budget::Budget, dp};
 use lgreco_train::search::{Layer, Metric, Search};
-use lgreco_train::table::NamedError;
+use lgreco_train::table::{NamedError, NamedTable};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -101,8 +101,8 @@ impl Asked {
         Ok(Asked { search, solver, alpha, budget, size, groups, fixed })
     }
 
-    /// Measures and plans; returns the JSON of a plan file.
-    fn plan(&self, model: &[Layer<'_>]) -> Result<String, Failed> {
+    /// Measures and plans: the JSON of a plan file, and what a page about it needs.
+    fn plan(&self, name: &str, model: &[Layer<'_>]) -> Result<(String, PlanPage), Failed> {
         let start = Instant::now();
         let measured = self.search.measure(model, &mut Parallel)?;
         let measure = start.elapsed().as_secs_f64();
@@ -120,7 +120,16 @@ impl Asked {
         let mut file = PlanFile::new(&measured.table, &plan);
         let solve = start.elapsed().as_secs_f64() - measure;
         file.seconds = Seconds { measure: Some(measure), solve: Some(solve) };
-        Ok(file.to_json())
+        let page = PlanPage {
+            title: format!("{name} · {}, {}", self.search.method().name(), self.search.metric.name()),
+            solved: Solved { plan, other: None, origin: String::new(), seconds: solve },
+            measure,
+            facts: Facts::of_model(model, &measured),
+            groups: self.groups.clone(),
+            fixed: self.fixed.clone(),
+            table: measured.table,
+        };
+        Ok((file.to_json(), page))
     }
 
     /// The exception for a failure, with the layer's name.
@@ -140,14 +149,45 @@ impl Asked {
     }
 }
 
-/// Gradients in memory, per layer (name, dims, dtype, address), or the path of safetensors files.
+/// What a page about a plan needs that its file does not have.
+#[pyclass(frozen, module = "lgreco._lgreco")]
+pub(crate) struct PlanPage {
+    title: String,
+    table: NamedTable,
+    solved: Solved,
+    measure: f64,
+    facts: Facts,
+    groups: Vec<Vec<String>>,
+    fixed: Vec<String>,
+}
+
+#[pymethods]
+impl PlanPage {
+    /// The page. Solves for the frontier.
+    fn html(&self, py: Python<'_>) -> PyResult<String> {
+        let page = detached(py, || {
+            let merged = constrained(&self.table, &self.groups, &self.fixed)?;
+            let times = [("measuring", self.measure), ("solving", self.solved.seconds)];
+            page::of_plan(&self.title, &self.table, &merged, &self.solved, Some(&self.facts), &times)
+        });
+        page.map_err(|failure| refused(failure.message))
+    }
+}
+
+/// A page about a plan of which only the file is there.
+#[pyfunction]
+pub(crate) fn plan_page(json: &str) -> PyResult<String> {
+    Ok(page::of_file("plan", &PlanFile::parse(json.as_bytes()).map_err(refused)?))
+}
+
+/// Gradients in memory by layer (name, dims, dtype, address), or the path of safetensors files.
 #[derive(FromPyObject)]
 pub(crate) enum Model {
     Layers(Vec<(String, Vec<usize>, String, usize)>),
     Files(PathBuf),
 }
 
-/// Measures layers and plans; returns the JSON of a plan file. Files are read as the command reads them.
+/// Measures layers and plans: the JSON of a plan file, and its page. Files are read as the command reads them.
 #[pyfunction]
 #[pyo3(signature = (model, solver, **options))]
 pub(crate) fn make_plan(
@@ -155,7 +195,7 @@ pub(crate) fn make_plan(
     model: Model,
     solver: &str,
     options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+) -> PyResult<(String, PlanPage)> {
     let none = PyDict::new(py);
     let asked = Asked::new(solver, options.unwrap_or(&none))?;
     let layers = match model {
@@ -163,7 +203,8 @@ pub(crate) fn make_plan(
         Model::Files(path) => {
             let read = py.detach(|| files::Gradients::read(&path)).map_err(refused)?;
             let model = read.layers();
-            return detached(py, || asked.plan(&model)).map_err(|failed| asked.failed(py, model.len(), failed));
+            let name = path.file_name().map_or_else(|| "plan".into(), |name| name.to_string_lossy());
+            return detached(py, || asked.plan(&name, &model)).map_err(|failed| asked.failed(py, model.len(), failed));
         }
     };
     let places = layers.iter().map(|(name, dims, element, address)| {
@@ -178,7 +219,7 @@ pub(crate) fn make_plan(
                 let named = |error| NamedError { error, layer: Some(name.clone()), option: None };
                 Layer::new(name, dims, values.values()).map_err(named)
             });
-            asked.plan(&model.collect::<Result<Vec<_>, _>>()?)
+            asked.plan("plan", &model.collect::<Result<Vec<_>, _>>()?)
         })
     });
     planned.map_err(|failed| asked.failed(py, layers.len(), failed))

@@ -3,24 +3,33 @@
 use lgreco_train::controller::{self, Outcome};
 use pyo3::prelude::*;
 
-/// The report of a finished step.
-#[pyclass(frozen, get_all, module = "lgreco._lgreco")]
+/// A finished step.
+#[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Report {
+    /// As the controller gave it.
+    pub(crate) of_controller: controller::Report,
+    #[pyo3(get)]
     step: u64,
     /// `exchanged`, `passed_through` (not finite) or `failed`.
+    #[pyo3(get)]
     outcome: &'static str,
+    #[pyo3(get)]
     switched: bool,
+    #[pyo3(get)]
     bytes_in: u64,
+    #[pyo3(get)]
     bytes_out: u64,
-    /// Seconds of agreement, measuring and planning; then seconds of the exchange.
+    /// Seconds of agreeing, measuring and planning, and of exchanging.
+    #[pyo3(get)]
     planning_seconds: Option<f64>,
+    #[pyo3(get)]
     exchange_seconds: Option<f64>,
 }
 
 #[pymethods]
 impl Report {
     fn __repr__(&self) -> String {
-        let Report { step, outcome, switched, bytes_in, bytes_out, planning_seconds, exchange_seconds } = self;
+        let Report { step, outcome, switched, bytes_in, bytes_out, planning_seconds, exchange_seconds, .. } = self;
         let switched = if *switched { "True" } else { "False" };
         let seconds = |seconds: &Option<f64>| seconds.map_or("None".into(), |seconds| format!("{seconds:?}"));
         let [planning, exchange] = [planning_seconds, exchange_seconds].map(seconds);
@@ -34,6 +43,7 @@ impl Report {
 impl From<controller::Report> for Report {
     fn from(report: controller::Report) -> Report {
         Report {
+            of_controller: report,
             step: report.step,
             outcome: match report.outcome {
                 Outcome::Exchanged => "exchanged",

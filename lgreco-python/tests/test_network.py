@@ -19,7 +19,8 @@ from results import (  # noqa: E402
     steps_to,
     together,
 )
-from schemes import ALONE, PLAIN, SCHEMES  # noqa: E402
+from names import ALONE, PLAIN  # noqa: E402
+from schemes import SCHEMES  # noqa: E402
 
 
 def test_losses_are_reached_between_points_and_kept() -> None:

@@ -4,6 +4,7 @@ import array
 import doctest
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -183,6 +184,19 @@ def test_the_commands_plans_are_what_is_sent(tmp_path: pathlib.Path) -> None:
 def test_plans_as_pictures(tmp_path: pathlib.Path) -> None:
     lgreco.plan(gradients()).plot(tmp_path / "plan.svg")
     assert "fc2.weight" in (tmp_path / "plan.svg").read_text()
+
+
+def test_plans_as_pages(tmp_path: pathlib.Path) -> None:
+    hostile = "<script>alert('1')</script>"
+    plan = lgreco.plan({hostile: gradients()["fc2.weight"], "fc1.weight": gradients()["fc1.weight"]})
+    page = plan.html()
+    assert hostile not in page and "&lt;script&gt;alert(&#39;1&#39;)" in page
+    assert "Size and error" in page and "relative error" in page and "128×64" in page
+    plan.save(tmp_path / "plan.json")
+    # Only the plan file is there, without its error table.
+    for other in (lgreco.Plan.load(tmp_path / "plan.json"), pickle.loads(pickle.dumps(plan))):
+        page = other.html()
+        assert hostile not in page and "Size and error" not in page and plan.settings["fc1.weight"].split()[0] in page
 
 
 WRONG: list[tuple[Any, str]] = [

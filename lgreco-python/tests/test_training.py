@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import logging
 import pathlib
 import re
@@ -185,6 +186,8 @@ def test_others_collectives_between_two_buckets() -> None:
 
 def _many_buckets(rank: int, steps: int) -> torch.Tensor:
     ddp, state = make(method="powersgd", default=1, policy="uniform", min_elements=1)
+    with pytest.raises(LgrecoError, match="no step has ended"):
+        state.metrics_line()
     buckets: set[int] = set()
     exchange = state.exchange
 
@@ -198,6 +201,9 @@ def _many_buckets(rank: int, steps: int) -> torch.Tensor:
     assert report is not None and report.step == steps - 1 and len(buckets) >= 3
     told = eval(repr(report), {"Report": dict})
     assert told == {name: getattr(report, name) for name in dir(report) if not name.startswith("_")}
+    line = json.loads(state.metrics_line())
+    assert (line["step"], line["bytes_out"]) == (steps - 1, report.bytes_out)
+    assert [layer["name"] for layer in line["layers"]] == list(state.metrics())
     return parameters
 
 

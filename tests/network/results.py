@@ -1,4 +1,4 @@
-"""Stores measurements in a file, and makes the tables and the picture."""
+"""Measurements in a file, and the tables that are made of them."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import pathlib
 import statistics
 from typing import Any, Callable
 
-from schemes import ALONE, PLAIN, measured
+from names import ALONE, PLAIN, measured
 
 TEXT = "novel"  # the training text, in the keys of runs, to tell them from runs with another text
 TOLERANCE = 1.005  # a loss counts as reached within half a per cent
@@ -126,12 +126,17 @@ class Learnt:
             return median(self.step(rate, self.scheme))
         return statistics.mean(median(run) for run in self.runs[rate])
 
+    def seconds_to(self, rate: str, target: float) -> float | None:
+        """To the loss, of the mean of the seeds' curves. None where they do not come to it."""
+        needed = steps_to(mean_curve(self.runs[rate]), target)
+        return needed * self.seconds_per_step(rate) if needed else None
+
     def seconds(self, rate: str, target: float) -> str:
-        """Seconds to the loss, by the mean of the seeds' curves."""
-        runs = self.runs[rate]
-        needed = steps_to(mean_curve(runs), target)
-        steps = needed or runs[0]["curve"][-1][0]
-        return f"{'' if needed else 'more than '}{steps * self.seconds_per_step(rate):.1f} s"
+        """The same as text."""
+        needed = self.seconds_to(rate, target)
+        if needed:
+            return f"{needed:.1f} s"
+        return f"more than {self.runs[rate][0]['curve'][-1][0] * self.seconds_per_step(rate):.1f} s"
 
     def steps(self, target: float) -> str:
         """Steps to the loss: by the mean of the seeds' curves, and the fewest and most of all runs."""
@@ -152,11 +157,16 @@ class Learnt:
         return f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
 
 
-def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
-    """A table of steps and seconds until plain DDP's final loss."""
+def plain_end(rates: list[str], all_learnt: list[Learnt]) -> tuple[int, float, float]:
+    """Plain DDP's steps, its loss at their end, and the loss that others have to reach."""
     plain = next(learnt for learnt in all_learnt if learnt.scheme == PLAIN)
     steps, reference = mean_curve(plain.runs[rates[0]])[-1]
-    target = TOLERANCE * reference
+    return steps, reference, TOLERANCE * reference
+
+
+def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
+    """Steps and seconds to plain DDP's loss at its end."""
+    steps, reference, target = plain_end(rates, all_learnt)
     lines = [
         f"The loss to be reached is {target:.3f}, plain DDP's after {steps} steps ({reference:.3f}) and half a per cent.",
         "",
@@ -167,26 +177,3 @@ def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
         times = " | ".join(learnt.seconds(rate, target) for rate in rates)
         lines.append(f"| {learnt.scheme} | {learnt.losses(steps)} | {learnt.steps(target)} | {times} |")
     return "\n".join(lines)
-
-
-def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None:
-    """Draws held-out loss against seconds, with a panel per rate."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(rates), figsize=(4.2 * len(rates), 3.8), sharey=True, squeeze=False)
-    for rate, panel in zip(rates, panels[0]):
-        for learnt in all_learnt:
-            curve, seconds = mean_curve(learnt.runs[rate]), learnt.seconds_per_step(rate)
-            style = "-" if learnt.scheme.startswith("lgreco") else "--"
-            panel.plot([step * seconds for step, _ in curve], [loss for _, loss in curve], style, label=learnt.scheme)
-        panel.set_xscale("log")
-        panel.set_title("no limit" if rate == "none" else rate)
-        panel.set_xlabel("seconds")
-        panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("held-out loss")
-    panels[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)

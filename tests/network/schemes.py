@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from names import ALONE, PLAIN
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-PLAIN = "plain DDP"
-ALONE = "no exchange"
-UNCOMPRESSED = 4  # uncompressed steps at the start, of lgreco and of PyTorch's PowerSGD
+UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
 DECIDES = 10  # steps between two decisions by measured seconds
 PUBLISHED = "qsgd,topk,powersgd"  # the meaning of "hybrid" when these schemes were first measured
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
@@ -89,11 +88,6 @@ SCHEMES: dict[str, Any] = {
 }
 """Schemes by name. Budgets are the sizes of uniform settings with full values, whatever the widths, or bits per
 step."""
-
-
-def measured(name: str) -> bool:
-    """Whether the link's rate affects what is sent."""
-    return name.endswith(", seconds")
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:

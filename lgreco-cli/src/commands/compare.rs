@@ -1,10 +1,9 @@
 //! `lgreco compare`: runs all solvers and baselines on the same tables.
 
 use super::{emit, model, solve, timed, write};
-use crate::args::{BudgetArg, Compare, Limits, SizeArg};
+use crate::args::{BudgetArg, Compare, Limits, SizeArg, Target};
 use crate::failure::Failure;
-use crate::plot::Point;
-use crate::report::{Comparison, HYBRID_NOTE, Scheme, compared};
+use crate::report::{Comparison, HYBRID_NOTE, Point, Scheme, compared};
 use lgreco::Error;
 use lgreco::plan::budget::Budget;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};
@@ -20,7 +19,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
         |&method| model::build_search(&[method], &compare.candidates, compare.default, compare.range, &compare.widths);
     let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
     let model = model::Model::open(compare.gradients.as_deref())?;
-    write::distinct(model.files(), compare.json.as_ref(), None)?;
+    write::distinct(model.files(), Target::file(compare.json.as_ref()))?;
     let (outcomes, _) = model.measure(&searches, compare.candidates.backend)?;
     let (mut comparisons, mut infeasible) = (Vec::new(), Vec::new());
     for ((method, search), outcome) in methods.into_iter().zip(searches).zip(outcomes) {
@@ -55,7 +54,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
                 metric: metric.name(),
                 limit,
                 uncompressed: facts.sizes.iter().sum(),
-                uniform: Point { budget: uniform.error, size: uniform.size },
+                uniform: Point { error: uniform.error, size: uniform.size },
                 measure,
                 schemes,
                 smallest,
@@ -175,7 +174,7 @@ fn json(comparisons: &[Comparison]) -> String {
             None => ("smallest_error", Value::Null),
         };
         json!({"method": c.method, "metric": c.metric, limit.0: limit.1, "uncompressed_size": c.uncompressed,
-            "default_size": c.uniform.size, "default_error": c.uniform.budget, "seconds": {"measure": c.measure},
+            "default_size": c.uniform.size, "default_error": c.uniform.error, "seconds": {"measure": c.measure},
             "schemes": schemes, "feasible": c.smallest.is_none(), smallest.0: smallest.1})
     };
     let comparisons: Vec<Value> = comparisons.iter().map(comparison).collect();

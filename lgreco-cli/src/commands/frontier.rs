@@ -22,7 +22,7 @@ pub fn run(
     if solver != SolverArg::Exact {
         return Err(Failure::bad_input("--frontier is for --solver exact, which proves its points"));
     }
-    let (name, file) = solve::read(path, target, None)?;
+    let (name, file) = solve::read(path, Target::file(target))?;
     let table = &file.table;
     let merged = constraints::merged(&name, table, asked)?;
     let doing = format!("solving {}", counted(table.layers() as u64, "layer"));

@@ -10,7 +10,7 @@ use std::io::Write;
 pub fn run(source: &Source, json: Option<&Target>, out: &mut dyn Write) -> Result<(), Failure> {
     let search = model::search(source)?;
     let model = model::Model::open(source.gradients.as_deref())?;
-    write::distinct(model.files(), json, None)?;
+    write::distinct(model.files(), Target::file(json))?;
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
     let model::Outcome { measured, facts, seconds } = outcome;
     let table = measured.table;

@@ -9,6 +9,7 @@ mod measure;
 mod model;
 mod plan;
 mod solve;
+mod watch;
 mod write;
 
 use crate::args::{Command, Target};
@@ -29,6 +30,7 @@ pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), Failure> {
             frontier::run(table, solving.solver, constraints, *most, output.json.as_ref(), out)
         }
         Command::Compare(compare) => compare::run(compare, out),
+        Command::Watch(watch) => watch::run(watch, out),
         Command::Devices => print(out, &devices::report()),
     }
 }

@@ -3,14 +3,13 @@
 use super::backend::Opened;
 use super::timed;
 use crate::args::{BackendArg, Candidates, RangeArg, Source};
+use crate::facts::{Facts, norm};
 use crate::failure::Failure;
 use crate::gradients::Stored;
-use crate::report::{Facts, LeftAlone};
 use crate::units::counted;
 use lgreco::Error;
 use lgreco::backend::Backend;
 use lgreco::compress::{Unit, check_finite};
-use lgreco::gradient::{Element, Values};
 use lgreco::search::{Layer, Measured, Method, Offer, Range, Search, Width};
 use lgreco::table::NamedError;
 use rayon::prelude::*;
@@ -107,9 +106,10 @@ impl Model {
                 })?;
             }
         }
+        let layers: Vec<_> = gradients.layers().map(|(_, dims, dtype)| (dims, dtype)).collect();
         let outcome = |(Pass { offer, errors, seconds, .. }, search): (Pass<'_>, &Search)| {
             let mut measured = offer.into_measured(&errors).map_err(|failed| self.failed(search, failed, None))?;
-            let facts = self.facts(&norms, &measured, opened.device_memory());
+            let facts = Facts::new(&layers, &norms, &measured, opened.device_memory());
             for (layer, &bits) in facts.sizes.iter().enumerate() {
                 measured.table.set_uncompressed_size(layer, bits);
             }
@@ -134,24 +134,6 @@ impl Model {
                 Failure::no_result(format_args!("{}: {layer}{told}", self.name))
             }
             error => Failure::from_core(&error, format_args!("{}: {failed}", self.name)),
-        }
-    }
-
-    fn facts(&self, norms: &[f64], measured: &Measured, device_memory: Option<u64>) -> Facts {
-        let layers: Vec<_> = self.gradients.layers().collect();
-        let elements = |index: usize| layers[index].1.iter().map(|&dim| dim as u64).product::<u64>();
-        let size = |index: usize| 8 * elements(index) * layers[index].2.bytes() as u64;
-        let (taken, left) = (&measured.layers, &measured.uncompressed);
-        Facts {
-            shapes: taken.iter().map(|&index| layers[index].1.to_vec()).collect(),
-            norms: taken.iter().map(|&index| norms[index]).collect(),
-            sizes: taken.iter().map(|&index| size(index)).collect(),
-            left_alone: LeftAlone {
-                layers: left.len(),
-                elements: left.iter().map(|&index| elements(index)).sum(),
-                size: left.iter().map(|&index| size(index)).sum(),
-            },
-            device_memory,
         }
     }
 }
@@ -207,21 +189,4 @@ pub fn build_search(
         search = search.with_widths(widths).map_err(of_method)?;
     }
     Ok(search)
-}
-
-/// The l2 norm. Eight partial sums let vector instructions add in parallel.
-fn norm(layer: &Layer<'_>) -> f64 {
-    fn squared<T: Element>(values: &[T]) -> f64 {
-        let mut sums = [0.0; 8];
-        for values in values.chunks(8) {
-            sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += f64::from(v.to_f32()).powi(2));
-        }
-        sums.iter().sum()
-    }
-    match layer.gradient().values() {
-        Values::F32(v) => squared(v),
-        Values::F16(v) => squared(v),
-        Values::Bf16(v) => squared(v),
-    }
-    .sqrt()
 }

@@ -21,19 +21,16 @@ pub fn run(
     }
     let (method, metric) = (search.method(), search.metric);
     let model = model::Model::open(source.gradients.as_deref())?;
-    write::distinct(model.files(), output.json.as_ref(), output.plot.as_deref())?;
+    write::distinct(model.files(), output.files())?;
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
     let model::Outcome { measured, facts, seconds: measure } = outcome;
     let table = &measured.table;
     let merged = constraints::merged(&model.name, table, asked)?;
     let solved = solve::solve(&model.name, table, &merged, None, solving)?;
-    if let Some(path) = &output.plot {
-        let title = format!("{}, {}", method.name(), metric.name());
-        let title = solve::title(&model.name, &title);
-        write::file(path, &solve::picture(title, table, &merged, &solved.plan, Some(&facts)).svg())?;
-    }
+    let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];
+    let title = solve::title(&model.name, &format!("{}, {}", method.name(), metric.name()));
+    solve::pictures(output, title, table, &merged, &solved, Some(&facts), &times)?;
     let report = || {
-        let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];
         let mut text = report::plan(table, &solved, Some(&facts), &times);
         if method == Method::Hybrid {
             text += report::HYBRID_NOTE;

@@ -1,15 +1,17 @@
 //! `lgreco solve`: plans for a given table. The command `plan` uses its solving step too.
 
 use super::{constraints, emit, timed, write};
-use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving, Target};
+use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving};
+use crate::facts::Facts;
 use crate::failure::Failure;
-use crate::plot::{Bar, Picture, Point};
-use crate::report::{self, Facts, Solved};
+use crate::page;
+use crate::plot::Picture;
+use crate::report::{self, Solved};
 use crate::units::counted;
 use lgreco::Error;
 use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::budget::Budget;
-use lgreco::plan::{Limit, Merged, Plan, Solver, dp};
+use lgreco::plan::{Merged, Solver, dp};
 use lgreco::table::{NamedTable, Table};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -21,28 +23,28 @@ pub fn run(
     output: &Output,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let (name, TableFile { table, budget }) = read(path, output.json.as_ref(), output.plot.as_deref())?;
+    let (name, TableFile { table, budget }) = read(path, output.files())?;
     let merged = constraints::merged(&name, &table, asked)?;
     let solved = solve(&name, &table, &merged, budget, solving)?;
-    if let Some(path) = &output.plot {
-        write::file(path, &picture(title(&name, table.metric()), &table, &merged, &solved.plan, None).svg())?;
-    }
+    let times = [("solving", solved.seconds)];
+    pictures(output, title(&name, table.metric()), &table, &merged, &solved, None, &times)?;
     let json = || {
         let mut file = PlanFile::new(&table, &solved.plan);
         file.seconds.solve = Some(solved.seconds);
         file.to_json()
     };
-    let times = [("solving", solved.seconds)];
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Reads a table file, or standard input for `-`, and returns its name for messages. Fails if a result would overwrite the
-/// file.
-pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(String, TableFile), Failure> {
+/// Reads a table file, or standard input for `-`, and says what it is called. Results must not be written over it.
+pub fn read<'a>(
+    path: &'a Path,
+    results: impl Iterator<Item = (&'static str, &'a Path)>,
+) -> Result<(String, TableFile), Failure> {
     let from_stdin = path == Path::new("-");
     let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
-    write::distinct((!from_stdin).then_some(path).into_iter(), json, plot)?;
+    write::distinct((!from_stdin).then_some(path).into_iter(), results)?;
     let bytes = if from_stdin {
         let mut bytes = Vec::new();
         std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
@@ -176,49 +178,25 @@ pub fn title(name: &str, what: &str) -> String {
     crate::failure::printable(&format!("{file} · {what}"))
 }
 
-/// The picture of a plan; the frontier around it is solved for, within the same constraints.
-pub fn picture(title: String, table: &NamedTable, merged: &Merged<'_>, plan: &Plan, facts: Option<&Facts>) -> Picture {
-    let view = table.view();
-    let summary = plan.summary();
-    let budget = match summary.limit() {
-        Limit::Error(budget) => budget,
-        Limit::Size(_) => summary.error,
-    };
-    let chosen = Point { budget, size: summary.size };
-    let default = report::default_point(table);
-    let unit = default.map(|point| point.budget).filter(|&budget| budget > 0.0).unwrap_or(chosen.budget);
-    let mut budgets: Vec<f64> = (-8..=8).map(|quarter| unit * f64::from(quarter).exp2().sqrt().sqrt()).collect();
-    budgets.push(chosen.budget);
-    budgets.sort_by(f64::total_cmp);
-    budgets.dedup();
-    budgets.retain(|&budget| budget > 0.0);
-    let frontier = budgets.into_iter().filter_map(|budget| {
-        let plan = merged.solve(Budget::Absolute(budget), None, Solver::default()).ok()?;
-        Some(Point { budget, size: plan.summary().size })
-    });
-    let bar = |layer: usize, option: u32| {
-        let per_element =
-            |option: u32| view.layer(layer)[option as usize].size as f64 / table.elements(layer).max(1) as f64;
-        Bar {
-            name: crate::failure::printable(table.name(layer)),
-            label: crate::failure::printable(table.label(layer, option as usize)),
-            chosen: per_element(option),
-            default: table.default_option(layer).map(per_element),
-        }
-    };
-    let default_name =
-        report::default_setting(table).map_or_else(|| "default setting".into(), |label| format!("{label} everywhere"));
-    let gain =
-        default.and_then(|default| report::gain(default, summary)).map(|gain| format!("{gain} than {default_name}"));
-    let (limit, used) = report::limit_use(summary, table.metric());
-    Picture {
-        title,
-        notes: gain.into_iter().chain([report::certificate(summary), format!("{limit} {used}")]).collect(),
-        default_name,
-        uncompressed: facts.map(|facts| facts.sizes.iter().sum()),
-        default,
-        chosen,
-        frontier: frontier.collect(),
-        layers: plan.options().iter().enumerate().map(|(layer, &option)| bar(layer, option)).collect(),
+/// Writes the picture and the page that are asked for.
+pub fn pictures(
+    output: &Output,
+    title: String,
+    table: &NamedTable,
+    merged: &Merged<'_>,
+    solved: &Solved,
+    facts: Option<&Facts>,
+    times: &[(&str, f64)],
+) -> Result<(), Failure> {
+    if output.plot.is_none() && output.html.is_none() {
+        return Ok(());
+    }
+    let picture = Picture::of_plan(&title, table, merged, &solved.plan, facts)?;
+    if let Some(path) = &output.plot {
+        write::file(path, &picture.svg())?;
+    }
+    match &output.html {
+        Some(path) => write::file(path, &page::drawn(&picture, table, solved, facts, times)),
+        None => Ok(()),
     }
 }

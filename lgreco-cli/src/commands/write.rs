@@ -1,6 +1,5 @@
 //! Writes files as a whole or not at all, and never over an input.
 
-use crate::args::Target;
 use crate::failure::Failure;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -11,17 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of attempts to create a temporary file while other processes remove it.
 const TRIES: usize = 100;
 
-/// Fails if a result would overwrite one of `inputs` or another result.
+/// Refuses to write over `inputs`, and to write two results to one file. Results come with their flags.
 pub fn distinct<'a>(
     inputs: impl Iterator<Item = &'a Path>,
-    json: Option<&'a Target>,
-    plot: Option<&'a Path>,
+    results: impl IntoIterator<Item = (&'static str, &'a Path)>,
 ) -> Result<(), Failure> {
-    let json = match json {
-        Some(Target::File(path)) => Some(path.as_path()),
-        _ => None,
-    };
-    let results = json.map(|path| ("--json", path)).into_iter().chain(plot.map(|path| ("--plot", path)));
     let named = inputs.map(|path| ("the input", path)).chain(results);
     let files: Vec<_> = named.map(|(name, path)| (name, path, place(path))).collect();
     for (at, (flag, path, place)) in files.iter().enumerate() {

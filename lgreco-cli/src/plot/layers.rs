@@ -1,132 +1,87 @@
-//! Every layer's chosen setting against its default.
+//! Every layer's chosen setting against its default, over the model's depth.
 
-use super::{Area, Bar, CHOSEN, Drawn, GRID, INK, MARGIN, MUTED, Picture, WIDTH, heading, span, text};
-use crate::units;
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
-
-const HEAD: i32 = 78;
-const FOOT: i32 = 44;
-const NAMES: i32 = 300;
-const LABELS: i32 = 110;
+use super::{Bar, Measure, cut, span};
+use crate::chart::{
+    Anchor, Area, BLUE, Colour, GREEN, GRID, INK, MUTED, ORANGE, RED, Scale, Svg, TEAL, VIOLET, legend, text_width,
+};
 
 /// Colours of the methods, by the word a label begins with.
-const METHODS: [(&str, RGBColor); 5] = [
-    ("eden", CHOSEN),
-    ("qsgd", RGBColor(0xb0, 0x4a, 0x5a)),
-    ("topk", RGBColor(0xdd, 0x84, 0x2a)),
-    ("powersgd", RGBColor(0x3f, 0x95, 0x6c)),
-    ("dense", RGBColor(0x70, 0x60, 0x8f)),
-];
+const METHODS: [(&str, Colour); 5] =
+    [("eden", BLUE), ("qsgd", RED), ("topk", ORANGE), ("powersgd", GREEN), ("dense", VIOLET)];
+/// What other methods' layers are called together.
+const OTHER: (&str, Colour) = ("other", TEAL);
 
-fn method(label: &str) -> Option<usize> {
-    METHODS.iter().position(|(name, _)| label.split(' ').next() == Some(*name))
+fn method(label: &str) -> (&'static str, Colour) {
+    METHODS.into_iter().find(|(name, _)| label.split(' ').next() == Some(*name)).unwrap_or(OTHER)
 }
 
-fn row_height(layers: usize) -> i32 {
-    (1900 / layers.max(1) as i32).clamp(14, 24)
+fn row_height(layers: usize) -> f64 {
+    (1900.0 / layers.max(1) as f64).floor().clamp(14.0, 24.0)
 }
 
-pub(super) fn height(layers: usize) -> u32 {
-    (HEAD + FOOT + row_height(layers) * layers as i32) as u32
+/// Layers that are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Layers<'a> {
+    /// A row each.
+    pub bars: &'a [Bar],
+    /// What bars show.
+    pub measure: Measure,
+    /// What is marked beside them.
+    pub mark: &'a str,
 }
 
-/// A logarithmic axis in pixels.
-struct Axis {
-    low: f64,
-    high: f64,
-}
-
-impl Axis {
-    fn around(values: impl Iterator<Item = f64>) -> Self {
-        let (low, high) = span(values);
-        if low > high { Axis { low: 0.5, high: 2.0 } } else { Axis { low: low / 1.5, high: high * 1.1 } }
-    }
-
-    fn pixel(&self, value: f64) -> i32 {
-        let width = WIDTH as i32 - MARGIN - LABELS - NAMES;
-        let part = (value.max(self.low) / self.low).ln() / (self.high / self.low).ln();
-        NAMES + (part * width as f64).round() as i32
-    }
-
-    /// Round multiples of powers of ten, the fewer the longer the axis.
-    fn ticks(&self) -> Vec<f64> {
-        let steps: &[f64] = match self.high / self.low {
-            0.0..8.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
-            8.0..200.0 => &[1.0, 2.0, 5.0],
-            _ => &[1.0],
-        };
-        let decades = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
-        let all = decades.flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
-        all.filter(|tick| (self.low..self.high).contains(tick)).collect()
+impl Layers<'_> {
+    /// A picture of them alone.
+    pub fn svg(&self, width: f64) -> Svg {
+        let mut svg = Svg::new(width, 0.0);
+        draw(self, &mut svg, Area::new(0.0, 0.0, width, 0.0));
+        svg
     }
 }
 
-pub(super) fn draw(picture: &Picture, area: &Area<'_>) -> Drawn {
-    heading(area, "Layers", "payload bits per element, logarithmic", (MARGIN, 10))?;
-    legend(picture, area)?;
-    let row = row_height(picture.layers.len());
-    let bottom = HEAD + row * picture.layers.len() as i32;
-    let values = |bar: &Bar| [Some(bar.chosen), bar.default].into_iter().flatten();
-    let axis = Axis::around(picture.layers.iter().flat_map(values));
-    for tick in axis.ticks() {
-        let x = axis.pixel(tick);
-        area.draw(&PathElement::new([(x, HEAD - 4), (x, bottom + 4)], GRID))?;
-        text(area, &number(tick), (x, bottom + 16), 13, &MUTED, HPos::Center)?;
+/// Draws them from the top of `area` on, in a picture that grows as they need.
+pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
+    let narrow = area.right - area.left < 500.0;
+    let mut entries: Vec<(&str, Colour)> = METHODS.into_iter().chain([OTHER]).collect();
+    entries.retain(|entry| layers.bars.iter().any(|bar| method(&bar.label) == *entry));
+    if layers.bars.iter().any(|bar| bar.mark.is_some()) {
+        entries.push((layers.mark, INK));
     }
-    let letters = (row - 2).min(14);
-    for (index, bar) in picture.layers.iter().enumerate() {
-        let top = HEAD + row * index as i32;
-        let middle = top + row / 2;
-        let end = axis.pixel(bar.chosen);
-        let colour = method(&bar.label).map_or(CHOSEN, |index| METHODS[index].1);
-        text(area, &shortened(&bar.name, 38), (NAMES - 10, middle), letters, &INK, HPos::Right)?;
-        area.draw(&Rectangle::new([(NAMES, top + 2), (end, top + row - 2)], colour.filled()))?;
+    let first = legend(svg, &entries, (area.left, area.top + 8.0), area.right, 13.0) + 16.0;
+    let row = row_height(layers.bars.len());
+    let letters = (row - 2.0).min(if narrow { 12.0 } else { 13.0 });
+    let (most_name, most_label) = if narrow { (0.42, 0.26) } else { (0.3, 0.25) };
+    let widest = |texts: &mut dyn Iterator<Item = &str>, most: f64| {
+        texts.map(|text| text_width(text, letters)).fold(0.0, f64::max).min(most * (area.right - area.left))
+    };
+    let names = widest(&mut layers.bars.iter().map(|bar| &*bar.name), most_name);
+    let labels = widest(&mut layers.bars.iter().map(|bar| &*bar.label), most_label);
+    let values = |bar: &Bar| [Some(bar.chosen), bar.mark].into_iter().flatten();
+    let (low, high) = span(layers.bars.iter().flat_map(values));
+    let start = area.left + names + 10.0;
+    let scale = Scale::log((low / 1.5, high * 1.1), (start, area.right - labels - 10.0));
+    let bottom = first + row * layers.bars.len() as f64;
+    svg.grow(bottom + 42.0);
+    for (tick, text) in scale.ticks(&|value| layers.measure.write(value), 12.0, true) {
+        let x = scale.at(tick);
+        svg.line([(x, first - 4.0), (x, bottom + 4.0)], GRID, 1.0);
+        svg.text(&text, (x, bottom + 16.0), 12.0, MUTED, Anchor::Middle);
+    }
+    for (index, bar) in layers.bars.iter().enumerate() {
+        let top = first + row * index as f64;
+        let (middle, end) = (top + row / 2.0, scale.at(bar.chosen));
+        let label = cut(&bar.label, letters, labels);
+        svg.text(&cut(&bar.name, letters, names), (start - 8.0, middle), letters, INK, Anchor::End);
+        let tip = format!("{}: {}, {}", bar.name, bar.label, layers.measure.write(bar.chosen));
+        svg.rect(Area::new(start, top + 2.0, end.max(start + 1.0), top + row - 2.0), method(&bar.label).1, &tip);
         let mut label_at = end;
-        if let Some(default) = bar.default {
-            let x = axis.pixel(default);
-            area.draw(&PathElement::new([(x, top), (x, top + row)], INK.stroke_width(2)))?;
-            if (x - end).abs() < 90 {
-                label_at = end.max(x);
+        if let Some(mark) = bar.mark {
+            let x = scale.at(mark);
+            svg.line([(x, top), (x, top + row)], INK, 2.0);
+            if x > end && x < end + text_width(&label, letters) + 14.0 {
+                label_at = x;
             }
         }
-        text(area, &bar.label, (label_at + 7, middle), letters, &MUTED, HPos::Left)?;
+        svg.text(&label, (label_at + 6.0, middle), letters, MUTED, Anchor::Start);
     }
-    Ok(())
-}
-
-fn legend(picture: &Picture, area: &Area<'_>) -> Drawn {
-    let mut x = NAMES;
-    let present = METHODS
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| picture.layers.iter().any(|bar| method(&bar.label) == Some(*index)));
-    for (_, (name, colour)) in present {
-        area.draw(&Rectangle::new([(x, 24), (x + 14, 38)], colour.filled()))?;
-        text(area, name, (x + 20, 31), 13, &INK, HPos::Left)?;
-        x += 34 + 8 * name.len() as i32;
-    }
-    if picture.layers.iter().any(|bar| bar.default.is_some()) {
-        area.draw(&PathElement::new([(x + 4, 22), (x + 4, 40)], INK.stroke_width(2)))?;
-        text(area, "default setting", (x + 12, 31), 13, &INK, HPos::Left)?;
-    }
-    Ok(())
-}
-
-fn number(tick: f64) -> String {
-    if (0.001..100_000.0).contains(&tick) {
-        format!("{}", (tick * 1e6).round() / 1e6)
-    } else {
-        units::significant(tick)
-    }
-}
-
-/// At most `limit` characters, with the middle left out.
-fn shortened(name: &str, limit: usize) -> String {
-    let letters: Vec<char> = name.chars().collect();
-    if letters.len() <= limit {
-        return name.into();
-    }
-    let (head, tail) = (limit / 3, limit - limit / 3 - 1);
-    letters[..head].iter().chain(&['…']).chain(&letters[letters.len() - tail..]).collect()
 }

@@ -1,39 +1,32 @@
 //! Size before and after.
 
-use super::{Area, CHOSEN, DEFAULT, Drawn, INK, MARGIN, MUTED, Picture, heading, text};
+use super::{Picture, cut, heading, paragraph};
+use crate::chart::{Anchor, Area, BLUE, Colour, GREY, INK, MUTED, Svg, TRACK, text_width};
 use crate::units;
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
 
-const LEFT: i32 = MARGIN;
-const FULL: i32 = 470;
-
-pub(super) fn draw(picture: &Picture, area: &Area<'_>) -> Drawn {
+pub(super) fn draw(picture: &Picture, svg: &mut Svg, area: Area) {
     let note = match picture.uncompressed {
-        Some(size) => format!("one worker's payloads; uncompressed these layers are {}", units::bits(size)),
+        Some(size) => format!("one worker's payloads; uncompressed {}", units::bits(size)),
         None => "one worker's payloads".into(),
     };
-    heading(area, "Size", &note, (LEFT, 84))?;
+    let mut top = heading(svg, "Size", &note, area) + 16.0;
     let largest = picture.default.map_or(0, |point| point.size).max(picture.chosen.size).max(1);
-    let mut top = 146;
-    let mut bar = |name: &str, size: u64, colour: &RGBColor| -> Drawn {
-        let width = (FULL as f64 * size as f64 / largest as f64).round() as i32;
-        text(area, name, (LEFT, top), 14, &INK, HPos::Left)?;
-        let ratio = picture.uncompressed.map_or_else(String::new, |whole| format!("  ({})", units::ratio(whole, size)));
+    let full = area.right - area.left;
+    let mut bar = |name: &str, size: u64, colour: Colour| {
+        let ratio = picture.uncompressed.map_or_else(String::new, |whole| format!(" ({})", units::ratio(whole, size)));
         let label = format!("{}{ratio}", units::bits(size));
-        text(area, &label, (LEFT + FULL, top), 14, &INK, HPos::Right)?;
-        area.draw(&Rectangle::new([(LEFT, top + 13), (LEFT + FULL, top + 41)], DEFAULT.mix(0.15).filled()))?;
-        area.draw(&Rectangle::new([(LEFT, top + 13), (LEFT + width.max(1), top + 41)], colour.filled()))?;
-        top += 78;
-        Ok(())
+        let width = (full * size as f64 / largest as f64).max(1.0);
+        svg.text(&cut(name, 13.0, full - text_width(&label, 13.0) - 12.0), (area.left, top), 13.0, INK, Anchor::Start);
+        svg.text(&label, (area.right, top), 13.0, INK, Anchor::End);
+        svg.rect(Area::new(area.left, top + 12.0, area.right, top + 36.0), TRACK, "");
+        svg.rect(Area::new(area.left, top + 12.0, area.left + width, top + 36.0), colour, "");
+        top += 66.0;
     };
     if let Some(default) = picture.default {
-        bar(&picture.default_name, default.size, &DEFAULT)?;
+        bar(&picture.default_name, default.size, GREY);
     }
-    bar("this plan", picture.chosen.size, &CHOSEN)?;
+    bar("this plan", picture.chosen.size, BLUE);
     for line in &picture.notes {
-        text(area, line, (LEFT, top), 14, &MUTED, HPos::Left)?;
-        top += 22;
+        top = paragraph(svg, line, (area.left, top), 12.0, MUTED, full);
     }
-    Ok(())
 }

@@ -24,8 +24,8 @@ pub enum End {
     Done,
 }
 
-/// Known words of commands and options. `{}` stands for the folder of [`folder`].
-const WORDS: [&str; 102] = [
+/// The words that options and commands are made of; `{}` is the folder of [`folder`].
+const WORDS: [&str; 108] = [
     "plan",
     "measure",
     "solve",
@@ -128,6 +128,12 @@ const WORDS: [&str; 102] = [
     "--frontier",
     "fc1,fc2",
     "fc1=qsgd 8",
+    "--html",
+    "watch",
+    "--once",
+    "--every",
+    "{}/steps.jsonl",
+    "{}/out.html",
 ];
 
 /// Makes a safetensors file of a header and data.
@@ -152,13 +158,17 @@ fn folder() -> &'static Path {
         nan.iter_mut().rev().take(4).for_each(|byte| *byte = 0xff);
         let table = r#"{"version":1,"metric":"l2","layers":[{"name":"fc1","elements":64,"default":0,"options":[
             {"label":"qsgd 4","size":300,"error":0.5},{"label":"qsgd 8","size":600,"error":0.1}]}]}"#;
-        let files: [(&str, &[u8]); 6] = [
+        let step = r#"{"version":1,"step":0,"outcome":"exchanged","switched":false,"bytes_in":32,"bytes_out":8,
+            "layers":[{"name":"fc1","setting":"topk 2","steps":1,"bytes_in":32,"bytes_out":8}]}"#;
+        let steps = step.replace('\n', " ") + "\n";
+        let files: [(&str, &[u8]); 7] = [
             ("gradients.safetensors", &safetensors(header, &all)),
             ("one.safetensors", &safetensors(one, &values)),
             ("nan.safetensors", &nan),
             ("broken.safetensors", &safetensors(header, &values)),
             ("table.json", table.as_bytes()),
             ("plan.json", b"{\"version\":1}"),
+            ("steps.jsonl", steps.as_bytes()),
         ];
         for (name, bytes) in files {
             fs::write(folder.join(name), bytes).expect("a temporary file");
@@ -267,8 +277,7 @@ fn is_small(command: &Command) -> bool {
     let small = |solving: &Solving| solving.levels.is_none_or(|levels| levels <= 10_000);
     // Measuring without a file uses the sample, which takes too long.
     let read = |path: Option<&Path>| path.is_some_and(is_inside);
-    let written =
-        |output: &Output| is_written_inside(output.json.as_ref()) && output.plot.as_deref().is_none_or(is_inside);
+    let written = |output: &Output| output.files().all(|(_, path)| is_inside(path));
     match command {
         Command::Plan { source, solving, output, .. } => {
             read(source.gradients.as_deref()) && small(solving) && written(output)
@@ -278,6 +287,7 @@ fn is_small(command: &Command) -> bool {
         Command::Compare(compare) => {
             read(compare.gradients.as_deref()) && compare.levels <= 10_000 && is_written_inside(compare.json.as_ref())
         }
+        Command::Watch(watch) => watch.once && is_inside(&watch.steps) && watch.html.as_deref().is_none_or(is_inside),
         Command::Devices => true,
     }
 }
@@ -343,18 +353,37 @@ mod tests {
             "compare {}/one.safetensors --min-elements 1 --size 1000 --method qsgd",
             "compare {}/gradients.safetensors --min-elements 8 --levels 100 --json -",
             "devices",
+            "plan {}/gradients.safetensors --min-elements 8 --html {}/out.html --json -",
+            "solve {}/table.json --html {}/out.html",
+            "watch {}/steps.jsonl --once --html {}/out.html --every 0.5",
         ] {
             assert_eq!(of(line), End::Done, "{line}");
         }
-        for line in
-            ["plan {}/nan.safetensors", "solve {}/plan.json", "measure {}/missing", "plan {}/broken.safetensors"]
-        {
+        for line in [
+            "plan {}/nan.safetensors",
+            "solve {}/plan.json",
+            "measure {}/missing",
+            "plan {}/broken.safetensors",
+            "watch {}/table.json --once",
+            "watch {}/missing --once",
+        ] {
             assert_eq!(of(line), End::Failed, "{line}");
         }
-        for line in ["", "plan --jsno", "solve", "plan --levels 0", "--help", "plan --backend gpu"] {
+        for line in [
+            "",
+            "plan --jsno",
+            "solve",
+            "plan --levels 0",
+            "--help",
+            "plan --backend gpu",
+            "watch --every 0",
+            "plan --html -",
+        ] {
             assert_eq!(of(line), End::Refused, "{line}");
         }
-        for line in ["plan", "solve -", "plan /etc/passwd", "solve {}/table.json --json /elsewhere"] {
+        for line in
+            ["plan", "solve -", "plan /etc/passwd", "solve {}/table.json --json /elsewhere", "watch {}/steps.jsonl"]
+        {
             assert_eq!(of(line), End::Left, "{line}");
         }
     }

@@ -1,6 +1,7 @@
-//! Checks that fuzz targets and tests share.
+//! What fuzz targets and tests of pictures check.
 
 mod arguments;
+pub mod labels;
 mod safetensors;
 
 pub use arguments::check_arguments;

@@ -10,6 +10,7 @@ __all__ = [
     "DeviceBucket",
     "DeviceWindow",
     "LgrecoError",
+    "PlanPage",
     "PlanResult",
     "PlanTask",
     "Report",
@@ -20,6 +21,7 @@ __all__ = [
     "make_plan",
     "payload_len",
     "peer_error",
+    "plan_page",
     "run_command",
 ]
 
@@ -41,8 +43,8 @@ def make_plan(
     model: list[tuple[str, list[int], str, int]] | str,
     solver: str,
     **options: Any,
-) -> str:
-    """Measures layers and plans; returns the JSON of a plan file.
+) -> tuple[str, PlanPage]:
+    """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file, and its page.
 
     ``model`` is a list of layers (name, dims, dtype, address of contiguous values). It can also be the path of a
     safetensors file, of an index of several files, or of a folder with them.
@@ -53,6 +55,9 @@ def make_plan(
 
 def check_plan(json: str) -> str:
     """Checks a plan file and returns it."""
+
+def plan_page(json: str) -> str:
+    """A page of HTML about a plan of which only the file is there."""
 
 def payload_len(setting: str, dims: list[int], dtype: str) -> int:
     """Number of bytes that a layer sends under a setting."""
@@ -87,6 +92,13 @@ class Request:
     received_address: int
     received_length: int
     received_lens: list[int]
+
+@final
+class PlanPage:
+    """What a page about a plan needs that its file does not have."""
+
+    def html(self) -> str:
+        """The page. Solves for the size-error frontier."""
 
 @final
 class Report:
@@ -174,6 +186,9 @@ class Controller:
 
     def close(self, bucket: Bucket) -> None:
         """Takes the layers back from a bucket."""
+
+    def metrics_line(self, report: Report) -> str:
+        """A step's report with the last decision and the metrics of all layers, as one line of JSON."""
 
     def finish_step(self) -> Report:
         """Ends the step, after all buckets were closed."""

@@ -66,6 +66,15 @@ class Steps:
         """The learning rate of the last step that began without an error."""
         self.last_report: Report | None = None
 
+    def metrics_line(self) -> str:
+        """The last step as one line of JSON, without the line's end: write it to a file, and ``lgreco watch FILE`` shows the run.
+
+        It has what ``last_report``, ``plan`` and ``metrics()`` say. LgrecoError before the first step.
+        """
+        if self.last_report is None:
+            raise LgrecoError("no step has ended: metrics_line() is about the last one, so call it after backward")
+        return self._controller.metrics_line(self.last_report)
+
     # Exchanging buckets
 
     def _under_way(self) -> list[BucketExchange]:

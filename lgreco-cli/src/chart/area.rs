@@ -1,0 +1,36 @@
+//! Where something is.
+
+/// A rectangle in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Area {
+    /// Its left end.
+    pub left: f64,
+    /// Its upper end.
+    pub top: f64,
+    /// Its right end.
+    pub right: f64,
+    /// Its lower end.
+    pub bottom: f64,
+}
+
+impl Area {
+    /// From its upper left corner to its lower right one.
+    pub fn new(left: f64, top: f64, right: f64, bottom: f64) -> Area {
+        Area { left, top, right, bottom }
+    }
+
+    /// Whether they have pixels in common.
+    pub fn meets(&self, other: &Area) -> bool {
+        self.left < other.right && other.left < self.right && self.top < other.bottom && other.top < self.bottom
+    }
+
+    /// Whether it is a part of the other.
+    pub fn is_within(&self, other: &Area) -> bool {
+        self.left >= other.left && self.right <= other.right && self.top >= other.top && self.bottom <= other.bottom
+    }
+
+    /// From its nearest place to a point.
+    pub fn distance(&self, (x, y): (f64, f64)) -> f64 {
+        (x - x.clamp(self.left, self.right)).hypot(y - y.clamp(self.top, self.bottom))
+    }
+}

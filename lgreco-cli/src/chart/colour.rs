@@ -1,0 +1,64 @@
+//! Colours that are readable on white and on a dark page.
+
+use std::fmt::Write;
+
+/// A colour in light and in dark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Colour {
+    /// Its name in style sheets.
+    pub name: &'static str,
+    /// On white.
+    pub light: &'static str,
+    /// On a dark page.
+    pub dark: &'static str,
+}
+
+const fn colour(name: &'static str, light: &'static str, dark: &'static str) -> Colour {
+    Colour { name, light, dark }
+}
+
+/// Text.
+pub const INK: Colour = colour("ink", "#262b33", "#e4e7ec");
+/// Text that matters less.
+pub const MUTED: Colour = colour("muted", "#626a76", "#9da6b3");
+/// Lines behind the data.
+pub const GRID: Colour = colour("grid", "#e3e6ea", "#2f353e");
+/// The page.
+pub const PAPER: Colour = colour("paper", "#ffffff", "#14171c");
+/// The empty part of a bar.
+pub const TRACK: Colour = colour("track", "#f0f1f3", "#23282f");
+/// Data to compare with.
+pub const GREY: Colour = colour("grey", "#8a93a0", "#8a93a0");
+/// Data.
+pub const BLUE: Colour = colour("blue", "#2f6fb5", "#6aa5e6");
+/// Data.
+pub const ORANGE: Colour = colour("orange", "#d0751a", "#eda04e");
+/// Data.
+pub const GREEN: Colour = colour("green", "#3f956c", "#5fc092");
+/// Data.
+pub const RED: Colour = colour("red", "#b04a5a", "#e58796");
+/// Data.
+pub const VIOLET: Colour = colour("violet", "#70608f", "#b1a0d8");
+/// Data.
+pub const TEAL: Colour = colour("teal", "#21858f", "#58bcc6");
+
+/// The colours of data, in the order in which a chart's series take them: as many as a chart may have.
+pub const SERIES: [Colour; 6] = [BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];
+
+const ALL: [Colour; 12] = [INK, MUTED, GRID, PAPER, TRACK, GREY, BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];
+
+/// Rules of a style sheet that give drawn elements their dark colours.
+pub fn dark_rules() -> String {
+    ALL.iter().fold(String::new(), |mut rules, Colour { name, dark, .. }| {
+        let _ = write!(rules, ".{name}{{fill:{dark}}}.{name}-line{{stroke:{dark}}}");
+        rules
+    })
+}
+
+/// The colours as variables of a style sheet, `--ink` and so on.
+pub fn variables(dark: bool) -> String {
+    ALL.iter().fold(String::new(), |mut rules, colour| {
+        let _ = write!(rules, "--{}:{};", colour.name, if dark { colour.dark } else { colour.light });
+        rules
+    })
+}

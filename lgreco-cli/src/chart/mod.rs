@@ -1,0 +1,17 @@
+//! Charts as SVG, in light and in dark: what plan pictures, pages and this project's trainers draw with.
+
+mod area;
+mod colour;
+mod labels;
+mod lines;
+mod scale;
+mod svg;
+
+pub use area::Area;
+pub use colour::{
+    BLUE, Colour, GREEN, GREY, GRID, INK, MUTED, ORANGE, PAPER, RED, SERIES, TEAL, TRACK, VIOLET, dark_rules, variables,
+};
+pub use labels::{Labels, legend, shortened, text_width};
+pub use lines::{Axis, Chart, Kind, Series};
+pub use scale::Scale;
+pub use svg::{Anchor, Svg, escaped};

@@ -1,0 +1,87 @@
+//! `lgreco watch`: a training run in progress.
+
+use super::write;
+use crate::args::Watch;
+use crate::failure::Failure;
+use crate::watch::{Next, Run, Source, html};
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Why nothing more is shown.
+enum End {
+    Failed(Failure),
+    /// Nobody reads standard output any more.
+    Closed,
+}
+
+impl From<Failure> for End {
+    fn from(failure: Failure) -> End {
+        End::Failed(failure)
+    }
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        if error.kind() == ErrorKind::BrokenPipe { End::Closed } else { End::Failed(error.into()) }
+    }
+}
+
+pub fn run(watch: &Watch, out: &mut dyn Write) -> Result<(), Failure> {
+    let page = watch.html.as_deref().map(|path| ("--html", path));
+    let input = Some(watch.steps.as_path()).filter(|path| *path != Path::new("-"));
+    write::distinct(input.into_iter(), page)?;
+    match follow(watch, Source::open(&watch.steps)?, out) {
+        Err(End::Failed(failure)) => Err(failure),
+        Err(End::Closed) | Ok(()) => Ok(()),
+    }
+}
+
+fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), End> {
+    let every = Duration::from_secs_f64(watch.every);
+    // Browsers look as often as there is something new.
+    let refresh = watch.every.ceil().max(1.0) as u32;
+    let (mut run, mut shown, mut is_new) = (Run::default(), None::<Instant>, false);
+    out.write_all(Run::head().as_bytes())?;
+    loop {
+        let waits = match source.next()? {
+            Next::Line(line) => {
+                let wrong = |what| Failure::bad_input(format_args!("{}: line {}: {what}", source.name, source.lines));
+                run.add(&line).map_err(wrong)?;
+                is_new = true;
+                false
+            }
+            Next::Anew => {
+                run = Run::default();
+                out.write_all(b"the file begins anew\n")?;
+                false
+            }
+            Next::Nothing if !watch.once => true,
+            Next::Nothing | Next::End => break,
+        };
+        if is_new && (waits || shown.is_none_or(|time| time.elapsed() >= every)) {
+            show(watch, &source, &run, Some(refresh), out)?;
+            (shown, is_new) = (Some(Instant::now()), false);
+        }
+        if waits {
+            std::thread::sleep(every);
+        }
+    }
+    let rest = source.rest();
+    if !rest.trim_ascii().is_empty() && run.add(&rest).is_err() {
+        writeln!(out, "line {} is not finished", source.lines + 1)?;
+    }
+    if run.last.is_none() {
+        return Err(Failure::bad_input(format_args!("{}: there is no step in it", source.name)).into());
+    }
+    show(watch, &source, &run, None, out)
+}
+
+fn show(watch: &Watch, source: &Source, run: &Run, refresh: Option<u32>, out: &mut dyn Write) -> Result<(), End> {
+    out.write_all(run.row().as_bytes())?;
+    out.flush()?;
+    if let Some(path) = &watch.html {
+        write::file(path, &html(&source.name, run, refresh))?;
+    }
+    Ok(())
+}
