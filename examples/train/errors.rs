@@ -1,5 +1,6 @@
 //! Errors of random plans on the gradients of an uncompressed run, layer by layer.
 
+use crate::optimiser::Kind;
 use crate::report::Row;
 use crate::schemes::{self, Scheme};
 use crate::task::Task;
@@ -13,6 +14,7 @@ use lgreco_train::gradient::{Gradient, Values};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The errors of one run.
@@ -20,6 +22,9 @@ use std::path::Path;
 pub struct Errors {
     /// The model's name.
     pub model: String,
+    /// What took the steps, as in results.
+    #[serde(default = "sgd")]
+    pub optimizer: String,
     /// Steps of training.
     pub steps: u32,
     /// Seed of starting values and data.
@@ -41,6 +46,51 @@ pub struct Layer {
     pub squared_norms: Vec<f64>,
     /// Increase of the loss by noise in the layer's values, divided by the noise's energy, at every second decision.
     pub sensitivities: Vec<f64>,
+    /// Adam's second moments at every decision; none under SGD.
+    #[serde(default)]
+    pub moments: Vec<Moments>,
+}
+
+/// What Adam divides a layer's gradients by, at one step.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moments {
+    /// Squared l2 norm of one worker's gradient in this step.
+    pub squared_norm: f64,
+    /// How many of the layer's second moments lie in each octave `[2^e, 2^(e+1))`: `e` and the count. Zeros count as `e = -149`.
+    pub octaves: Vec<(i32, u32)>,
+}
+
+fn sgd() -> String {
+    Kind::Sgd.name().into()
+}
+
+impl Moments {
+    fn new(gradient: &[f32], second: &[f32]) -> Moments {
+        let mut octaves = BTreeMap::new();
+        for &moment in second {
+            *octaves.entry(f64::from(moment.max(f32::from_bits(1))).log2().floor() as i32).or_default() += 1;
+        }
+        Moments { squared_norm: squared_norm(gradient), octaves: octaves.into_iter().collect() }
+    }
+
+    /// The noise in Adam's step, in squared step lengths summed over the elements, where the gradient has noise of `relative`
+    /// squared error, spread evenly over the elements: `Σ σ² / (v + σ²)`, because the second moments see the noise, too.
+    pub fn noise_in_step(&self, relative: f64) -> f64 {
+        let elements: f64 = self.octaves.iter().map(|&(_, count)| f64::from(count)).sum();
+        let noise = self.squared_norm * relative / elements;
+        let part =
+            |&(octave, count): &(i32, u32)| f64::from(count) * noise / ((f64::from(octave) + 0.5).exp2() + noise);
+        if noise > 0.0 { self.octaves.iter().map(part).sum() } else { 0.0 }
+    }
+
+    /// The same with all second moments equal to the layer's mean.
+    pub fn noise_by_mean(&self, relative: f64) -> f64 {
+        let sum = |of: fn(f64) -> f64| {
+            self.octaves.iter().map(|&(octave, count)| f64::from(count) * of(f64::from(octave) + 0.5)).sum::<f64>()
+        };
+        let (elements, sum) = (sum(|_| 1.0), sum(f64::exp2));
+        elements * self.squared_norm * relative / sum
+    }
 }
 
 impl Layer {
@@ -78,6 +128,7 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
             let mut window: Vec<Vec<f32>> = Vec::new();
             for step in 1..task.steps {
                 let gradients = worker.gradients()?;
+                let own = gradients.clone();
                 let since = (u64::from(step) + schedule.period).saturating_sub(schedule.warmup) % schedule.period;
                 if lead && since >= schedule.period - schedule.window {
                     window = match window.is_empty() {
@@ -91,6 +142,7 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
                 if since == schedule.period - 1 {
                     if lead {
                         errors.add(&window, worker.tensors())?;
+                        errors.add_moments(&own, &worker.second_moments(), worker.tensors());
                         window.clear();
                     }
                     if ((u64::from(step) + 1 - schedule.warmup) / schedule.period).is_multiple_of(2) {
@@ -113,7 +165,9 @@ pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<
         false => vec![],
     };
     for row in rows.iter().filter(|row| row.method == drawn::METHOD) {
-        let task = tasks.iter().find(|task| task.name == row.model && task.steps == row.steps);
+        let task = tasks
+            .iter()
+            .find(|task| (task.name, task.steps) == (&*row.model, row.steps) && task.conditions() == row.optimizer);
         if let Some(task) = task.filter(|_| !all.iter().any(|errors| errors.is_of(row))) {
             all.push(measure(task, row.seed)?);
             std::fs::write(path, serde_json::to_string(&all)? + "\n")?;
@@ -125,7 +179,7 @@ pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<
 
 impl Errors {
     fn is_of(&self, row: &Row) -> bool {
-        (&self.model, self.steps, self.seed) == (&row.model, row.steps, row.seed)
+        (&self.model, &self.optimizer, self.steps, self.seed) == (&row.model, &row.optimizer, row.steps, row.seed)
     }
 
     /// Finds a plan by name.
@@ -150,6 +204,7 @@ impl Errors {
         };
         Ok(Errors {
             model: task.name.into(),
+            optimizer: task.optimizer.name().into(),
             steps: task.steps,
             seed,
             layers: taken()
@@ -158,6 +213,7 @@ impl Errors {
                     elements: tensor.shape().elements(),
                     squared_norms: vec![],
                     sensitivities: vec![],
+                    moments: vec![],
                 })
                 .collect(),
             plans: drawn::NAMES.iter().map(plan).collect::<Result<_, Failure>>()?,
@@ -181,8 +237,7 @@ impl Errors {
         let taken = std::iter::zip(tensors, gradients).enumerate();
         let taken = taken.filter(|(_, (tensor, _))| search.takes(tensor.dims()));
         for (place, (index, (tensor, values))) in taken.enumerate() {
-            let squared_norm = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-            self.layers[place].squared_norms.push(squared_norm);
+            self.layers[place].squared_norms.push(squared_norm(values));
             let gradient = Gradient::new(Values::F32(values), tensor.shape())?;
             let stream = Stream { layer: index as u32, ..Stream::default() };
             for plan in &mut self.plans {
@@ -193,4 +248,18 @@ impl Errors {
         }
         Ok(())
     }
+
+    /// Adds what Adam divides by, if it takes the steps.
+    fn add_moments(&mut self, gradients: &[Vec<f32>], second: &[Vec<f32>], tensors: &[Tensor]) {
+        let search = Search::new(Method::Hybrid);
+        let taken = std::iter::zip(tensors, std::iter::zip(gradients, second));
+        let taken = taken.filter(|(tensor, _)| search.takes(tensor.dims()));
+        for (layer, (_, (gradient, second))) in self.layers.iter_mut().zip(taken) {
+            layer.moments.push(Moments::new(gradient, second));
+        }
+    }
+}
+
+fn squared_norm(values: &[f32]) -> f64 {
+    values.iter().map(|&x| f64::from(x) * f64::from(x)).sum()
 }

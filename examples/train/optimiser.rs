@@ -65,6 +65,12 @@ impl Optimiser {
         }
     }
 
+    /// AdamW's second moments without the bias of their start at zero, tensor by tensor; none under SGD.
+    pub fn second_moments(&self) -> Vec<Vec<f32>> {
+        let unbiased = 1.0 / (1.0 - SQUARES.powi(self.steps.max(1)));
+        self.second.iter().map(|moments| moments.iter().map(|moment| unbiased * moment).collect()).collect()
+    }
+
     /// Makes one step down `gradients`. SGD: `v = 0.9 v + g`, `x −= rate · v`.
     pub fn step(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
         self.steps += 1;

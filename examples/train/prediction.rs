@@ -1,6 +1,6 @@
 //! How well metrics of a plan's compression errors predict the increase of the loss under random plans.
 
-use crate::errors::{Errors, Layer, Plan};
+use crate::errors::{Errors, Layer, Moments, Plan};
 use crate::fitted;
 use crate::report::Row;
 use crate::summary::Mean;
@@ -29,6 +29,12 @@ const METRICS: [(&str, Term, Term); 9] = [
 const PROBED: [(&str, Term, Term); 2] = [
     ("squared-l2 by sensitivity", |n, r| n * r, |n, r| n * r),
     ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
+];
+
+/// A layer's part of metrics that know Adam, at one step, from the relative squared error of the mean gradient.
+const OF_ADAM: [(&str, fn(&Moments, f64) -> f64); 2] = [
+    ("noise in Adam's step, noise by workers", Moments::noise_in_step),
+    ("squared-l2 over the layer's mean second moment, noise by workers", Moments::noise_by_mean),
 ];
 
 fn averaged(r: f64) -> f64 {
@@ -129,6 +135,12 @@ pub fn table(rows: &[Row], errors: &[Errors]) -> Result<String, lgreco_train::Er
         let cost = |errors: &Errors, plan: &Plan| cost(errors, plan, Layer::sensitivity, biased, unbiased);
         text += &line(name, columns(&|measured| measured.spearman(cost))?);
     }
+    if errors.iter().all(|errors| errors.layers.iter().all(|layer| !layer.moments.is_empty())) {
+        for (name, part) in OF_ADAM {
+            text +=
+                &line(name, columns(&|measured| measured.spearman(|errors, plan| cost_of_adam(errors, plan, part)))?);
+        }
+    }
     let halves = all.iter().map(Measured::halves).collect::<Result<Vec<_>, _>>()?;
     for (index, name) in
         ["squared-l2, noise's weight fitted on the other half of the plans", "the same, noise by workers"]
@@ -153,6 +165,16 @@ fn cost(
         let term = if setting.parse::<Setting>()?.is_unbiased() { unbiased } else { biased };
         let terms = std::iter::zip(&layer.squared_norms, relative).map(|(&norm, &error)| term(norm, error));
         sum += weight(layer) * terms.sum::<f64>();
+    }
+    Ok(sum)
+}
+
+/// The cost of a plan by a metric that knows Adam's second moments, summed over layers and decisions.
+fn cost_of_adam(errors: &Errors, plan: &Plan, part: fn(&Moments, f64) -> f64) -> Result<f64, lgreco_train::Error> {
+    let mut sum = 0.0;
+    for ((layer, setting), relative) in errors.layers.iter().zip(&plan.settings).zip(&plan.errors) {
+        let by: fn(f64) -> f64 = if setting.parse::<Setting>()?.is_unbiased() { averaged } else { |r| r };
+        sum += std::iter::zip(&layer.moments, relative).map(|(moments, &error)| part(moments, by(error))).sum::<f64>();
     }
     Ok(sum)
 }

@@ -440,9 +440,15 @@ fn probing_leaves_the_model_as_it_was_and_tells_all_workers_the_same() {
 
 #[test]
 fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
+    for (optimizer, lines) in [(Kind::Sgd, 15), (Kind::Adamw, 17)] {
+        errors_and_metrics_under(optimizer, lines);
+    }
+}
+
+fn errors_and_metrics_under(optimizer: Kind, expected: usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("errors.json");
-    let task = tiny(Task::convnet(true), 14);
+    let task = Task { optimizer, ..tiny(Task::convnet(true), 14) };
     let bar = ProgressBar::hidden();
     let schemes = [scheme("none", "uncompressed"), scheme("drawn", "1"), scheme("drawn", "2"), scheme("drawn", "24")];
     let rows: Vec<Row> = schemes.iter().map(|&scheme| run::<Vec<u8>>(&task, scheme, 1, &bar, None).unwrap()).collect();
@@ -456,6 +462,16 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     // Sensitivities are measured at the first and the third decision; noise increases the loss for some layer.
     assert!(layers.iter().all(|layer| layer.sensitivities.len() == 2));
     assert!(layers.iter().any(|layer| layer.sensitivity() > 0.0), "{layers:?}");
+    let moments = if optimizer == Kind::Adamw { 3 } else { 0 };
+    assert!(layers.iter().all(|layer| layer.moments.len() == moments));
+    for layer in layers {
+        for moments in &layer.moments {
+            let noise = [0.0, 0.1, 1.0].map(|relative| moments.noise_in_step(relative));
+            let counted: u32 = moments.octaves.iter().map(|(_, count)| count).sum();
+            assert!(counted as usize == layer.elements && noise[0] == 0.0);
+            assert!(noise[0] < noise[1] && noise[1] < noise[2] && noise[2] < layer.elements as f64, "{noise:?}");
+        }
+    }
     for plan in plans {
         for (setting, relative) in plan.settings.iter().zip(&plan.errors) {
             let most = if setting.starts_with("qsgd") { f64::INFINITY } else { 1.0 };
@@ -468,7 +484,7 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     let table = prediction::table(&rows, &measured).unwrap();
     assert!(table.starts_with("convnet: 3 plans cost "), "{table}");
     let lines: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).collect();
-    assert!(lines.len() == 15 && lines[1].starts_with("| the size alone | "), "{table}");
+    assert!(lines.len() == expected && lines[1].starts_with("| the size alone | "), "{table}");
     let correlations = lines[1..].iter().map(|line| line.rsplit(" | ").next().unwrap().trim_end_matches(" |"));
     assert!(correlations.clone().all(|number| (-1.0..=1.0).contains(&number.parse::<f64>().unwrap())), "{table}");
 }

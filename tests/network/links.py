@@ -1,4 +1,7 @@
-"""A link per rank: each rank's process has its own network namespace, and a bridge connects them."""
+"""A link per node: the processes of a node share a network namespace, joined to the others' by a bridge.
+
+The link between nodes is shaped. What ranks of one node send each other goes by the namespace's loopback, which is not.
+"""
 
 import ctypes
 import os
@@ -14,32 +17,53 @@ def _ip(command: str) -> None:
     subprocess.run(["ip", *command.split()], check=True)
 
 
-def leave(rank: int, rate: str, joined: Connection) -> str:
-    """To be called in a rank's process: moves it to its own namespace, and returns the name of its link.
-
-    ``joined`` tells when the link exists. The rank sends at ``rate``.
-    """
+def _call(function: str, *arguments: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
+    if getattr(libc, function)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), function)
+
+
+def leave(node: int, rate: str, joined: Connection) -> str:
+    """Called in the process of a rank: moves it to its node's namespace, and returns the name of the node's link.
+
+    The first rank of the node makes the namespace, in which ``joined`` tells that the link is there, and gives it ``rate``. The others
+    hear from ``joined`` whose namespace it is.
+    """
+    leader = joined.recv()
+    if leader is not None:
+        with open(f"/proc/{leader}/ns/net") as namespace:
+            _call("setns", namespace.fileno(), CLONE_NEWNET)
+        return f"e{node}"
+    _call("unshare", CLONE_NEWNET)
     joined.send(os.getpid())
     joined.recv()
     _ip("link set lo up")
-    _ip(f"address add 10.77.0.{rank + 1}/24 dev e{rank}")
-    _ip(f"link set e{rank} up")
-    subprocess.run(shape("add", rate, device=f"e{rank}"), check=True)
-    return f"e{rank}"
+    _ip(f"address add 10.77.0.{node + 1}/24 dev e{node}")
+    _ip(f"link set e{node} up")
+    subprocess.run(shape("add", rate, device=f"e{node}"), check=True)
+    joined.send(None)
+    return f"e{node}"
 
 
-def join(rates: list[str], ranks: list[Connection]) -> None:
-    """To be called in the parent's namespace: gives each rank a link to the bridge, on which it receives at its
-    rate."""
+def join(rates: list[str], nodes: list[list[Connection]]) -> None:
+    """Called in the namespace that started the ranks: gives each node a link to the bridge, on which it receives at its rate."""
     _ip("link add bridge type bridge")
     _ip("link set bridge up")
-    for number, (rate, rank) in enumerate(zip(rates, ranks)):
-        process = rank.recv()
+    for number, (rate, (first, *others)) in enumerate(zip(rates, nodes)):
+        first.send(None)
+        process = first.recv()
         _ip(f"link add v{number} type veth peer name e{number}")
         _ip(f"link set e{number} netns {process}")
         _ip(f"link set v{number} master bridge up")
         subprocess.run(shape("add", rate, device=f"v{number}"), check=True)
-        rank.send(None)
+        first.send(None)
+        first.recv()
+        for other in others:
+            other.send(process)
+
+
+def sent(link: str) -> int:
+    """Bytes that have left this process's namespace by a link, headers of packets included."""
+    with open("/proc/self/net/dev") as devices:
+        counters = next(line.split(":")[1].split() for line in devices if line.split(":")[0].strip() == link)
+    return int(counters[8])

@@ -29,7 +29,7 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: int, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "") -> str:
+def step_key(rate: str, world: object, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "") -> str:
     link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}"
     return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks, round {turn}: {scheme}"
 

@@ -36,6 +36,22 @@ def _alone(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tenso
     return done
 
 
+def _bf16_summed_in_f32(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """bf16 on the wire, f32 sums: each rank gets its part of all gradients, adds it up, and sends all its mean."""
+    gradients, world, rank = bucket.buffer(), dist.get_world_size(), dist.get_rank()
+    length = -(-gradients.numel() // world)
+    parts = torch.zeros(world, length, dtype=torch.bfloat16)
+    parts.view(-1)[: gradients.numel()] = gradients
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts)
+    parts[rank] = received.float().sum(0) / world
+    dist.all_gather_into_tensor(received.view(-1), parts[rank])
+    gradients.copy_(received.view(-1)[: gradients.numel()])
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(gradients)
+    return done
+
+
 def _ours(**options: Any) -> Any:
     def register(ddp: DDP) -> Any:
         from lgreco.torch import LGreCoState, lgreco_hook
@@ -57,6 +73,7 @@ SCHEMES: dict[str, Any] = {
     PLAIN: lambda ddp: None,
     "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
     "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "bf16, summed in f32": lambda ddp: ddp.register_comm_hook(None, _bf16_summed_in_f32),
     "powerSGD_hook 4": _power(4),
     "powerSGD_hook 8": _power(8),
     "lgreco uncompressed": _ours(policy="uncompressed"),
@@ -76,7 +93,11 @@ SCHEMES: dict[str, Any] = {
     "lgreco EDEN 3, uniform": _ours(method="eden", policy="uniform"),
     "lgreco EDEN 2, uniform": _ours(method="eden", default=2, policy="uniform"),
     "lgreco EDEN 1, uniform": _ours(method="eden", default=1, policy="uniform"),
+    "lgreco EDEN 3, flat": _ours(method="eden", policy="uniform", route="all_gather"),
+    "lgreco EDEN 3, two-level": _ours(method="eden", policy="uniform", route="two_level"),
     "lgreco default": _ours(),
+    "lgreco default, flat": _ours(route="all_gather"),
+    "lgreco default, two-level": _ours(route="two_level"),
     "lgreco default, 2 bits, bf16": _ours(default=2, reduce_dtype=torch.bfloat16),
     "lgreco default, 1 bit, bf16": _ours(default=1, reduce_dtype=torch.bfloat16),
     "lgreco QSGD 4, seconds": _measured(method="qsgd"),

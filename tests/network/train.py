@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from links import join, leave
+from links import join, leave, sent
 from model import Text, Transformer
 from schemes import SCHEMES, bytes_per_step, bytes_sent
 from shaped import shape
@@ -37,8 +37,12 @@ def _rank(
     then: str,
     small: bool,
     links: list[str],
+    per_node: int,
 ) -> None:
-    link = leave(rank, links[rank], joined) if joined else "lo"
+    node = rank // per_node
+    link = leave(node, links[node], joined) if joined else "lo"
+    if per_node > 1:  # as torchrun tells it
+        os.environ |= {"LOCAL_WORLD_SIZE": str(per_node), "LOCAL_RANK": str(rank % per_node), "WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     faulthandler.enable()
     os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = link, "1"
@@ -52,6 +56,7 @@ def _rank(
     draw = torch.Generator().manual_seed(10 * seed + rank)
     seconds, cpu, curve, decisions = [], [], [], []
     before: int | None = 0
+    through_link = 0
     for step in range(WARM_UP + steps):
         faulthandler.dump_traceback_later(HANGS, exit=True)
         x, y = text.batch(draw)
@@ -60,6 +65,7 @@ def _rank(
         dist.barrier()
         if step == WARM_UP:
             before = bytes_sent(scheme, state, parameters)
+            through_link = sent(link)
         start, used = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         cross_entropy(ddp(x).flatten(0, 1), y.flatten()).backward()
@@ -75,10 +81,13 @@ def _rank(
             dist.all_reduce(loss)
             curve.append((step + 1, loss.item()))
     after = bytes_sent(scheme, state, parameters)
+    dist.barrier()
+    through_link = sent(link) - through_link
     if rank == 0:
         counted = None if after is None or before is None else (after - before) / steps
         per_step = counted or bytes_per_step(scheme, parameters)
         result = {"seconds": seconds, "cpu": cpu, "bytes": per_step, "curve": curve, "decisions": decisions}
+        result["link"] = through_link / steps
         pathlib.Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)
@@ -93,23 +102,26 @@ def run(
     then: str = "",
     small: bool = False,
     links: list[str] | None = None,
+    per_node: int = 1,
 ) -> dict[str, Any]:
     """Trains, and returns measurements of the steps.
 
     They are ``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of
     (step, held-out loss), and lgreco's ``decisions`` as text. In the second half of the steps the link has the rate
-    ``then``. With ``links``, each rank has its own link with its rate, instead of the loopback.
+    ``then``. With ``links``, each node of ``per_node`` ranks has its own link with its rate, instead of the loopback.
+    ``link`` is the number of bytes that the first node sends over it per step.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        arguments = (world, folder, scheme, steps, seed, every, then, small, links or [])
-        pipes = [context.Pipe() for _ in links or []]
+        arguments = (world, folder, scheme, steps, seed, every, then, small, links or [], per_node)
+        pipes = [context.Pipe() for _ in range(world if links else 0)]
         ends = [theirs for _, theirs in pipes] if links else [None] * world
         ranks = [context.Process(target=_rank, args=(rank, ends[rank], *arguments)) for rank in range(world)]
         for process in ranks:
             process.start()
         if links:
-            join(links, [ours for ours, _ in pipes])
+            ours = [ours for ours, _ in pipes]
+            join(links, [ours[first : first + per_node] for first in range(0, world, per_node)])
         while any(process.is_alive() for process in ranks):
             time.sleep(0.1)
             if any(process.exitcode for process in ranks):

@@ -110,6 +110,11 @@ impl<'a, C: Collective> Worker<'a, C> {
         self.controller.tensors()
     }
 
+    /// AdamW's second moments, tensor by tensor; none under SGD.
+    pub fn second_moments(&self) -> Vec<Vec<f32>> {
+        self.optimiser.second_moments()
+    }
+
     /// The mean loss on data that no worker trains on, in nats; the workers share the evaluation.
     pub fn validate(&mut self) -> Result<f32, Failure> {
         let batches = self.task.validation()?;
