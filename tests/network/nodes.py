@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from typing import Any, Callable
 
-from schemes import PLAIN
+from names import PLAIN
 
 SCHEMES = [
     PLAIN,
