@@ -13,8 +13,10 @@ need_target() { # TARGET
 architecture() { case $1 in aarch64) echo arm64 ;; i686) echo i386 ;; *) echo "$1" ;; esac; }
 
 # Unit tests of core, compressors and training, their properties on few cases, and golden files. What runs emulated is ten
-# to thirty times as slow. Products without matrixmultiply, so that all bits are the same. Left out are decisions by measured
-# seconds, which take hundreds of steps on a clock and a link that the tests imagine, and the two slowest tests of PowerSGD.
+# to thirty times as slow. Products without matrixmultiply, so that all bits are the same. The slowest tests are left out, and
+# decisions by measured seconds, which take hundreds of steps on a clock and a link that the tests imagine.
+slowest=(controller::measured controller::saved::a_hundred_thousand_layers feedback::powersgd::own_reconstructions
+    compress::powersgd::rounding compress::powersgd::rows_are compress::powersgd::factors_are_nested)
 tests_on() { # PROCESSOR
     local processor=$1 tools=$1-linux-gnu target=$1-unknown-linux-gnu name
     local selected=(-p lgreco-core -p lgreco-compress -p lgreco-train -p lgreco-testing --lib --test core --test train)
@@ -27,8 +29,7 @@ tests_on() { # PROCESSOR
     export "CARGO_TARGET_${name}_LINKER=$tools-gcc" "CARGO_TARGET_${name}_RUNNER=$emulator"
     env -u LGRECO_FULL PROPTEST_CASES=4 \
         cargo test --locked --target "$target" --target-dir "$platforms_folder" --no-fail-fast "${selected[@]}" -- \
-        --skip controller::measured --skip compress::powersgd::rounding \
-        --skip compress::powersgd::rows_are_the_errors_of_real_encodes
+        "${slowest[@]/#/--skip=}"
 }
 
 # Sets `emulator`, a command that runs programs of a processor with the C library of its cross-compiler.
