@@ -40,3 +40,12 @@ pub mod topk;
 pub fn reseal(bytes: &mut [u8]) {
     lgreco::checksum::seal(bytes);
 }
+
+/// Cases of a property that needs another number than proptest's own: the variable PROPTEST_CASES can only lower it.
+///
+/// # Panics
+/// When the variable is no number.
+pub fn cases(most: u32) -> u32 {
+    let asked = std::env::var("PROPTEST_CASES").map(|cases| cases.parse().expect("PROPTEST_CASES is a number"));
+    most.min(asked.unwrap_or(most))
+}

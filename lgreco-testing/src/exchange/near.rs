@@ -14,9 +14,9 @@ const ROUNDED: f64 = 1.0 / 256.0;
 
 /// Values of a type, as f32.
 pub(super) fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    let halves = || bytes.as_chunks().0.iter().map(|&half| u16::from_le_bytes(half));
+    let halves = || bytes.as_chunks().0.iter().map(|&half| u16::from_ne_bytes(half));
     match dtype {
-        Dtype::F32 => bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect(),
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&value| f32::from_ne_bytes(value)).collect(),
         Dtype::F16 => halves().map(|half| F16(half).to_f32()).collect(),
         Dtype::Bf16 => halves().map(|half| Bf16(half).to_f32()).collect(),
     }

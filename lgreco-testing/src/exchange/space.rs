@@ -97,9 +97,9 @@ enum Typed {
 
 impl Typed {
     fn new(dtype: Dtype, bytes: &[u8]) -> Typed {
-        let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+        let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_ne_bytes(bytes));
         match dtype {
-            Dtype::F32 => Typed::F32(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()),
+            Dtype::F32 => Typed::F32(bytes.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).collect()),
             Dtype::F16 => Typed::F16(halves().map(F16).collect()),
             Dtype::Bf16 => Typed::Bf16(halves().map(Bf16).collect()),
         }
@@ -375,7 +375,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     let spoil = |layer: usize, element: usize, value: f32| {
         let mut step = sound(members, 2, 1, Agreement::Reached);
         assert_eq!(members[layer].dtype, Dtype::F32);
-        step.gradients[1][layer][4 * element..][..4].copy_from_slice(&value.to_le_bytes());
+        step.gradients[1][layer][4 * element..][..4].copy_from_slice(&value.to_ne_bytes());
         step
     };
     let disagreeing = |agreement| Step { seeds: vec![5, 6], ..sound(members, 2, 1, agreement) };
@@ -396,7 +396,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     // With one bit the wrong end of the grid may be drawn. The residual of the largest numbers is then beyond f32.
     let mut late = spoil(9, 0, f32::MAX);
     for element in 1..60 {
-        late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_le_bytes());
+        late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_ne_bytes());
     }
     if B::TELLS_OF_REST {
         let steps =
@@ -452,7 +452,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         // kept.
         let mut beyond = sound(members, 2, 1, Agreement::Reached);
         for gradients in &mut beyond.gradients {
-            gradients[dense][8..12].copy_from_slice(&3e38f32.to_le_bytes());
+            gradients[dense][8..12].copy_from_slice(&3e38f32.to_ne_bytes());
         }
         check(members, beyond);
     }

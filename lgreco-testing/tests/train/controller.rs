@@ -19,6 +19,7 @@ mod budgets;
 mod cores;
 mod elsewhere;
 mod failures;
+mod golden;
 mod halves;
 #[cfg(feature = "json")]
 mod line;
@@ -36,7 +37,7 @@ mod shards;
 mod transactions;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(60)))]
 
     #[test]
     fn any_run_keeps_ranks_equal_and_mass_whole(bytes in prop::collection::vec(any::<u8>(), 14..74)) {

@@ -217,7 +217,7 @@ fn settings() -> impl Strategy<Value = (Setting, Shape)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(60)))]
     #[test]
     fn means_hold_for_any_bucket(
         layers in proptest::collection::vec(settings(), 1..6),

@@ -316,7 +316,7 @@ fn hostile_payloads_are_errors() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(32)))]
 
     #[test]
     fn any_shape_and_rank(rows in 1usize..90, cols in 1usize..90, rank in 1u32..40, iterations in 1u32..4, seed: u64) {

@@ -157,7 +157,7 @@ fn candidates_are_settings() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
     #[test]
     fn any_magnitudes(
         words in prop::collection::vec(prop_oneof![any::<u32>(), 0x3f00_0000u32..0x4100_0000, Just(0), 0u32..100], 1..300),

@@ -142,7 +142,7 @@ fn parameters_lengths_and_values_are_checked() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         check_bytes(&bytes);

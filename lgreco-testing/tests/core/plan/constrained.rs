@@ -144,7 +144,7 @@ fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(1000)))]
 
     #[test]
     fn the_best_of_all_allowed_plans_is_found(case in any_case(0.25), limit in any_limit(0.25)) {

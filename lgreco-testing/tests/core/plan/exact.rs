@@ -107,7 +107,7 @@ fn sums_beyond_the_largest_number_are_no_plans() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(2000)))]
 
     #[test]
     fn agrees_with_enumeration(rows in any_rows(), (unit, part) in any_budget(), relative in any::<bool>()) {

@@ -41,7 +41,7 @@ fn points(frontier: &Frontier) -> Vec<(u64, f64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(300)))]
 
     #[test]
     fn the_frontier_is_that_of_all_plans(

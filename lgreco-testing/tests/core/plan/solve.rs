@@ -14,7 +14,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(40)))]
 
     #[test]
     fn solvers_keep_their_promises_on_larger_tables(seed in any::<u64>()) {

@@ -89,7 +89,7 @@ fn step(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
 
     /// Per element, the means that were applied and the mean of what is remembered make up the mean of the gradients that
     /// were given.

@@ -149,7 +149,7 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(150)))]
     #[test]
     fn spoilt_messages_fail_on_all_or_leave_all_alike(call in 0usize..3, at: usize, with in 1u8.., scatter: bool) {
         let results = tamper(&case(&hybrid(), 3, ROUTES[scatter as usize]), call, at, with);

@@ -207,7 +207,7 @@ fn ranks_with_other_shards_are_named() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
     /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
     /// know.
     #[test]

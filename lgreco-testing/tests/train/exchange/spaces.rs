@@ -68,7 +68,7 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
         }
         if self.fault == Some(Fault::Product) {
             // The sign of a value.
-            means[23][3] ^= 0x80;
+            means[23][if cfg!(target_endian = "big") { 0 } else { 3 }] ^= 0x80;
         }
         means
     }

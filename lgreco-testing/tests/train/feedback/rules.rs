@@ -183,7 +183,7 @@ fn a_step_is_its_two_halves() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(24)))]
 
     /// Any finite bits: what fails changes nothing, what succeeds is balanced.
     #[test]

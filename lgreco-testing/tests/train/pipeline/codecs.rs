@@ -142,7 +142,7 @@ fn check_min_max(values: &[f32], decoded: &[f32], bits: u8) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(200)))]
 
     #[test]
     fn textbook_codecs(

@@ -368,7 +368,7 @@ fn strange_messages_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(300)))]
 
     #[test]
     fn any_bytes(head: [u8; 64], body in prop::collection::vec(any::<u8>(), 0..300)) {

@@ -21,7 +21,7 @@ fn run(table: &Table, size: u64) -> Result<(Summary, Vec<u32>), Error> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(2000)))]
 
     #[test]
     fn agrees_with_enumeration(rows in any_rows(), part in 0.0..1.2, shift in 0u32..60, relative in any::<bool>()) {

@@ -1,4 +1,4 @@
-//! Golden payloads: `golden/v0.1/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as
+//! Golden payloads: `tests/golden/v0.1/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as
 //! the hex digits of their bits, for implementations in any language. Payloads and values are the same bit for bit, but for
 //! PowerSGD: its sums may be taken in any order, so that only the header, the length and, to 1e-5 of the largest input,
 //! the decoded values are the same.
@@ -24,7 +24,7 @@ use lgreco_train::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use serde::{Deserialize, Serialize};
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v0.1/payloads.json");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/v0.1/payloads.json");
 
 #[derive(Deserialize, Serialize)]
 struct Case {
