@@ -16,7 +16,7 @@ architecture() { case $1 in aarch64) echo arm64 ;; i686) echo i386 ;; *) echo "$
 # to thirty times as slow. Products without matrixmultiply, so that all bits are the same. The slowest tests are left out, and
 # decisions by measured seconds, which take hundreds of steps on a clock and a link that the tests imagine.
 slowest=(controller::measured controller::saved::a_hundred_thousand_layers feedback::powersgd::own_reconstructions
-    compress::powersgd::rounding compress::powersgd::rows_are compress::powersgd::factors_are_nested)
+    compress::powersgd::rounding compress::powersgd::rows compress::powersgd::factors_are_nested)
 tests_on() { # PROCESSOR
     local processor=$1 tools=$1-linux-gnu target=$1-unknown-linux-gnu name
     local selected=(-p lgreco-core -p lgreco-compress -p lgreco-train -p lgreco-testing --lib --test core --test train)
