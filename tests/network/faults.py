@@ -55,7 +55,7 @@ class Case:
         return self.kind == "killed" or self.seconds > self.timeout
 
 
-# # Faults shorter and longer than the timeout.
+# Faults shorter and longer than the timeout.
 FAULTS = [Case("", "killed")] + [Case("", kind, seconds) for kind in ("stopped", "cut") for seconds in (3.0, 20.0)]
 
 
@@ -95,7 +95,7 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
     first = 0
     told: dict[str, Any] = {}
     if plan:
-        # # DDP rebuilds its buckets after the first backward pass. With more than two ranks, they determine the order
+        # DDP rebuilds its buckets after the first backward pass. With more than two ranks, they determine the order
         # of sums.
         x, y = text.batch(draw)
         cross_entropy(ddp(x).flatten(0, 1), y.flatten()).backward()
@@ -141,7 +141,7 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
         optimizer.step()
     told |= {"parameters": digest(ddp.parameters()), "residuals": residuals()}
     torch.save(told, f"{folder}/{run}.{rank}.pt")
-    # # Threads of a failed backward pass would keep the interpreter alive, and other ranks may still need this rank's
+    # Threads of a failed backward pass would keep the interpreter alive, and other ranks may still need this rank's
     # messages.
     time.sleep(1.0)
     os._exit(0)

@@ -131,7 +131,7 @@ def run_outer(scheme: str, rounds: int, warm_up: int) -> dict[str, Any]:
 def utilisation(get: Callable[[str, Callable[[], Any]], Any]) -> str:
     """A table with a line for each scheme; `get` stores runs by name."""
     alone = get("outer: a step alone", lambda: in_namespace("", {"outer": ["", 1, 0]}))
-    # # This is the rate per rank; both ranks share the loopback.
+    # This is the rate per rank; both ranks share the loopback.
     rate = 16 * alone["parameters"] / (RATIO * EVERY * alone["seconds"])
     told = f"{RANKS * rate / 1e3:.0f}kbit"
     lines = [

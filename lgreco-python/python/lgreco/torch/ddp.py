@@ -280,7 +280,7 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
-        # # The all-reduce of a sparse buffer inserts other ranks' indices, so its size is read before.
+        # The all-reduce of a sparse buffer inserts other ranks' indices, so its size is read before.
         sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
@@ -359,10 +359,10 @@ def _stored(parameter: torch.Tensor) -> list[int]:
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    # # Dims of one element may have any stride. They are put first, so that none of them is the innermost.
+    # Dims of one element may have any stride. They are put first, so that none of them is the innermost.
     outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
-    # # If a parameter has gaps in memory, DDP makes its gradient contiguous.
+    # If a parameter has gaps in memory, DDP makes its gradient contiguous.
     return list(stored.shape if stored.is_contiguous() else parameter.shape)
 
 
@@ -374,7 +374,7 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     exchanged: dict[torch.nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, p in part.named_parameters(recurse=False):
-            # # In DDP's list, names of the root's own parameters begin with a dot. Tied parameters may have any of
+            # In DDP's list, names of the root's own parameters begin with a dot. Tied parameters may have any of
             # their names.
             if p.requires_grad and f"{prefix}.{name}" not in ignored:
                 exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))

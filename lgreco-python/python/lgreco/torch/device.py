@@ -95,7 +95,7 @@ class Buckets:
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
         """Makes a bucket under the present settings, with the old bucket's residuals. None if some rank cannot make
         it."""
-        # # A bucket that was not in the last step is made anew.
+        # A bucket that was not in the last step is made anew.
         for other, bucket in list(self._buckets.items()):
             lags = other == key and bucket.step != self._controller.steps
             if lags or (other != key and not set(other).isdisjoint(key)):
@@ -109,7 +109,7 @@ class Buckets:
             why = str(error)
         could = torch.tensor(int(made is not None))
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
-        # # An interrupt may come at any time. So the old bucket stays until the new one or the controller has its
+        # An interrupt may come at any time. So the old bucket stays until the new one or the controller has its
         # residuals.
         if made is not None and could.item() == 1:
             self._buckets[key] = made
@@ -152,7 +152,7 @@ class Buckets:
         try:
             self._controller.observe([layers[place] for place in places], addresses)
         except LgrecoError as error:
-            # # The GPU also detects gradients that are not finite, and reports them to all ranks.
+            # The GPU also detects gradients that are not finite, and reports them to all ranks.
             if error.code != _NOT_FINITE:
                 raise
 
@@ -251,7 +251,7 @@ class Buckets:
             bucket.fault = (first, error, alone)
             errors, bucket.errors = bucket.errors, None
             if errors is not None and not failed:
-                # # Held layers are not measured, as on the host.
+                # Held layers are not measured, as on the host.
                 for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
                     if relative is not None:
                         self._controller.record_error(layer, relative)

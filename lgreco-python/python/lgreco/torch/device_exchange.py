@@ -206,7 +206,7 @@ class DeviceExchange:
                 with self._buckets.computing():
                     request = self._buckets.device.next(own.bucket)
             except LgrecoError as error:
-                # # Messages report the error to the other ranks, and all ranks raise it when the next step begins.
+                # Messages report the error to the other ranks, and all ranks raise it when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
                 if own.errors is not None:

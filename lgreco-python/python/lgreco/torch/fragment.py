@@ -162,7 +162,7 @@ class Fragment(Training):
             for exchange in self._under_way():
                 while exchange.is_flying() and not exchange.is_last() and self._go_on(exchange):
                     pass
-            # # Ending the step changes residuals. Checks that may refuse the outer step must come before.
+            # Ending the step changes residuals. Checks that may refuse the outer step must come before.
             self._expect_alike()
             self._finish_step()
             self._end_step()

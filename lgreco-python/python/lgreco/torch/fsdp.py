@@ -47,7 +47,7 @@ class _Unit:
         """Indices of the parameters that have a gradient in this step, in the order of FSDP's buffer."""
         self.later: str | None = None
         """Name of a parameter that has a gradient, but was frozen when the state was made."""
-        # # A module's gradients are exchanged together, in the smallest type that holds all their types.
+        # A module's gradients are exchanged together, in the smallest type that holds all their types.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
     @property
@@ -63,7 +63,7 @@ class _Unit:
         prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
         if prepare is None:
             return
-        # # An earlier state may have wrapped the method. Wrap FSDP's own method instead.
+        # An earlier state may have wrapped the method. Wrap FSDP's own method instead.
         prepare = getattr(prepare, "_of_fsdp", prepare)
 
         def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
@@ -183,7 +183,7 @@ class _AllReduce:
         unit = self._unit
         parts = torch.split(shard, unit.lens_of(shard.numel()))
         if not getattr(unit.group, "all_reduce_grads", True):
-            # # After set_requires_all_reduce(False), FSDP sums gradients within the node, and so does this code.
+            # After set_requires_all_reduce(False), FSDP sums gradients within the node, and so does this code.
             for index, part in zip(unit.present, parts):
                 if index in self._awaiting:
                     self._awaiting[index] += part
@@ -196,7 +196,7 @@ class _AllReduce:
                 part += awaiting
         self._state._exchange(unit, shard, parts)
         if unit.divide_factor is not None:
-            # # The factor is meant for sums over all ranks, but FSDP only sums over the ranks of the node.
+            # The factor is meant for sums over all ranks, but FSDP only sums over the ranks of the node.
             shard.mul_(self._state._group.size())
 
 
@@ -222,13 +222,13 @@ class _ReduceScatter:
         if world == 1:  # older PyTorch also calls this for a single rank
             output_tensor.copy_(input_tensor)
             return
-        # # Reorders the gradients from rank by rank to layer by layer, and removes the padding.
+        # Reorders the gradients from rank by rank to layer by layer, and removes the padding.
         lens = self._unit.lens_of(output_tensor.numel())
         wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
         if input_tensor.device.type == "cpu":
-            # # FSDP would keep this memory, which came from allocate(), in addition to the buffer.
+            # FSDP would keep this memory, which came from allocate(), in addition to the buffer.
             input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)
@@ -249,7 +249,7 @@ class _ReduceScatter:
         if self._unit.divide_factor is None:
             name = self._unit.parameters[0].name
             raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
-        # # FSDP has divided gradients by the factor, and asks for their sum.
+        # FSDP has divided gradients by the factor, and asks for their sum.
         return world / self._unit.divide_factor
 
 
@@ -264,7 +264,7 @@ def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
 
 def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
     shard, ranks = list(parameter.padded_sharded_param_size), group._reduce_scatter_process_group.size()
-    # # Dimensions other than the first are sharded evenly, and the shards are stacked.
+    # Dimensions other than the first are sharded evenly, and the shards are stacked.
     along_rows = parameter.fsdp_placement.dim == 0
     whole = list(parameter._orig_size) if along_rows else [ranks * shard[0], *shard[1:]]
     return _Parameter(name, shard, whole, _reduced(group, parameter))
@@ -274,7 +274,7 @@ def _param_groups(module: torch.nn.Module) -> list[Any]:
     if not isinstance(module, FSDPModule):
         return []
     state = module._get_fsdp_state()
-    # # In older PyTorch a module has one group or none.
+    # In older PyTorch a module has one group or none.
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

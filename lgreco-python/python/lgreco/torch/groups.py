@@ -53,7 +53,7 @@ def release(group: dist.ProcessGroup, made_by: int) -> None:
     """Closes the sockets and ends the threads of a group, but only in the process that made it."""
     if os.getpid() != made_by:
         return  # A forked child does not have the group's threads, and would wait for them.
-    # # The group is already destroyed if the user has destroyed all groups.
+    # The group is already destroyed if the user has destroyed all groups.
     with contextlib.suppress(ValueError):
         dist.destroy_process_group(group)
 

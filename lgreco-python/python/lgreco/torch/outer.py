@@ -126,7 +126,7 @@ class OuterStep(Reports, Checkpointed[None]):
             failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
         if failure is None:
             failure = _shared(model, named, process_group)
-        # # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
+        # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
         named = [(name, p) for name, p in named if local(p).numel() > 0]
         if failure is None and not named:
             failure = LgrecoError("this rank holds no element of any trainable parameter of the model")

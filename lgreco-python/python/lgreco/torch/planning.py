@@ -70,7 +70,7 @@ class Planning:
         if (error := planning.exception()) is None:
             controller.hand_in(planning.result())
             return
-        # # The controller then plans in the plan's own step, and reports failures there to all ranks. The error is
+        # The controller then plans in the plan's own step, and reports failures there to all ranks. The error is
         # logged as text, because the exception refers to the task.
         _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
         del planning, error

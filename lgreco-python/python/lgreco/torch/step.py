@@ -86,7 +86,7 @@ class Steps:
         self._take_back_left_over(layers)
         failure = None
         if not isinstance(self._state, UnderWay):
-            # # If the backward pass ends early from here on, the step must be undone.
+            # If the backward pass ends early from here on, the step must be undone.
             self._state = self._state.begin(BackwardPass(self._end_backward))
             failure = self._begin_step(self._state)
         step = self._state
@@ -94,7 +94,7 @@ class Steps:
         step.layers.update(layers)
         try:
             exchange = self._exchange_of(layers, buffer, gradients)
-            # # An interrupt may come at any time, so the step records the exchange before the exchange has layers.
+            # An interrupt may come at any time, so the step records the exchange before the exchange has layers.
             step.exchanges.append(exchange)
             exchange.open(self._controller, layers)
         except (LgrecoError, RuntimeError) as error:
@@ -137,7 +137,7 @@ class Steps:
         exchange = self._begin(layers, buffer, gradients, False)
         self._complete(exchange)
         exchange.deliver()
-        # # Frees the memory, which the next unit needs.
+        # Frees the memory, which the next unit needs.
         exchange.close(self._controller)
         exchange.let_go()
 
@@ -198,7 +198,7 @@ class Steps:
         if not isinstance(step, UnderWay):
             return
         left = [exchange for exchange in step.exchanges if exchange.is_flying()]
-        # # All ranks start collectives in this order: first each bucket's second collective, then each bucket's third,
+        # All ranks start collectives in this order: first each bucket's second collective, then each bucket's third,
         # and so on.
         while left:
             left = [exchange for exchange in left if self._go_on(exchange)]
@@ -206,7 +206,7 @@ class Steps:
             exchange.close(self._controller)
             exchange.land()
         if self._device is not None:
-            # # The exchanges kept the memory of running collectives alive, and are no longer needed.
+            # The exchanges kept the memory of running collectives alive, and are no longer needed.
             self._device.finish_step(was_copied=any(exchange.lends for exchange in step.exchanges))
         if isinstance(step, Refused):
             self._state = step.end()
@@ -240,7 +240,7 @@ class Steps:
         """
         self._finish_step()
         if self._has_new_plan or (isinstance(self._state, Ended) and self._state.failure is not None):
-            # # Runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
+            # Runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
             queue(self._end_step)
 
     def _end_step(self) -> None:
@@ -304,7 +304,7 @@ class Steps:
             self._device.abandon()
         if not isinstance(step, Between):
             step.backward.forget()
-        # # This comes last, because an interrupt before it leaves a step that must still be undone.
+        # This comes last, because an interrupt before it leaves a step that must still be undone.
         self._state = Between()
 
     def _is_lost(self) -> bool:

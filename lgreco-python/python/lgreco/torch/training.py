@@ -71,7 +71,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         own = own_group(group)
         release_with(self, own)
         scale = Scale(grad_scaler)
-        # # Ranks must agree on all options but metrics_every, which only affects its own rank.
+        # Ranks must agree on all options but metrics_every, which only affects its own rank.
         together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=scale.is_scaled, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         self._decides = deciding(together)
@@ -252,7 +252,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
-        # # Older states do not contain the rank that saved them.
+        # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         if residuals is None and state.get("rank", rank) != rank:
             whose = f"this is rank {rank}, and the state is that of rank {state['rank']}, whose residuals that one takes over"
@@ -265,7 +265,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             self._device.observed.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
-        # # The next step rescales residuals to the scaler's scale, so the scaler may be loaded later. Older states have
+        # The next step rescales residuals to the scaler's scale, so the scaler may be loaded later. Older states have
         # no scale.
         self._controller.note_scale(state.get("scale", self._controller.scale))
         self._state = Between()
