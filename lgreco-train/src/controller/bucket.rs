@@ -242,6 +242,24 @@ impl Bucket {
     /// In all, decodes every payload and takes up to three passes for residuals. Allocates what it is computed in, and at the last
     /// call an f32 per element of layers whose residual is in fewer bits, and frees it.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
+        let world = self.moment.world_size;
+        Ok(match self.next_part(gradients)? {
+            Some(Part::Dense { place }) => {
+                let request = request_of(&mut gradients[place as usize])?;
+                self.note_wire(request.wire_bytes(world));
+                Some(request)
+            }
+            Some(part) => {
+                let bytes = self.request(part)?.wire_bytes(world);
+                self.note_wire(bytes);
+                Some(self.request(part)?)
+            }
+            None => None,
+        })
+    }
+
+    /// [`next`](Bucket::next), but for the request itself: the part that it is about.
+    pub(super) fn next_part(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         match self.progress {
             Progress::UnderWay => {}
             Progress::Exchanged | Progress::Broken => return Ok(None),
@@ -254,22 +272,24 @@ impl Bucket {
         let advanced = self.advance(gradients);
         self.drop_scratch();
         self.computing += self.now() - start;
-        match (advanced?, &self.flight) {
-            (Some(part), Some(flight)) => {
-                let request = match part {
-                    Part::Dense { place } => request_of(&mut gradients[place as usize])?,
-                    part => request_in(part, flight.program(), &mut self.arena.workspace)?,
-                };
-                if self.clock.is_some() {
-                    self.wire += request.wire_bytes(self.moment.world_size);
-                }
-                Ok(Some(request))
-            }
-            _ => Ok(None),
+        advanced
+    }
+
+    /// The request about a part in the bucket's own memory.
+    pub(super) fn request(&mut self, part: Part) -> Result<Request<'_>, Error> {
+        let begun = Error::StepOrder { what: "the bucket is open", expected: "gradients" };
+        let flight = self.flight.as_ref().ok_or(begun)?;
+        request_in(part, flight.program(), &mut self.arena.workspace)
+    }
+
+    /// Notes bytes that this rank sends.
+    pub(super) fn note_wire(&mut self, bytes: f64) {
+        if self.clock.is_some() {
+            self.wire += bytes;
         }
     }
 
-    /// [`next`](Bucket::next), but for the request itself: the part that it is about.
+    /// Goes on until the next part that is exchanged.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         let Some(flight) = &mut self.flight else { return Ok(None) };
         let failure = self.failure;
@@ -316,22 +336,41 @@ impl Bucket {
 
     /// Ends without means.
     fn fail(&mut self, error: Error, alone: bool, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
+        self.note_failure(error, alone);
+        if self.progress != Progress::Broken {
+            return Err(error);
+        }
+        self.fill_broken(gradients);
+        Ok(None)
+    }
+
+    /// Ends without means, whether or not the exchange has ended: other ranks, outside its group, have failed. Residuals are what
+    /// they were, if they can be taken back. The error is the same kind on all ranks.
+    pub(super) fn revoke(&mut self, error: Error) {
+        self.note_failure(error, false);
+        self.arena.kept.iter_mut().for_each(|kept| kept.state.undo());
+    }
+
+    fn note_failure(&mut self, error: Error, alone: bool) {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
         if !self.not_finite || self.non_finite == NonFinite::Error {
-            return Err(error);
+            return;
         }
         if matches!(error, Error::LayerOverflow { .. }) {
             // The scaler hears of it from the NaN.
             self.late = None;
         }
         self.progress = Progress::Broken;
+    }
+
+    /// Replaces gradients of a bucket that some rank's gradient has spoilt.
+    pub(super) fn fill_broken(&self, gradients: &mut [ValuesMut<'_>]) {
         let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));
-        Ok(None)
     }
 
     /// Adds gradients to the window's means and residuals to gradients: what is offered to compressors.
@@ -430,12 +469,10 @@ impl Bucket {
 /// Whether values, or their sums, were too large for the types in which they are computed or sent, on this rank or another: a
 /// loss scaler then has to be told.
 fn is_too_large(error: &Error) -> bool {
-    match error {
-        Error::NonFiniteGradient { .. } | Error::LayerOverflow { .. } => true,
-        Error::Peer { code, .. } => {
-            let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
-            *code == Error::NON_FINITE_GRADIENT || *code == overflow
-        }
-        _ => false,
-    }
+    let code = match error {
+        Error::Peer { code, .. } => *code,
+        error => error.code(),
+    };
+    let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
+    code == Error::NON_FINITE_GRADIENT || code == overflow
 }

@@ -79,12 +79,23 @@ impl Controller {
     /// search and planner when a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`];
     /// [`Error::PeerOption`] names what differs between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
+        self.advance_control()?;
+        Ok(self.control_request())
+    }
+
+    /// Goes on to the next control request; whether there is one.
+    pub(super) fn advance_control(&mut self) -> Result<bool, Error> {
         let stage = self.talk().inspect_err(|_| {
             self.planner.given = self.planner.given.not_agreed();
             self.control.cancel();
         })?;
+        Ok(stage != Stage::Open)
+    }
+
+    /// The control request of the stage that has been reached.
+    pub(super) fn control_request(&mut self) -> Option<Request<'_>> {
         let control = &mut self.control;
-        Ok(match stage {
+        match control.stage {
             Stage::Fields => Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.plan) }),
             Stage::Agreement | Stage::Switch => {
                 Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.words) })
@@ -99,7 +110,7 @@ impl Controller {
                 probe.map(|probe| Request::AllGather { buffer: bytemuck::cast_slice_mut(probe.send(now)) })
             }
             _ => None,
-        })
+        }
     }
 
     /// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were

@@ -36,6 +36,11 @@ impl Controller {
         self.lend(layers.iter().copied(), agreement, false)
     }
 
+    /// The same of layers of which all ranks know that they exchange them together.
+    pub(super) fn open_agreed(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
+        self.lend(layers.iter().copied(), Agreement::Reached, false)
+    }
+
     /// Lends the layers of a group, of which all ranks know that they exchange them together.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
         self.lend(layers, Agreement::Reached, true)

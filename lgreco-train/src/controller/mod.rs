@@ -154,6 +154,7 @@ mod tensor;
 mod tests;
 mod timing;
 mod turn;
+pub mod two_level;
 mod view;
 mod window;
 

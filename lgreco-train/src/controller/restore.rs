@@ -103,7 +103,13 @@ impl Controller {
         self.continue_from(run, &plan, &sorted(residuals, &self.planner.config.search.methods)?.1)
     }
 
-    fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
+    /// As [`load`](Controller::load), of states that have been read.
+    pub(super) fn continue_from(
+        &mut self,
+        run: &Run,
+        plan: &Layers<'_>,
+        residuals: &[Layers<'_>],
+    ) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
             Error::require_saved(at <= step, "a residual's step", at)?;
@@ -194,7 +200,7 @@ impl Controller {
 }
 
 /// States and parts of them, by the state that they are of, in the order of their first ones.
-fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
+pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
         let (owner, parts) = saved::parse(bytes, methods)?;
