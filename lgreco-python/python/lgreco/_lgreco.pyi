@@ -83,6 +83,10 @@ class Request:
     received_address: int
     received_length: int
     received_lens: list[int]
+    group: str
+    """``"node"`` or ``"peers"`` in training by two levels, else empty."""
+    is_last: bool
+    """In training by two levels, whether it is the last one of its bucket."""
 
 @final
 class Report:
@@ -143,7 +147,8 @@ class Controller:
 
     ``layers`` are (name, dims, dtype, ends): float32, float16 or bfloat16; with ``route="sharded"`` ``ends`` tells at which
     element each rank's shard ends, else it is empty. With ``loss_scaling`` gradients that are not finite are no error. Options
-    are those of ``lgreco.torch.LGreCoState``.
+    are those of ``lgreco.torch.LGreCoState``. ``place`` is that among nodes in training by two levels: nodes, this rank's node,
+    ranks per node, local rank. Settings, residuals and plans are then those of this rank's shards.
     """
 
     def __new__(
@@ -152,6 +157,7 @@ class Controller:
         rank: int,
         world_size: int,
         loss_scaling: bool,
+        place: list[int] | None = None,
         /,
         **options: Any,
     ) -> Controller: ...

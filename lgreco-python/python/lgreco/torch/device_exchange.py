@@ -221,6 +221,9 @@ class DeviceExchange:
     def is_flying(self) -> bool:
         return self._work is not None
 
+    def is_held(self) -> bool:
+        return False
+
     def is_done(self) -> bool:
         """Always true of a collective under way, because ``go_on`` only enqueues."""
         return self._work is not None

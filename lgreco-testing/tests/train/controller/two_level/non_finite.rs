@@ -27,22 +27,22 @@ fn it_spoils_its_bucket_on_all_ranks() {
                     (report.outcome, results, values)
                 });
                 for (rank, (outcome, results, values)) in (0..).zip(results) {
-                    assert_eq!(results[0], Ok(()));
+                    assert_eq!(results[..2], [Ok(()); 2]);
                     match policy {
                         NonFinite::Error => {
                             let told = Error::Peer { rank: at, code: 101 };
-                            match results[1] {
+                            match results[2] {
                                 Err(Error::NonFiniteGradient { layer: 0, index: 7, .. }) => assert_eq!(rank, at),
                                 result => assert_eq!(result, Err(told), "rank {rank}"),
                             }
                             assert_eq!(outcome, Outcome::Failed);
                         }
                         NonFinite::Skip => {
-                            assert_eq!((outcome, results[1]), (Outcome::Skipped, Ok(())));
+                            assert_eq!((outcome, results[2]), (Outcome::Skipped, Ok(())));
                             assert!(values[0].iter().chain(&values[1]).all(|&x| x == 0.0));
                         }
                         NonFinite::PassThrough => {
-                            assert_eq!((outcome, results[1]), (Outcome::PassedThrough, Ok(())));
+                            assert_eq!((outcome, results[2]), (Outcome::PassedThrough, Ok(())));
                             assert!(values[0].iter().chain(&values[1]).all(|x| x.is_nan()));
                         }
                     }
