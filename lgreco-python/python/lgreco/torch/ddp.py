@@ -327,9 +327,11 @@ def _routed(
     uncompressed: bool,
 ) -> tuple[Nodes | None, str]:
     """The nodes, if gradients are averaged in two levels, and the route of payloads between them, or else between all ranks."""
-    nodes = nodes_of(own, given, node_group)
-    if uncompressed or given not in (None, "two_level"):
-        return None, given or "all_gather"
+    nodes = nodes_of(own, given, on_host and not uncompressed, node_group)
+    if given not in (None, "two_level"):
+        return None, given
+    if uncompressed:
+        return None, "all_gather"
     count, per_node = (own.size(), 1) if nodes is None else (len(nodes), len(nodes[0]))
     route = choose(count, per_node, methods, on_host)
     if given is None and own.rank() == 0 and count * per_node > 1:

@@ -35,31 +35,38 @@ class Nodes:
 class _Told(NamedTuple):
     """What a rank knows of its node."""
 
-    route: str | None
+    choice: tuple[str | None, bool]
+    """The ``route`` that it was given, and whether it may average in two levels at all."""
     mates: list[int] | None
     """The ranks of the node group that the user has given."""
     local_size: str | None
     """LOCAL_WORLD_SIZE, which torchrun sets."""
 
 
-def nodes_of(group: dist.ProcessGroup, route: str | None, node_group: dist.ProcessGroup | None) -> list[list[int]] | None:
+def nodes_of(
+    group: dist.ProcessGroup, route: str | None, may: bool, node_group: dist.ProcessGroup | None
+) -> list[list[int]] | None:
     """The ranks of each node, if there are at least two nodes with as many ranks each, at least two. All ranks find the same.
+
+    There are none if ranks differ in ``route``, or in whether they ``may`` average in two levels: ``agree`` names what differs.
 
     They are those of the node groups that the user gives, or else blocks of LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
     Raises LgrecoError on all ranks for node groups that are not nodes of equal size, and if ``route`` needs nodes.
     """
     mates = None if node_group is None else dist.get_process_group_ranks(node_group)
-    every: list[_Told] = [_Told(None, None, None)] * group.size()
+    told = _Told((route, may), mates, os.environ.get("LOCAL_WORLD_SIZE"))
+    every: list[_Told] = [told] * group.size()
     with meeting(group):
-        dist.all_gather_object(every, _Told(route, mates, os.environ.get("LOCAL_WORLD_SIZE")), group=group)
+        dist.all_gather_object(every, told, group=group)
+    if any(other.choice != told.choice for other in every):
+        return None
     ranks = dist.get_process_group_ranks(group)
     nodes: list[list[int]] | None
     if any(told.mates is not None for told in every):
         nodes = _given(ranks, [told.mates for told in every])
     else:
         nodes = _counted(ranks, [told.local_size for told in every])
-    # Options that differ are named later.
-    if nodes is None and all(told.route == "two_level" for told in every):
+    if nodes is None and route == "two_level" and may:
         sizes = sorted({told.local_size or "not set" for told in every})
         raise LgrecoError(
             f"route is 'two_level', and LOCAL_WORLD_SIZE is {', '.join(sizes)} among {len(ranks)} ranks: it needs at least two nodes "
