@@ -84,7 +84,7 @@
 // Number of the headers, which changes with every declaration in them. The INIT macros put it into their structs. The first
 // call that is given a struct by a program that was compiled with other headers than the library's fails with
 // LGRECO_STRUCT_SIZE.
-#define LGRECO_HEADER_REVISION 4
+#define LGRECO_HEADER_REVISION 5
 
 // What struct_size is: the bytes of the struct and, above 16 bits, the number of the headers.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
@@ -479,6 +479,15 @@ LGRECO_ENUM(lgreco_device) {
     LGRECO_DEVICE_CUDA = 1,  // That of the NVIDIA GPU of a lgreco_cuda_bucket.
 };
 
+// The workers among whom a collective is performed.
+LGRECO_ENUM(lgreco_group) {
+    LGRECO_GROUP_ALL = 0,  // All workers.
+    // Those of this worker's node, in the order of their ranks. Only lgreco_controller_create_on_nodes asks for it.
+    LGRECO_GROUP_NODE = 1,
+    // This worker's peers: those with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes asks for it.
+    LGRECO_GROUP_PEERS = 2,
+};
+
 // A collective that the caller is to perform.
 LGRECO_ENUM(lgreco_request_kind) {
     LGRECO_REQUEST_NONE = 0,  // None: there is nothing left to do.
@@ -488,14 +497,14 @@ LGRECO_ENUM(lgreco_request_kind) {
     // place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
     LGRECO_REQUEST_ALL_GATHER = 2,
     // As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
-    // thresholds, SIDCo, AdaComp and the route scatter_reduce ask for it.
+    // thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes ask for it.
     LGRECO_REQUEST_ALL_GATHER_EACH = 3,
     LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by those of worker `root`.
     // Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
     // ascending. Only the route scatter_reduce and shards ask for it.
     LGRECO_REQUEST_ALL_TO_ALL = 5,
     // Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
-    // of the others does not matter. Only shards ask for it.
+    // of the others does not matter. Only shards and nodes ask for it.
     LGRECO_REQUEST_REDUCE_SCATTER_SUM = 6,
     // As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
     // the option `reduce_dtype` asks for it.
@@ -518,6 +527,8 @@ typedef struct lgreco_request {
     lgreco_device memory;
     // The worker whose bytes all others get.
     uint32_t root;
+    // Among whom. All that is said of workers below is about those of the group, numbered from 0.
+    lgreco_group group;
     // What is replaced or filled; aligned for f32 where it holds them.
     void *buffer;
     // Number of f32 or bf16.
@@ -536,7 +547,8 @@ typedef struct lgreco_request {
     const uint64_t *received_lens;
 } lgreco_request;
 #define LGRECO_REQUEST_INIT                                                                                            \
-    {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
+    {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, LGRECO_GROUP_ALL, NULL, 0, 0, NULL, NULL, NULL, \
+     NULL, NULL}
 
 // What `perform` returns for a kind of collective that the embedder does not have.
 #define LGRECO_COLLECTIVE_UNSUPPORTED INT32_MIN

@@ -214,6 +214,38 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
                                                const char *const *options,
                                                struct lgreco_controller **controller);
 
+// As lgreco_controller_create, for nodes of `ranks_per_node` workers, whose ranks follow each other. The workers of a node sum
+// gradients, uncompressed; each exchanges its shard of them, compressed, with its peers, those with the same place in other nodes;
+// the workers of a node gather the means. So each byte of a payload goes through a node's link once per other node.
+//
+// Every request says in its `group` among whom it is performed: LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS; the
+// ranks in it are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is that in its node after
+// LGRECO_REQUEST_REDUCE_SCATTER_SUM. The ranks of a node may have had different numbers of requests among peers before it, so buckets in flight
+// either have groups of their own, or their last requests are started once all have come to theirs, in the same order on all ranks. Asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH
+// inside nodes. Settings, residuals, metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard);
+// `settings` and the option `min_elements` are for whole layers. Errors number ranks as the collective does. States are
+// loaded with other nodes too: lgreco_controller_load takes the states of all ranks of the nodes that this node takes over, and
+// each rank finds its shards in them.
+//
+// Also LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
+lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *context,
+                                                const struct lgreco_collective *collective,
+                                                uint32_t ranks_per_node,
+                                                const struct lgreco_layer *layers,
+                                                size_t layers_len,
+                                                const struct lgreco_setting *settings,
+                                                const char *const *options,
+                                                struct lgreco_controller **controller);
+
+// Tells which elements of layer `layer` this rank remembers and exchanges with its peers: `count` from number `first` on. All of them
+// unless the controller is one of lgreco_controller_create_on_nodes.
+//
+// LGRECO_LAYER_MISMATCH when there is no such layer.
+lgreco_status lgreco_controller_shard(struct lgreco_controller *controller,
+                                      size_t layer,
+                                      size_t *first,
+                                      size_t *count);
+
 // Begins a step of which the caller performs the collectives: then come the requests of lgreco_controller_control, the
 // buckets (lgreco_bucket_open), as many as the caller likes at the same time, and lgreco_controller_finish_step. All
 // workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
@@ -447,8 +479,8 @@ lgreco_status lgreco_controller_metrics(struct lgreco_controller *controller,
                                         size_t layer,
                                         struct lgreco_metrics *metrics);
 
-// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
-// LGRECO_IN_FLIGHT while a bucket has the layer.
+// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements, on nodes
+// that of the shard (lgreco_controller_shard). LGRECO_IN_FLIGHT while a bucket has the layer.
 lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
                                          size_t layer,
                                          float *values,

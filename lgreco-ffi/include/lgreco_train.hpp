@@ -156,6 +156,19 @@ public:
         return controller;
     }
 
+    // Of a worker on nodes of as many workers each: requests say in which group they are performed.
+    static Controller on_nodes(Collective &collective, std::uint32_t ranks_per_node, const std::vector<lgreco_layer> &layers,
+                               const Options &options = {}, const std::vector<lgreco_setting> &settings = {},
+                               const lgreco_context *context = nullptr) {
+        const lgreco_setting *const fixed = one_each(layers, settings);
+        Controller controller;
+        controller.make(collective, [&](const lgreco_collective *callback, lgreco_controller **made) {
+            return lgreco_controller_create_on_nodes(context, callback, ranks_per_node, layers.data(), layers.size(), fixed,
+                                                     options.list().data(), made);
+        });
+        return controller;
+    }
+
     // Replaces gradients, one pointer per layer, by their means.
     lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate) {
         detail::Calls calls{collective};
@@ -232,6 +245,13 @@ public:
 
     // Gradients are from now on so many times what they were.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
+
+    // The first element of a layer that this rank remembers, and their number.
+    std::pair<std::size_t, std::size_t> shard(std::size_t layer) const {
+        std::pair<std::size_t, std::size_t> shard;
+        check(lgreco_controller_shard(get(), layer, &shard.first, &shard.second));
+        return shard;
+    }
 
     lgreco_setting setting(std::size_t layer) const {
         lgreco_setting setting = {};

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 /// Number of the headers, which changes with every declaration in them. The INIT macros put it into their structs. The first
 /// call that is given a struct by a program that was compiled with other headers than the library's fails with
 /// LGRECO_STRUCT_SIZE.
-pub const LGRECO_HEADER_REVISION: u32 = 4;
+pub const LGRECO_HEADER_REVISION: u32 = 5;
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;

@@ -1,13 +1,13 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::gradient::{GradientLayer, Gradients};
-use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
+use super::request::{Groups, LGRECO_REQUEST_NONE, lgreco_request};
 use crate::failure::{Failure, Result};
 use crate::handle::{self, Kind as _, kind};
 use crate::pointers::{fill, slice};
 use crate::status::{LGRECO_TRAINER, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::Error;
-use lgreco_train::controller::Bucket;
+use lgreco_train::controller::two_level::LevelsBucket;
 use std::sync::{Arc, Weak};
 
 /// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
@@ -20,8 +20,8 @@ pub struct lgreco_bucket {
 kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 
 pub(crate) struct BucketState {
-    bucket: Bucket,
-    world_size: u32,
+    bucket: LevelsBucket,
+    groups: Groups,
     /// Gone when the controller is.
     owner: Weak<()>,
     /// How many states the controller had loaded when it lent the bucket.
@@ -36,11 +36,12 @@ pub(crate) struct BucketState {
 }
 
 impl BucketState {
-    fn new(bucket: Bucket, from: &ControllerState) -> BucketState {
-        let tensors = from.controller.tensors();
-        let layers: Vec<_> = bucket.layers().map(|index| GradientLayer::of(index, &tensors[index])).collect();
+    fn new(bucket: LevelsBucket, from: &ControllerState) -> BucketState {
+        let tensors = from.levels.tensors();
+        let layers: Vec<_> =
+            bucket.layers().into_iter().map(|index| GradientLayer::of(index, &tensors[index])).collect();
         BucketState {
-            world_size: from.world_size,
+            groups: from.groups(),
             owner: Arc::downgrade(&from.owner),
             loads: from.loads,
             names: from.names.clone(),
@@ -54,8 +55,8 @@ impl BucketState {
     /// # Safety
     /// The pointers that were submitted still are what was promised then.
     unsafe fn next(&mut self) -> Result<lgreco_request> {
-        let BucketState { bucket, gradients, pointers, world_size, .. } = self;
-        let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));
+        let BucketState { bucket, gradients, pointers, groups, .. } = self;
+        let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::within(next, *groups));
         // SAFETY: passed on.
         let next = unsafe { gradients.with(pointers, next) }?;
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
@@ -87,7 +88,7 @@ pub unsafe extern "C" fn lgreco_bucket_open(
 ) -> lgreco_status {
     create_on!(controller, bucket, |state| {
         let layers = slice(layers, layers_len, "layers")?;
-        let bucket = state.controller.open(layers)?;
+        let bucket = state.levels.open(layers)?;
         Ok(BucketState::new(bucket, state))
     })
 }
@@ -112,7 +113,7 @@ pub unsafe extern "C" fn lgreco_bucket_round(
     index: usize,
     request: *mut lgreco_request,
 ) -> lgreco_status {
-    call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.nth(index)))))
+    call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.get(index).copied()))))
 }
 
 /// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn lgreco_bucket_close(
     }
     call!(controller, |state| {
         match handle::take(bucket, |bucket| state.check_own(&bucket.owner, "the bucket is another controller's"))? {
-            Some(bucket) if bucket.loads == state.loads => Ok(state.controller.close(bucket.bucket)?),
+            Some(bucket) if bucket.loads == state.loads => Ok(state.levels.close(bucket.bucket)?),
             _ => Ok(()),
         }
     })
