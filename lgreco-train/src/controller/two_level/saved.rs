@@ -103,9 +103,10 @@ fn load(
     residuals: &[&[u8]],
 ) -> Result<Loaded, Error> {
     let methods = &controller.planner.config.search.methods;
-    let (places, plan) = read(plan)?;
+    let parts = read(plan)?;
+    let plan: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
     let other = |what, found: usize| Error::saved(what, found as u64);
-    if let Some(at) = places.iter().position(|place| *place != places[0]) {
+    if let Some(at) = parts.iter().position(|part| part.place != parts[0].place) {
         return Err(other("the plan's states, of several ranks: the first part of another rank", at));
     }
     let (runs, mut plans) = restore::sorted(&plan, methods)?;
@@ -113,13 +114,12 @@ fn load(
         return Err(other("parts that belong to no layer, of which there must be one", runs.len()));
     };
     let states = other("states that the plan's parts are of", plans.len());
-    let (layers, place) = plans.pop().filter(|_| plans.is_empty()).zip(places.first()).ok_or(states)?;
-    let place = placed_or(place, &layers);
+    let (layers, place) = plans.pop().filter(|_| plans.is_empty()).zip(parts.first()).ok_or(states)?;
+    let place = placed_or(place.place, &layers);
     let plan = reshard::of_plan(whole, topology, &Shards { place, layers })?;
 
-    let (places, parts) = read(residuals)?;
     let mut given: Vec<Shards<'_>> = vec![];
-    for (place, bytes) in places.iter().zip(parts) {
+    for Placed { place, bytes } in read(residuals)? {
         let (_, layers) = restore::sorted(&[bytes], methods)?;
         for layers in layers {
             let place = placed_or(place, &layers);
@@ -146,15 +146,17 @@ fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     to.sealed()
 }
 
-/// The places of states, none for those of runs without nodes, and what is behind them.
-fn read<'a>(states: &[&'a [u8]]) -> Result<(Vec<Option<Topology>>, Vec<&'a [u8]>), Error> {
-    let (mut places, mut parts) = (vec![], vec![]);
-    for &bytes in states {
+/// A controller's state, and where its rank was; `None` for those of runs without nodes.
+struct Placed<'a> {
+    place: Option<Topology>,
+    bytes: &'a [u8],
+}
+
+fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
+    let read_one = |&bytes: &&'a [u8]| {
         let magic = bytes.first_chunk().map(|&bytes| u64::from_le_bytes(bytes));
         if matches!(magic, Some(saved::MAGIC | saved::PART_MAGIC)) {
-            places.push(None);
-            parts.push(bytes);
-            continue;
+            return Ok(Placed { place: None, bytes });
         }
         let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
         let mut word = |what| reader.word(what);
@@ -163,15 +165,15 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<(Vec<Option<Topology>>, Vec<&'a [u8]>
         let place = Topology { nodes, node, per_node, local };
         Error::require_saved(place.check().is_ok(), "a rank's place, ranks per node", per_node.into())?;
         let len = reader.number()?;
-        parts.push(reader.bytes(len)?);
+        let bytes = reader.bytes(len)?;
         reader.end("saved state bytes after a rank's state")?;
-        places.push(Some(place));
-    }
-    Ok((places, parts))
+        Ok(Placed { place: Some(place), bytes })
+    };
+    states.iter().map(read_one).collect()
 }
 
 /// The place of a state. Ranks of runs without nodes are nodes with one rank.
-fn placed_or(place: &Option<Topology>, layers: &saved::Layers<'_>) -> Topology {
+fn placed_or(place: Option<Topology>, layers: &saved::Layers<'_>) -> Topology {
     let saved::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })
 }
