@@ -274,8 +274,7 @@ impl Bucket {
 
     /// The request for a part of the exchange that is in the bucket's own memory.
     pub(super) fn request(&mut self, part: Part) -> Result<Request<'_>, Error> {
-        let open =
-            Error::StepOrder { what: "the bucket has no gradients yet", expected: "`submit` before `next`" };
+        let open = Error::StepOrder { what: "the bucket has no gradients yet", expected: "`submit` before `next`" };
         let flight = self.flight.as_ref().ok_or(open)?;
         request_in(part, flight.program(), &mut self.arena.workspace)
     }

@@ -348,7 +348,7 @@ impl Controller {
 }
 
 /// `Err` unless a learning rate is finite and not negative.
-fn check_rate(learning_rate: f64) -> Result<(), Error> {
+pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
     let sound = learning_rate.is_finite() && learning_rate >= 0.0;
     Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

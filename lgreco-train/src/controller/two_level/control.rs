@@ -6,8 +6,8 @@ use super::{Group, TwoLevel};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::agreement::{self, Heard};
+use crate::controller::control::check_rate;
 use crate::controller::identity::Field;
-use crate::controller::planner::check_rate;
 use crate::exchange::{Request, Slip, judge};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -38,7 +38,10 @@ impl TwoLevel {
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         self.controller.control.expect_idle()?;
         if self.stage != Stage::Idle {
-            return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
+            return Err(Error::StepOrder {
+                what: "a step is under way",
+                expected: "`finish_step` or `abandon_step` before this call",
+            });
         }
         self.rate = learning_rate;
         if self.met {
@@ -60,7 +63,10 @@ impl TwoLevel {
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
         match self.stage {
             Stage::Idle => {
-                return Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" });
+                return Err(Error::StepOrder {
+                    what: "no step is under way",
+                    expected: "`begin_step` before this call",
+                });
             }
             Stage::Open => return Ok(None),
             Stage::Begun => {

@@ -6,11 +6,11 @@
 //! than ranks has empty shards.
 
 use super::Topology;
-use crate::Error;
 use crate::compress::Setting;
 use crate::controller::{Config, Policy, Tensor};
 use crate::exchange::Route;
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -81,7 +81,7 @@ pub(super) fn shards(whole: &[Tensor], topology: &Topology) -> Result<Vec<Tensor
 /// [`CoreError::Parameter`](crate::CoreError::Parameter) for a route by which each rank gets the mean of a part alone.
 pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Topology) -> Result<Config, Error> {
     let (what, expected) = ("code of the route between nodes", "all-gather (0) or scatter-reduce (1)");
-    Error::require(config.route != Route::Sharded, what, 2.0, expected)?;
+    CoreError::require(config.route != Route::Sharded, what, 2.0, expected)?;
     let mut config = config.clone();
     config.search.min_elements = config.search.min_elements.div_ceil(topology.per_node as usize);
     if let Policy::Fixed(settings) = &mut config.policy {

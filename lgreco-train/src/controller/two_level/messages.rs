@@ -12,10 +12,11 @@ use super::division::Division;
 use crate::Error;
 use crate::controller::Tensor;
 use crate::controller::buffers::grow;
-use crate::controller::check::{check_layer, non_finite};
+use crate::controller::tensor::{check_layer, expect_finite};
 use crate::exchange::{Slip, widen_part};
 use crate::gradient::{Bf16, Dtype, F16, Gradient, Shape, ValuesMut};
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 /// Words of a [`Fault`].
 pub(super) const FAULT: usize = 2;
@@ -132,7 +133,7 @@ impl Messages {
         gradients: &[ValuesMut<'_>],
         topology: &Topology,
     ) -> Result<(), Error> {
-        crate::error::expect_len("gradients, one per layer", layers.len(), gradients.len())?;
+        expect_len("gradients, one per layer", layers.len(), gradients.len())?;
         for (layer, gradient) in layers.iter().zip(gradients) {
             check_layer(layer.index, layer.shape, layer.dtype, gradient.values())?;
         }
@@ -145,9 +146,8 @@ impl Messages {
                 if !layer.present {
                     values.fill(0.0);
                 } else if !widen_part(&Gradient::new(gradient.values(), layer.shape)?, range.start, share, values) {
-                    let found = non_finite(layer.index, gradient.values());
-                    let unknown = Error::NonFiniteGradient { layer: layer.index, index: range.start, value: f32::NAN };
-                    return Err(found.unwrap_or(unknown));
+                    expect_finite(layer.index, gradient.values())?;
+                    return Err(Error::NonFiniteGradient { layer: layer.index, index: range.start, value: f32::NAN });
                 }
             }
             for layer in layers {

@@ -2,15 +2,15 @@
 
 use super::Topology;
 use super::division::{Division, shard};
-use crate::Error;
 use crate::compress::Setting;
 use crate::controller::buffers::values;
-use crate::controller::codes::Choice;
-use crate::controller::saved::{Layer, Layers, Owner};
+use crate::controller::decision::LayerSetting;
+use crate::controller::state_format::{Layer, Layers, Owner};
 use crate::controller::{Tensor, Uncompressed};
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -73,10 +73,13 @@ pub(super) fn of_residuals<'a>(
 
 /// The same of one former node.
 fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) -> Result<Cut<'a>, Error> {
-    let Some(first) = states.first() else { return Err(Error::saved("states of a node", 0)) };
+    let Some(first) = states.first() else {
+        return Err(CoreError::SavedState { what: "number of states of a node", found: 0 }.into());
+    };
     let of_local = |local: u32| {
         let found = states.iter().find(|state| state.place.local == local);
-        found.ok_or(Error::saved("a node's states, of which one is missing: that of local rank", local.into()))
+        let what = "a node's states: the state of one local rank is missing, that of";
+        found.ok_or(CoreError::SavedState { what, found: local.into() })
     };
     if is_cut_alike(&first.place, topology) {
         let own = &of_local(topology.local)?.layers;
@@ -85,7 +88,8 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
     }
     let owner = first.layers.owner;
     if let Some(other) = states.iter().find(|state| state.layers.owner.step != owner.step) {
-        return Err(Error::saved("a node's states, of different steps: one of step", other.layers.owner.step));
+        let what = "a node's states: they are of different steps, one of step";
+        return Err(CoreError::SavedState { what, found: other.layers.owner.step }.into());
     }
     let mut layers = vec![];
     for tensor in whole {
@@ -142,8 +146,10 @@ fn recut<'a>(layer: &Layer<'a>, whole: &Tensor, topology: &Topology, place: &Top
     let shape = shard(whole, topology.per_node, topology.local)?.shape();
     let choice = match layer.choice.setting {
         Setting::Dense => layer.choice,
-        _ if shape.elements() == 0 => Choice::dense(Uncompressed::Chosen),
-        setting => Choice { setting: setting.of_piece(0..shape.elements(), layer.shape.elements()), ..layer.choice },
+        _ if shape.elements() == 0 => LayerSetting::dense(Uncompressed::Chosen),
+        setting => {
+            LayerSetting { setting: setting.of_piece(0..shape.elements(), layer.shape.elements()), ..layer.choice }
+        }
     };
     let mut factor = values(shape.cols() * factor_rank(&choice.setting, shape))?;
     if layer.factor.len() == factor.len() {

@@ -13,9 +13,10 @@
 use super::control::Stage;
 use super::reshard::{self, Shards};
 use super::{Topology, TwoLevel};
-use crate::Error;
-use crate::controller::{Contents, Controller, Loaded, Tensor, restore, saved};
+use crate::controller::load::sorted;
+use crate::controller::{Contents, Controller, Loaded, Tensor, state_format};
 use crate::state::{Reader, Writer};
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -91,7 +92,7 @@ pub fn is_state(bytes: &[u8]) -> bool {
 /// Those of [`TwoLevel::load`].
 pub fn load_without_nodes(controller: &mut Controller, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
     let place = Topology { nodes: controller.world, node: controller.rank, per_node: 1, local: 0 };
-    let layers = controller.planner.tensors.clone();
+    let layers = controller.scheduler.tensors.clone();
     load(controller, &layers, &place, plan, residuals)
 }
 
@@ -102,25 +103,25 @@ fn load(
     plan: &[&[u8]],
     residuals: &[&[u8]],
 ) -> Result<Loaded, Error> {
-    let methods = &controller.planner.config.search.methods;
+    let methods = &controller.scheduler.config.search.methods;
     let parts = read(plan)?;
     let plan: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
-    let other = |what, found: usize| Error::saved(what, found as u64);
+    let other = |what, found: usize| Error::from(CoreError::SavedState { what, found: found as u64 });
     if let Some(at) = parts.iter().position(|part| part.place != parts[0].place) {
-        return Err(other("the plan's states, of several ranks: the first part of another rank", at));
+        return Err(other("the plan's parts: they are of several ranks, the first part of another rank", at));
     }
-    let (runs, mut plans) = restore::sorted(&plan, methods)?;
+    let (runs, mut plans) = sorted(&plan, methods)?;
     let [run] = &runs[..] else {
-        return Err(other("parts that belong to no layer, of which there must be one", runs.len()));
+        return Err(other("number of parts that belong to no layer (expected 1)", runs.len()));
     };
-    let states = other("states that the plan's parts are of", plans.len());
+    let states = other("number of states that the plan's parts belong to (expected 1)", plans.len());
     let (layers, place) = plans.pop().filter(|_| plans.is_empty()).zip(parts.first()).ok_or(states)?;
     let place = placed_or(place.place, &layers);
     let plan = reshard::of_plan(whole, topology, &Shards { place, layers })?;
 
     let mut given: Vec<Shards<'_>> = vec![];
     for Placed { place, bytes } in read(residuals)? {
-        let (_, layers) = restore::sorted(&[bytes], methods)?;
+        let (_, layers) = sorted(&[bytes], methods)?;
         for layers in layers {
             let place = placed_or(place, &layers);
             let known = given.iter_mut().find(|known| known.place == place && known.layers.owner == layers.owner);
@@ -155,7 +156,7 @@ struct Placed<'a> {
 fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
     let read_one = |&bytes: &&'a [u8]| {
         let magic = bytes.first_chunk().map(|&bytes| u64::from_le_bytes(bytes));
-        if matches!(magic, Some(saved::MAGIC | saved::PART_MAGIC)) {
+        if matches!(magic, Some(state_format::MAGIC | state_format::PART_MAGIC)) {
             return Ok(Placed { place: None, bytes });
         }
         let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
@@ -163,7 +164,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
         let (nodes, node) = (word("number of nodes")?, word("node")?);
         let (per_node, local) = (word("ranks per node")?, word("local rank")?);
         let place = Topology { nodes, node, per_node, local };
-        Error::require_saved(place.check().is_ok(), "a rank's place, ranks per node", per_node.into())?;
+        CoreError::require_saved(place.check().is_ok(), "a rank's place, ranks per node", per_node.into())?;
         let len = reader.number()?;
         let bytes = reader.bytes(len)?;
         reader.end("saved state bytes after a rank's state")?;
@@ -173,7 +174,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
 }
 
 /// The place of a state. Ranks of runs without nodes are nodes with one rank.
-fn placed_or(place: Option<Topology>, layers: &saved::Layers<'_>) -> Topology {
-    let saved::Owner { rank, world, .. } = layers.owner;
+fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
+    let state_format::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })
 }

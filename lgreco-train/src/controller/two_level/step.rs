@@ -7,11 +7,11 @@ use super::{Group, Topology, TwoLevel};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::{Bucket as Shards, Report};
-use crate::error::expect_len;
 use crate::exchange::{Agreement, Collective, Request};
 use crate::gradient::ValuesMut;
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::expect_len;
 
 impl TwoLevel {
     /// Lends a bucket of these layers, in any order, as [`Controller::open`](super::super::Controller::open). All ranks exchange the
@@ -94,7 +94,7 @@ impl TwoLevel {
     /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
     pub fn abandon_step(&mut self) -> Result<(), Error> {
         if self.stage == Stage::Idle {
-            return Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" });
+            return Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" });
         }
         if !self.controller.control.is_idle() {
             self.controller.abandon_step()?;
@@ -106,10 +106,12 @@ impl TwoLevel {
     fn expect_open(&self) -> Result<(), Error> {
         match self.stage {
             Stage::Open => Ok(()),
-            Stage::Idle => Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" }),
+            Stage::Idle => {
+                Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" })
+            }
             _ => Err(Error::StepOrder {
                 what: "ranks have not agreed on the step",
-                expected: "no control requests left",
+                expected: "all requests of `control` before this call",
             }),
         }
     }
@@ -132,7 +134,7 @@ impl TwoLevel {
         gradients: &mut [ValuesMut<'_>],
         learning_rate: f64,
     ) -> Result<Report, Error> {
-        let counted = expect_len("gradients, one per layer", self.layers.len(), gradients.len());
+        let counted = expect_len("gradients, one per layer", self.layers.len(), gradients.len()).map_err(Error::from);
         self.run(node, peers, counted.map(|()| gradients), learning_rate)
     }
 

@@ -1,7 +1,7 @@
 //! Where a rank is among nodes of equal size.
 
-use crate::Error;
 use crate::exchange::Collective;
+use crate::{CoreError, Error};
 
 /// The group in which a collective is performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,12 +59,12 @@ impl Topology {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         let Topology { nodes, node, per_node, local } = *self;
-        let require = Error::require;
+        let require = CoreError::require;
         require(nodes > 0, "the number of nodes", 0.0, "at least 1")?;
         require(per_node > 0, "the number of ranks per node", 0.0, "at least 1")?;
         let world = f64::from(nodes) * f64::from(per_node);
         require(world <= f64::from(u32::MAX), "the number of ranks", world, "below 2^32")?;
         require(node < nodes, "the node", node.into(), "below the number of nodes")?;
-        require(local < per_node, "the local rank", local.into(), "below the number of ranks per node")
+        Ok(require(local < per_node, "the local rank", local.into(), "below the number of ranks per node")?)
     }
 }
