@@ -6,7 +6,7 @@
 
 class MpiNodes {
 public:
-    // All ranks of the communicator call it. `ranks_per_node` is 0: those that share memory.
+    // All ranks of the communicator must call it. If `ranks_per_node` is 0, a node is the ranks that share memory.
     MpiNodes(MPI_Comm communicator, int ranks_per_node) {
         int rank = 0, size = 1, least = 0;
         mpi_check(MPI_Comm_rank(communicator, &rank));
@@ -21,7 +21,7 @@ public:
         ranks_per_node_ = size;
         mpi_check(MPI_Allreduce(&size, &least, 1, MPI_INT, MPI_MIN, communicator));
         mpi_check(MPI_Allreduce(MPI_IN_PLACE, &size, 1, MPI_INT, MPI_MAX, communicator));
-        if (least != size) throw std::invalid_argument("two levels need as many ranks on each node");
+        if (least != size) throw std::invalid_argument("two levels need the same number of ranks on each node");
         for (MPI_Comm own : {node_, peers_}) mpi_check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
     }
 

@@ -251,7 +251,7 @@ public:
     // Multiplies all residuals by `factor`, because the loss scale changed by this factor.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
-    // The first element of a layer that this rank remembers, and their number.
+    // The first element of a layer that this rank exchanges with its peers, and the number of these elements.
     std::pair<std::size_t, std::size_t> shard(std::size_t layer) const {
         std::pair<std::size_t, std::size_t> shard;
         check(lgreco_controller_shard(get(), layer, &shard.first, &shard.second));

@@ -68,7 +68,7 @@ impl Callback {
         self.world_size = self.world_size.max(world_size);
     }
 
-    /// The same callback in this worker's node, and among its peers.
+    /// The same callback for the group of this worker's node, and for that of its peers.
     pub(crate) fn levels(&self, place: Topology) -> [Callback; 2] {
         let Topology { nodes, node, per_node, local } = place;
         let Callback { user, perform, .. } = *self;

@@ -151,6 +151,7 @@ struct Given {
 
 /// How ranks divide the layers.
 enum Shares {
+    /// Every rank has whole layers.
     None,
     /// lgreco_controller_create_sharded.
     Sharded(*const u64),
@@ -261,7 +262,7 @@ pub unsafe extern "C" fn lgreco_controller_create_sharded(
     })
 }
 
-/// The place of a rank where as many are on each node, numbered node by node.
+/// The place of a rank among nodes of `per_node` ranks each, numbered node by node.
 fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
     let wrong = |what, value: u32, expected| {
         let value = value.into();
@@ -276,20 +277,24 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
     Ok(Topology { nodes: world_size / per_node, node: rank / per_node, per_node, local: rank % per_node })
 }
 
-/// As lgreco_controller_create, for nodes of `ranks_per_node` workers, whose ranks follow each other. The workers of a node sum
-/// gradients, uncompressed; each exchanges its shard of them, compressed, with its peers, those with the same place in other nodes;
-/// the workers of a node gather the means. So each byte of a payload goes through a node's link once per other node.
+/// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
+/// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
+/// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
+/// link once per other node.
 ///
-/// Every request says in its `group` among whom it is performed: LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS; the
-/// ranks in it are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is that in its node after
-/// LGRECO_REQUEST_REDUCE_SCATTER_SUM. The ranks of a node may have had different numbers of requests among peers before it, so buckets in flight
-/// either have groups of their own, or their last requests are started once all have come to theirs, in the same order on all ranks. Asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH
-/// inside nodes. Settings, residuals, metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard);
-/// `settings` and the option `min_elements` are for whole layers. Errors number ranks as the collective does. States are
-/// loaded with other nodes too: lgreco_controller_load takes the states of all ranks of the nodes that this node takes over, and
-/// each rank finds its shards in them.
+/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
+/// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
+/// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
+/// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
+/// buckets have reached them.
 ///
-/// Also LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
+/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
+/// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
+/// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
+/// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
+/// shards in them.
+///
+/// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create_on_nodes(
     context: *const lgreco_context,
@@ -306,10 +311,10 @@ pub unsafe extern "C" fn lgreco_controller_create_on_nodes(
     })
 }
 
-/// Tells which elements of layer `layer` this rank remembers and exchanges with its peers: `count` from number `first` on. All of them
-/// unless the controller is one of lgreco_controller_create_on_nodes.
+/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
+/// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
 ///
-/// LGRECO_LAYER_MISMATCH when there is no such layer.
+/// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_shard(
     controller: *mut lgreco_controller,

@@ -115,7 +115,7 @@ pub(super) const fn group_code(group: Option<Group>) -> lgreco_group {
 }
 
 impl lgreco_request {
-    /// A request of one of several groups.
+    /// The request that one of these groups performs.
     pub(super) fn within(next: Option<(Option<Group>, Request<'_>)>, groups: Groups) -> lgreco_request {
         match next {
             None => lgreco_request::default(),
