@@ -1,4 +1,4 @@
-//! A bucket on its way through both levels.
+//! A bucket of two levels, from gradients to means.
 //!
 //! ```text
 //! node:  all-gather of 16 bytes (new buckets only)
@@ -8,8 +8,8 @@
 //! node:  all-gather of the means and statuses          all ranks have all means
 //! ```
 //!
-//! A failure on one rank is in its node's reduce-scatter or found between nodes. All ranks of the node tell their peers,
-//! and the last message tells the ranks of all nodes. So all ranks fail in the same bucket, after the same collectives.
+//! A failure on one rank is told in its node's reduce-scatter, or is found between nodes. All ranks of the node tell their
+//! peers, and the last message tells the ranks of all nodes. So all ranks fail in the same bucket.
 
 use super::messages::{FAULT, Fault, Layer, Messages};
 use super::{Group, Topology};
@@ -25,51 +25,52 @@ use alloc::vec::Vec;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Stage {
     Open,
-    /// Gradients are there, and nothing has been sent.
+    /// The bucket has its gradients, and nothing has been sent.
     Submitted,
     Greeting,
     Reducing,
-    /// The shards are exchanged between nodes: this part of them.
+    /// The shards are exchanged between nodes. The part is the one whose collective is under way.
     Exchanging(Option<Part>),
     Telling,
     Gathering,
-    /// Gradients are means, or what a spoilt bucket becomes.
+    /// Gradients are means; zeros or NaN if some rank's gradient was not finite.
     Done,
     Failed,
 }
 
 /// Layers that are exchanged together in one step, lent by a [`TwoLevel`](super::TwoLevel). Like a
-/// [`Bucket`](super::super::Bucket), but each request says in which group it is performed.
+/// [`Bucket`](super::super::Bucket), but each request names the group that performs it.
 ///
 /// [`TwoLevel`](super::TwoLevel) has an example.
 pub struct Bucket {
     pub(super) shards: Shards,
     pub(super) layers: Vec<Layer>,
     pub(super) topology: Topology,
-    /// Whether the ranks of the node know that they exchange these layers together.
+    /// Whether the ranks of the node have agreed to exchange these layers together.
     pub(super) agreement: Agreement,
-    /// Of what they have to agree on.
+    /// Checksum of everything that they must agree on.
     pub(super) fingerprint: u64,
     pub(super) stage: Stage,
     /// This rank's own error.
     pub(super) own: Option<Error>,
-    /// What this rank knows of what has gone wrong.
+    /// The first failure that this rank knows of.
     pub(super) fault: Fault,
     pub(super) messages: Messages,
     /// Whether the ranks of the node may have other layers.
     pub(super) differs: bool,
-    /// The greeting, or the faults that peers tell each other.
+    /// The greeting, or the peers' faults.
     pub(super) words: Vec<u64>,
 }
 
 impl Bucket {
-    /// The layers, in the order in which their gradients are given.
+    /// The layers, in the order of their gradients.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
         self.layers.iter().map(|layer| layer.index)
     }
 
-    /// The collectives that [`next`](Bucket::next) asks for unless the exchange fails, in order, with their groups and sizes. If it
-    /// fails there are fewer between nodes, but one more tells who has failed. [`is_last`](Bucket::is_last) knows.
+    /// The collectives that [`next`](Bucket::next) will ask for, in order, with their groups and sizes. If the exchange fails,
+    /// there are fewer between nodes, and one more that tells which rank has failed; then only [`is_last`](Bucket::is_last) is
+    /// right.
     ///
     /// # Errors
     /// Those of [`Bucket::rounds`](super::super::Bucket::rounds).
@@ -102,11 +103,11 @@ impl Bucket {
         matches!(self.stage, Stage::Gathering | Stage::Done | Stage::Failed)
     }
 
-    /// Says that a layer has no gradient on this rank in this step: whatever stands in its place counts as zeros. If that is so
-    /// on all ranks of the node, residuals stay where they are, as with [`Bucket::withhold`](super::super::Bucket::withhold).
+    /// Declares that a layer has no gradient on this rank in this step. Whatever is submitted for it counts as zeros. If no rank
+    /// of the node has a gradient, the residual stays, as with [`Bucket::withhold`](super::super::Bucket::withhold).
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when there are gradients already; [`Error::NotInBucket`].
+    /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         self.expect_open()?;
         let found = self.layers.iter_mut().find(|found| found.index == layer);
@@ -114,11 +115,11 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes the gradients of this step, one per layer. What is wrong with them is told to all ranks, so that
-    /// [`next`](Bucket::next) fails on every rank.
+    /// Takes the gradients of this step, one per layer. If a gradient is wrong, this rank's messages tell all ranks, and
+    /// [`next`](Bucket::next) fails on all of them.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when there are gradients already.
+    /// [`Error::StepOrder`] when the bucket has gradients already.
     ///
     /// # Complexity
     /// A pass over the gradients.
@@ -132,11 +133,11 @@ impl Bucket {
         Ok(())
     }
 
-    /// Says in place of [`submit`](Bucket::submit) that this rank has no gradients to give, because its trainer has failed.
-    /// [`next`](Bucket::next), which then takes no gradients, fails on every rank, on this one with `failure`.
+    /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed.
+    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank: here with `failure`.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when there are gradients already.
+    /// [`Error::StepOrder`] when the bucket has gradients already.
     pub fn submit_failure(&mut self, failure: Error) -> Result<(), Error> {
         self.expect_open()?;
         self.own = self.shards.failure.or(self.own).or(Some(failure));
@@ -147,28 +148,32 @@ impl Bucket {
     fn expect_open(&self) -> Result<(), Error> {
         match self.stage {
             Stage::Open => Ok(()),
-            _ => Err(Error::StepOrder { what: "the bucket has gradients", expected: "an open one" }),
+            _ => Err(Error::StepOrder {
+                what: "the bucket has its gradients already",
+                expected: "a bucket before `submit`",
+            }),
         }
     }
 
-    /// Goes on, once the collective asked for before is done, until the next one, and says in which group to perform that; `None`
-    /// when the gradients are means and residuals have taken note. `gradients` are those of [`submit`](Bucket::submit).
+    /// Computes until the next collective, and returns it with its group. The collective before must be done. `None`: the
+    /// gradients are means, and residuals are updated. `gradients` are those of [`submit`](Bucket::submit).
     ///
-    /// Of several buckets in flight all ranks start collectives in the same order, within each group. Peers ask for the same number of them,
-    /// but the ranks of a node may not. So either each bucket has groups of its own, or its last collective, of which
-    /// [`is_last`](Bucket::is_last) tells, is started when all buckets have come to theirs, in the same order on all ranks:
-    /// [`request`](Bucket::request) gives it again.
+    /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for equally many, but
+    /// the ranks of a node may differ in how many they asked for before the bucket's last one. So there are two ways. Either each
+    /// bucket has groups of its own. Or the last collectives wait until all buckets have reached theirs, and start in the same
+    /// order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and [`request`](Bucket::request) returns it
+    /// again.
     ///
-    /// Where some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, as the
-    /// configuration says, and residuals stay as they are.
+    /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, by
+    /// [`NonFinite`](super::super::NonFinite), and residuals stay.
     ///
     /// # Errors
     /// On all ranks alike: those of [`Bucket::next`](super::super::Bucket::next), [`Error::Peer`] with a rank's number among all
-    /// ranks. Gradients are then of no use. Residuals are what they were, with [`undo`](super::super::Config::undo), or of some shards those of
-    /// the step. [`Error::StepOrder`] when there are no gradients yet, or after an error.
+    /// ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged; without, some
+    /// shards may have those after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after an error.
     ///
     /// # Complexity
-    /// Those of the exchange of this rank's shards, and two passes over the gradients.
+    /// That of the exchange of this rank's shards, and two passes over the gradients.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<(Group, Request<'b>)>, Error> {
         self.advance(gradients)?;
         if matches!(self.stage, Stage::Exchanging(_)) {
@@ -179,7 +184,7 @@ impl Bucket {
         self.request()
     }
 
-    /// The collective that [`next`](Bucket::next) has asked for, again.
+    /// Returns the collective of the last [`next`](Bucket::next) again.
     ///
     /// # Errors
     /// None that [`next`](Bucket::next) has not had.
@@ -254,7 +259,7 @@ impl Bucket {
                 self.begin_reducing();
                 return Ok(());
             }
-            // Nothing has been summed.
+            // The ranks of the node differ, so nothing was summed.
             Stage::Reducing if self.differs => self.begin_exchange()?,
             Stage::Reducing => {
                 match judge(self.own, self.messages.statuses(&self.topology)) {
@@ -288,7 +293,7 @@ impl Bucket {
     }
 
     fn begin_reducing(&mut self) {
-        // Other nodes make this collective too, and all start those of several buckets in the same order.
+        // The collective is performed nevertheless, so that all nodes start the same ones in the same order.
         if self.differs {
             self.messages.without_values();
             self.messages.sums().fill(0.0);
@@ -302,7 +307,7 @@ impl Bucket {
         self.stage = Stage::Reducing;
     }
 
-    /// Notes what the ranks of the node have found.
+    /// Notes an error that the ranks of the node have found.
     fn note(&mut self, error: Error) {
         let rank = self.topology.rank();
         self.fault = match error {
@@ -315,12 +320,12 @@ impl Bucket {
         };
     }
 
-    /// Gives this rank's shards to the exchange between nodes, or tells the peers what has gone wrong.
+    /// Submits this rank's shards to the exchange between nodes, or tells the peers of the failure.
     fn begin_exchange(&mut self) -> Result<(), Error> {
         self.stage = Stage::Exchanging(None);
         let has_peers = !self.is_alone();
         if self.fault.code != 0 && has_peers {
-            // Peers are told the code as the failing rank's own.
+            // Peers get the code of the rank that failed.
             return self.shards.submit_failure(Error::Trainer { code: self.fault.code as u32 });
         }
         for layer in self.layers.iter().filter(|layer| !layer.present && has_peers) {
@@ -329,7 +334,7 @@ impl Bucket {
         self.shards.submit(&mut self.messages.shards(&self.layers, &self.topology))
     }
 
-    /// Goes on between nodes.
+    /// Advances the exchange between nodes.
     fn exchange(&mut self) {
         let mut shards = self.messages.shards(&self.layers, &self.topology);
         let advanced = match self.fault.code {
@@ -366,7 +371,7 @@ impl Bucket {
         self.stage = Stage::Telling;
     }
 
-    /// Takes over what the peer that has failed first knows.
+    /// Takes over the failure that the first failing peer knows of.
     fn hear_peers(&mut self) {
         let faults = || self.words.as_chunks::<FAULT>().0.iter().map(|words| Fault::read(words));
         if let Err(Error::Peer { rank, .. }) = judge(None, faults().map(Fault::slip)) {
@@ -382,7 +387,7 @@ impl Bucket {
         self.stage = Stage::Gathering;
     }
 
-    /// All ranks know whether any has failed.
+    /// Ends the bucket. All ranks know now whether any has failed.
     fn finish(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let judged = match self.is_empty() {
             true => self.own.map_or(Ok(()), Err),
@@ -411,7 +416,7 @@ impl Bucket {
     }
 }
 
-/// What a rank has found of its peers, with their numbers among all ranks.
+/// An error about peers, with their numbers among all ranks.
 pub(super) fn of_peers(error: Error, topology: &Topology) -> Error {
     match error {
         Error::Peer { rank, code } => Error::Peer { rank: topology.peer(rank), code },

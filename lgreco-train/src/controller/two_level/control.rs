@@ -1,4 +1,4 @@
-//! What ranks have to say to each other before the buckets of a step.
+//! The agreement of all ranks before the buckets of a step.
 
 use super::bucket::of_peers;
 use super::messages::Fault;
@@ -16,25 +16,25 @@ use alloc::vec::Vec;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Stage {
     Idle,
-    /// The ranks of the node are still to be met.
+    /// The ranks of the node have not compared their options yet.
     Begun,
     /// The ranks of the node compare their options.
     Meeting,
-    /// They differ, and tell each other all of them. This is the first rank that does.
+    /// They differ, and exchange all options. The number is the first local rank that differs.
     Fields(u32),
-    /// Peers have their control requests.
+    /// Peers perform their control requests.
     Peers,
-    /// The ranks of the node tell each other whether their peers have begun the step; this rank's own error.
+    /// The ranks of the node tell each other whether their peers have begun the step. The error is this rank's own.
     Telling(Option<Error>),
     Open,
 }
 
 impl TwoLevel {
-    /// Begins a step, which the [`control`](TwoLevel::control) requests, the buckets and [`finish_step`](TwoLevel::finish_step)
-    /// follow, as with [`Controller::begin_step`](super::super::Controller::begin_step).
+    /// Begins a step, as [`Controller::begin_step`](super::super::Controller::begin_step). Next are the
+    /// [`control`](TwoLevel::control) requests, then the buckets, then [`finish_step`](TwoLevel::finish_step).
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when a step is under way.
+    /// [`Error::StepOrder`] while a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         self.controller.control.expect_idle()?;
         if self.stage != Stage::Idle {
@@ -53,13 +53,13 @@ impl TwoLevel {
         Ok(())
     }
 
-    /// Goes on, once the collective asked for before is done, until the next one, and says in which group to perform that. At
-    /// most steps there is one message inside the node.
+    /// Returns the next collective of the agreement, with its group. The one before must be done. `None`: the agreement is
+    /// complete. At most steps there is one message inside the node.
     ///
     /// # Errors
-    /// Whatever fails on one rank fails on all. The step has then not begun, and may be begun again. The errors of
-    /// [`Controller::control`](super::super::Controller::control), with ranks numbered among all;
-    /// [`Error::PeerOption`] names what differs inside the node or between peers, and is [`Error::Peer`] elsewhere.
+    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. The errors are those of
+    /// [`Controller::control`](super::super::Controller::control), with ranks numbered among all. [`Error::PeerOption`] names a
+    /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
         match self.stage {
             Stage::Idle => {
@@ -100,21 +100,21 @@ impl TwoLevel {
         Ok(Some((Group::Node, Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut self.words) })))
     }
 
-    /// Has the peers agree on the step, or tells them why it cannot begin.
+    /// Begins the agreement among peers, or tells them why the step cannot begin.
     fn begin_peers(&mut self, failure: Option<Error>) -> Result<(), Error> {
         self.stage = Stage::Peers;
         self.failure = failure;
         self.controller.begin(self.rate, Some(failure.map_or(Ok(false), Err)))
     }
 
-    /// Whether there is a request for the peers. If not, the ranks of the node are told what has come of the last.
+    /// Whether there is a request for the peers. If not, prepares the message that tells the node whether the peers have begun.
     fn ask_peers(&mut self) -> bool {
         let own = match self.controller.advance_control() {
             Ok(true) => return true,
             Ok(false) => None,
             Err(error) => Some(self.failure.take().unwrap_or(of_peers(error, &self.topology))),
         };
-        // Only the rank that has found it has an error of its own.
+        // Only the rank that found the error keeps it as its own.
         let fault = match own {
             None => Fault::default(),
             Some(Error::Peer { rank, code }) => Fault { code: code.into(), rank },
@@ -135,7 +135,7 @@ impl TwoLevel {
         write(&mut self.words, &self.topology);
     }
 
-    /// All ranks of the node have told whether their peers have begun the step.
+    /// Reads from all ranks of the node whether their peers have begun the step.
     fn hear(&mut self, own: Option<Error>) -> Result<(), Error> {
         let faults = self.words.chunks_exact(agreement::words(1)).map(Fault::read);
         let slips = faults.clone().map(|Fault { code, .. }| Slip { code, fingerprint: 0 });
@@ -156,7 +156,7 @@ impl TwoLevel {
         Err(error)
     }
 
-    /// What a rank has found of the ranks of its node, with their numbers among all ranks.
+    /// An error about ranks of the node, with their numbers among all ranks.
     fn of_node(&self, error: Error) -> Error {
         let mate = |rank| self.topology.mate(rank);
         match error {
@@ -169,7 +169,7 @@ impl TwoLevel {
         }
     }
 
-    /// All that the ranks of a node must agree on at a step.
+    /// Everything that the ranks of a node must agree on at a step.
     fn fields_of_step(&self) -> Vec<Field> {
         let mut all = self.fields();
         all.extend(self.of_step());
@@ -184,7 +184,7 @@ impl TwoLevel {
         ]
     }
 
-    /// The checksum of what the ranks of a node must agree on at a step.
+    /// The checksum of [`fields_of_step`](TwoLevel::fields_of_step).
     pub(super) fn fingerprint(&self) -> u64 {
         self.of_step().iter().fold(Hash(self.identity), |hash, field| hash.add(field.word)).0
     }

@@ -1,9 +1,8 @@
 //! How the layers are divided among the ranks of a node.
 //!
-//! A layer whose first dimension is at least the number of ranks is cut between rows, so that its shards are matrices
-//! for PowerSGD and for TopK's positions. Another layer is cut between elements: its shards have one row, or are vectors if
-//! the layer is one. The first ranks get one row or element more if they do not come out even. A layer with fewer elements
-//! than ranks has empty shards.
+//! A layer with at least as many rows as ranks is cut between rows, so that its shards are matrices for PowerSGD and TopK. Any
+//! other layer is cut between elements. Its shards have one row, or are vectors if the layer is one. If the division leaves a
+//! remainder, the first ranks get one row or element more. A layer with fewer elements than ranks has empty shards.
 
 use super::Topology;
 use crate::compress::Setting;
@@ -18,7 +17,7 @@ use core::ops::Range;
 /// The cuts of one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division {
-    /// Elements that stay together.
+    /// Number of elements that stay together.
     unit: usize,
     units: usize,
     ranks: usize,
@@ -78,7 +77,7 @@ pub(super) fn shards(whole: &[Tensor], topology: &Topology) -> Result<Vec<Tensor
 /// The configuration of a controller of shards.
 ///
 /// # Errors
-/// [`CoreError::Parameter`](crate::CoreError::Parameter) for a route by which each rank gets the mean of a part alone.
+/// [`CoreError::Parameter`] for [`Route::Sharded`], by which each rank gets the mean of a part only.
 pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Topology) -> Result<Config, Error> {
     let (what, expected) = ("code of the route between nodes", "all-gather (0) or scatter-reduce (1)");
     CoreError::require(config.route != Route::Sharded, what, 2.0, expected)?;

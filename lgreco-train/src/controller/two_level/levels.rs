@@ -1,4 +1,4 @@
-//! Training by one level or two, behind the same calls: for bindings, whose callers choose at run time.
+//! One level or two behind the same calls, for the C and Python bindings, whose callers choose at run time.
 
 use super::{Bucket, Group, Topology, TwoLevel, is_state, load_without_nodes};
 use crate::Error;
@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// A controller over all ranks, or over nodes. A request with no group is performed in the group of all ranks.
+/// A controller over all ranks, or over nodes. A request without a group is for the group of all ranks.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, two_level::{Levels, Topology}};
@@ -33,17 +33,17 @@ pub enum Levels {
     Two(TwoLevel),
 }
 
-/// A bucket of one of them.
+/// A bucket of [`Levels`].
 #[expect(clippy::large_enum_variant, reason = "a bucket is where it is opened")]
 pub enum LevelsBucket {
-    /// Of all ranks.
+    /// A bucket of all ranks.
     One(controller::Bucket),
-    /// Of nodes.
+    /// A bucket of nodes.
     Two(Bucket),
 }
 
 impl Levels {
-    /// On rank `rank` of `world`, or at a place among nodes.
+    /// The controller of rank `rank` of `world`, or with `place` of a rank among nodes.
     ///
     /// # Errors
     /// Those of [`Controller::new`] and [`TwoLevel::new`].
@@ -59,7 +59,7 @@ impl Levels {
         })
     }
 
-    /// Measures on another backend than the portable one.
+    /// Measures on this backend instead of the portable one.
     pub fn with_backend(self, backend: Box<dyn Backend + Send>) -> Levels {
         match self {
             Levels::One(controller) => Levels::One(controller.with_backend(backend)),
@@ -67,7 +67,7 @@ impl Levels {
         }
     }
 
-    /// What plans, and remembers whole layers or shards.
+    /// The controller, of whole layers or of shards.
     pub fn controller(&self) -> &Controller {
         match self {
             Levels::One(controller) => controller,
@@ -75,7 +75,7 @@ impl Levels {
         }
     }
 
-    /// The same, for what is done between steps.
+    /// The same controller, for changes of plans and residuals between steps.
     pub fn controller_mut(&mut self) -> &mut Controller {
         match self {
             Levels::One(controller) => controller,
@@ -91,7 +91,7 @@ impl Levels {
         }
     }
 
-    /// The elements of a layer that this rank has, all where ranks share none. `None` when there is no such layer.
+    /// This rank's shard of a layer, as a range of its elements; all of them with one level. `None` when there is no such layer.
     pub fn shard(&self, layer: usize) -> Option<Range<usize>> {
         match self {
             Levels::One(controller) => Some(0..controller.tensors().get(layer)?.shape().elements()),
@@ -99,7 +99,7 @@ impl Levels {
         }
     }
 
-    /// Ranks of a node, 1 without nodes.
+    /// Number of ranks per node; 1 without nodes.
     pub fn per_node(&self) -> u32 {
         match self {
             Levels::One(_) => 1,
@@ -148,7 +148,10 @@ impl Levels {
         match (self, bucket) {
             (Levels::One(controller), LevelsBucket::One(bucket)) => controller.close(bucket),
             (Levels::Two(training), LevelsBucket::Two(bucket)) => training.close(bucket),
-            _ => Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" }),
+            _ => Err(Error::StepOrder {
+                what: "the bucket is not lent by this controller",
+                expected: "a bucket of this controller and step",
+            }),
         }
     }
 
@@ -163,7 +166,7 @@ impl Levels {
         }
     }
 
-    /// Gives up the step under way.
+    /// Gives up the present step.
     ///
     /// # Errors
     /// Those of [`Controller::abandon_step`].
@@ -185,7 +188,7 @@ impl Levels {
         }
     }
 
-    /// A part of it.
+    /// A part of this rank's state.
     ///
     /// # Errors
     /// Those of [`Controller::save_part`].
@@ -199,7 +202,7 @@ impl Levels {
         }
     }
 
-    /// Continues from states of either kind.
+    /// Continues from saved states, with or without nodes.
     ///
     /// # Errors
     /// Those of [`Controller::load`] and [`TwoLevel::load`].
@@ -213,7 +216,7 @@ impl Levels {
         }
     }
 
-    /// Settings of whole layers, for a fixed policy.
+    /// Gives new settings, one per whole layer, under a fixed policy.
     ///
     /// # Errors
     /// Those of [`Planning::set_settings`](controller::Planning::set_settings).
@@ -224,8 +227,8 @@ impl Levels {
         }
     }
 
-    /// Bytes that a run takes, as [`Controller::memory`], where `at_once` buckets of `bucket_bytes` of whole gradients are on their
-    /// way.
+    /// Bytes that a run takes, as [`Controller::memory`], with `at_once` buckets in flight. Each has `bucket_bytes` of whole
+    /// gradients.
     ///
     /// # Errors
     /// Those of [`Controller::memory`].
@@ -238,7 +241,7 @@ impl Levels {
 }
 
 impl LevelsBucket {
-    /// The layers, in the order in which their gradients are given.
+    /// The layers, in the order of their gradients.
     pub fn layers(&self) -> Vec<usize> {
         match self {
             LevelsBucket::One(bucket) => bucket.layers().collect(),
@@ -246,7 +249,7 @@ impl LevelsBucket {
         }
     }
 
-    /// The collectives that there are unless it fails.
+    /// The collectives that [`next`](LevelsBucket::next) will ask for.
     ///
     /// # Errors
     /// Those of [`Bucket::rounds`](controller::Bucket::rounds).
@@ -259,7 +262,7 @@ impl LevelsBucket {
         })
     }
 
-    /// Says that a layer has no gradient on this rank.
+    /// Declares that a layer has no gradient on this rank.
     ///
     /// # Errors
     /// Those of [`Bucket::withhold`](controller::Bucket::withhold).
@@ -270,7 +273,7 @@ impl LevelsBucket {
         }
     }
 
-    /// Takes the gradients.
+    /// Takes the gradients of this step.
     ///
     /// # Errors
     /// Those of [`Bucket::submit`](controller::Bucket::submit).
@@ -281,7 +284,7 @@ impl LevelsBucket {
         }
     }
 
-    /// Says that there are none.
+    /// Declares that this rank has no gradients.
     ///
     /// # Errors
     /// Those of [`Bucket::submit_failure`](controller::Bucket::submit_failure).
@@ -306,7 +309,7 @@ impl LevelsBucket {
         })
     }
 
-    /// Whether the collective under way is known to be the last of a bucket of nodes.
+    /// Whether the collective under way is the last of a bucket of nodes. False for buckets of all ranks.
     pub fn is_last(&self) -> bool {
         matches!(self, LevelsBucket::Two(bucket) if bucket.is_last())
     }

@@ -3,7 +3,7 @@
 //! | message | each rank's part |
 //! |---|---|
 //! | reduce-scatter, f32 | its shard of every layer; per layer the number of ranks with a gradient; per rank its [status](Slip::to_sum) |
-//! | all-gather at the end | what has gone wrong, 16 bytes; the means of its shards in their layers' types, each filled up to 8 bytes |
+//! | all-gather at the end | its [`Fault`], 16 bytes; the means of its shards in their layers' types, each padded to a multiple of 8 bytes |
 //!
 //! Gradients are multiplied by a power of two, so that sums of finite values stay finite.
 
@@ -21,7 +21,7 @@ use lgreco::error::expect_len;
 /// Words of a [`Fault`].
 pub(super) const FAULT: usize = 2;
 
-/// What a rank knows of what has gone wrong.
+/// The first failure that a rank knows of.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Fault {
     /// The error's [code](Error::code); 0 for none.
@@ -76,7 +76,7 @@ impl Layer {
 /// The memory of a bucket's messages.
 #[derive(Default)]
 pub(super) struct Messages {
-    /// Values that each rank gets of the sums, and the sums.
+    /// Number of sums that each rank gets, and the sums.
     pub lens: Vec<u64>,
     pub sums: Vec<f32>,
     /// Bytes of each rank's means, and the means.
@@ -98,17 +98,17 @@ impl Messages {
         grow(&mut self.means, self.bytes.iter().sum::<u64>() as usize / 8)
     }
 
-    /// Leaves only the faults in the message at the end: ranks of the node have other layers.
+    /// Leaves only the faults in the all-gather at the end, because the node's ranks differ in the bucket's layers.
     pub(super) fn without_means(&mut self) {
         self.bytes.fill(8 * FAULT as u64);
     }
 
-    /// Leaves a value per rank in the reduce-scatter, likewise.
+    /// Leaves only one value per rank in the reduce-scatter, for the same reason.
     pub(super) fn without_values(&mut self) {
         self.lens.fill(1);
     }
 
-    /// Whether all ranks' means take as many bytes.
+    /// Whether the means of all ranks have the same number of bytes.
     pub(super) fn is_even(&self) -> bool {
         self.bytes.windows(2).all(|two| two[0] == two[1])
     }
@@ -126,7 +126,7 @@ impl Messages {
     /// Writes this rank's gradients for the reduce-scatter. Layers without one count as zeros.
     ///
     /// # Errors
-    /// Of gradients that are not the layers', or not finite.
+    /// Those of gradients that do not fit their layers or are not finite.
     pub(super) fn fill(
         &mut self,
         layers: &[Layer],
@@ -158,7 +158,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Writes this rank's status behind the values for every rank of the node.
+    /// Writes this rank's status after the values for each rank of the node.
     pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
         let per_node = topology.per_node as usize;
         let mut end = 0;
@@ -181,8 +181,8 @@ impl Messages {
         self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum))
     }
 
-    /// Turns this rank's sums into the means of its node, in the layers' types, and notes which layers have a gradient on some
-    /// rank of the node.
+    /// Turns this rank's sums into the means of its node, in the layers' types. Notes which layers have a gradient on some rank
+    /// of the node.
     pub(super) fn average(&mut self, layers: &mut [Layer], topology: &Topology) {
         let (start, local) = (self.own(topology), topology.local);
         let mut sums = &mut self.sums[start..];
@@ -199,7 +199,7 @@ impl Messages {
         }
     }
 
-    /// This rank's shards, which are the means of its node or of all nodes.
+    /// This rank's shards. They hold the means of its node, and after the exchange those of all nodes.
     pub(super) fn shards(&mut self, layers: &[Layer], topology: &Topology) -> Vec<ValuesMut<'_>> {
         let mut means = own_means(&self.bytes, &mut self.means, topology);
         let _ = take(&mut means, FAULT);
@@ -210,12 +210,12 @@ impl Messages {
         shards.collect()
     }
 
-    /// What this rank tells the others of its node beside the means.
+    /// Writes this rank's fault before its means.
     pub(super) fn put_fault(&mut self, fault: Fault, topology: &Topology) {
         own_means(&self.bytes, &mut self.means, topology)[..FAULT].copy_from_slice(&fault.words());
     }
 
-    /// What all ranks of the node have told beside the means.
+    /// The faults of all ranks of the node.
     pub(super) fn faults(&self) -> impl Iterator<Item = Fault> + Clone + '_ {
         let starts = self.bytes.iter().scan(0, |end, &bytes| {
             let start = *end;
@@ -237,7 +237,7 @@ impl Messages {
                     (ValuesMut::F32(from), ValuesMut::F32(to)) => to[range].copy_from_slice(from),
                     (ValuesMut::F16(from), ValuesMut::F16(to)) => to[range].copy_from_slice(from),
                     (ValuesMut::Bf16(from), ValuesMut::Bf16(to)) => to[range].copy_from_slice(from),
-                    // Gradients have been compared with the layers.
+                    // `fill` has checked the types.
                     _ => {}
                 }
             }
@@ -252,7 +252,7 @@ fn own_means<'a>(bytes: &[u64], means: &'a mut [u64], topology: &Topology) -> &'
     &mut means[start..][..bytes[local] as usize / 8]
 }
 
-/// A shard in its words.
+/// A shard's values in these words.
 fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
     let len = layer.len(local);
     match layer.dtype {
@@ -262,7 +262,7 @@ fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
     }
 }
 
-/// The power of two by which values are multiplied before they are summed over so many ranks.
+/// The power of two by which values are multiplied before they are summed over `ranks` ranks.
 fn share(ranks: u32) -> f32 {
     1.0 / ranks.next_power_of_two() as f32
 }

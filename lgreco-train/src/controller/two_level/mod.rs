@@ -5,13 +5,13 @@
 //! each byte of a payload crosses a node's link `nodes − 1` times, however many ranks the node has; ranks that exchange
 //! without regard to nodes would send it `(nodes − 1) · per_node` times for each of the node's ranks.
 //!
-//! A [`TwoLevel`] is a [`Controller`] over the peers, with this rank's shards of the layers as its layers, and the messages
-//! inside the node around it. [`TwoLevel::controller`] gives it to whoever wants plans, metrics or residuals: they are those
-//! of the shards. Every group of peers plans for its own shards. `division.rs` has the cuts, `messages.rs` the messages,
-//! `bucket.rs` the order of collectives.
+//! A [`TwoLevel`] is a [`Controller`] over the peers, with the messages inside the node around it. The controller's layers are
+//! this rank's shards. [`TwoLevel::controller`] returns it, for plans, metrics and residuals; they are those of the shards.
+//! Every group of peers plans for its own shards. `division.rs` has the cuts, `messages.rs` the messages, `bucket.rs` the
+//! order of collectives.
 //!
 //! The mean is the mean over the nodes of the nodes' means. Node means are sums in f32, divided once, and rounded to the
-//! layer's type. Compression adds what it adds between `nodes` workers that have the nodes' means as gradients.
+//! layer's type. Errors of compression are those of `nodes` workers with the nodes' means as gradients.
 //!
 //! ```
 //! use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -34,12 +34,12 @@
 //! ```
 //!
 //! # Failures
-//! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests, and then with
-//! one message of 32 bytes inside the node, by which all ranks know whether all groups of peers have begun it. At the first
-//! step, and after a state was loaded, another one comes first and compares options and whole layers inside the node.
+//! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
+//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, and
+//! after a state was loaded, a message before them compares options and whole layers inside the node.
 //!
 //! # Memory
-//! Beside what the [`Controller`] takes for the shards: an f32 per element of each bucket in flight, and its means.
+//! In addition to the memory of the shards' [`Controller`]: an f32 per element of each bucket in flight, and its means.
 
 mod bucket;
 mod control;
@@ -72,9 +72,9 @@ pub use levels::{Levels, LevelsBucket};
 pub use saved::{is_state, load_without_nodes};
 pub use topology::{Group, Topology};
 
-/// One rank's end of training over nodes: as a [`Controller`], with two groups.
+/// One rank's part of training over nodes. It is used like a [`Controller`], with two groups.
 ///
-/// The [module](self) has an example by blocking calls. In flight, with a bucket per layer:
+/// The [module](self) has an example of blocking calls. With a bucket per layer in flight:
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Tensor, two_level::{Group, Topology, TwoLevel}};
@@ -116,28 +116,28 @@ pub struct TwoLevel {
     /// The configuration as it was given.
     config: Config,
     groups: Groups,
-    /// Of configuration, layers and topology.
+    /// Checksum of configuration, layers and topology.
     identity: u64,
-    /// Layers that the ranks of the node have exchanged together.
+    /// Sets of layers that the node's ranks agreed to exchange as one bucket.
     agreed: BTreeSet<Vec<usize>>,
     stage: Stage,
     /// Whether the ranks of the node have compared their options since this was made or loaded.
     met: bool,
     /// The learning rate of the step that begins.
     rate: f64,
-    /// Why it cannot begin, as the ranks of the node have found.
+    /// Why the step cannot begin, as found inside the node.
     failure: Option<Error>,
-    /// Messages of the node's ranks.
+    /// Messages of the node's ranks before a step.
     words: Vec<u64>,
-    /// Memory of buckets that were taken back.
+    /// Memory of closed buckets, for later ones.
     spare: Vec<Messages>,
 }
 
 impl TwoLevel {
-    /// For a model whose layers are `tensors`, on the rank at `topology`. All ranks give the same configuration and layers.
-    /// [`Config::measuring_rank`] is a node, whose ranks each plan for their peers. A layer is compressed from
-    /// [`min_elements`](crate::search::Search::min_elements) on, whatever its shards have; settings of
-    /// [`Policy::Fixed`](super::Policy) are those of whole layers, of which shards have their share.
+    /// Training of a model with the layers `tensors`, on the rank at `topology`. All ranks must give the same configuration and
+    /// layers. [`Config::measuring_rank`] is a node: each of its ranks plans for its peers.
+    /// [`min_elements`](crate::search::Search::min_elements) and the settings of [`Policy::Fixed`](super::Policy) are for whole
+    /// layers; shards get their share.
     ///
     /// # Errors
     /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a rank outside its node or a
@@ -168,12 +168,12 @@ impl TwoLevel {
         Ok(training)
     }
 
-    /// Measures on another backend than the portable one, as [`Controller::with_backend`].
+    /// Measures on this backend instead of the portable one, as [`Controller::with_backend`].
     pub fn with_backend(self, backend: Box<dyn Backend + Send>) -> TwoLevel {
         TwoLevel { controller: self.controller.with_backend(backend), ..self }
     }
 
-    /// The elements of layer `layer` that this rank has: its shard. `None` when there is no such layer.
+    /// This rank's shard of layer `layer`, as a range of the layer's elements. `None` when there is no such layer.
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -199,18 +199,19 @@ impl TwoLevel {
         &self.layers
     }
 
-    /// What exchanges this rank's shards with its peers.
+    /// The controller that exchanges this rank's shards with its peers.
     pub fn controller(&self) -> &Controller {
         &self.controller
     }
 
-    /// The same, for what is done between steps: plans and residuals. Its steps are taken by this value's methods, and its
-    /// state is loaded by [`load`](TwoLevel::load).
+    /// The same controller, for changes of plans and residuals between steps. Use this value's own methods for steps, and
+    /// [`load`](TwoLevel::load) for saved states.
     pub fn controller_mut(&mut self) -> &mut Controller {
         &mut self.controller
     }
 
-    /// Other settings for [`Policy::Fixed`](super::Policy), one per whole layer, as [`Planning::set_settings`](super::Planning).
+    /// Gives new settings under [`Policy::Fixed`](super::Policy), one per whole layer, as
+    /// [`Planning::set_settings`](super::Planning).
     ///
     /// # Errors
     /// Those of [`Planning::set_settings`](super::Planning).
@@ -223,8 +224,8 @@ impl TwoLevel {
         self.controller.planning().set_settings(settings)
     }
 
-    /// Bytes that a run takes, as [`Controller::memory`]: that of the shards, and the messages inside the node. `bucket_bytes` are those
-    /// of whole gradients.
+    /// Bytes that a run takes, as [`Controller::memory`], for the shards and the messages inside the node. `bucket_bytes` counts
+    /// whole gradients.
     ///
     /// # Errors
     /// Those of [`Controller::memory`].
@@ -242,7 +243,7 @@ impl TwoLevel {
         Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
     }
 
-    /// What the ranks of a node must have the same.
+    /// All options and layers, which the ranks of a node must have in common.
     fn fields(&self) -> Vec<Field> {
         let mut all = fields(&self.config, &self.layers, self.topology.world_size());
         all.push(Field::whole("ranks per node", self.topology.per_node.into()));

@@ -1,4 +1,4 @@
-//! Shards of saved states, cut as they are now.
+//! Cuts the shards of saved states anew, for the present number of ranks per node.
 
 use super::Topology;
 use super::division::{Division, shard};
@@ -15,20 +15,20 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// A saved state of a rank.
+/// The saved state of one rank.
 pub(super) struct Shards<'a> {
     pub place: Topology,
     pub layers: Layers<'a>,
 }
 
-/// A state whose shards are cut as they are now, with the memories that were made for it.
+/// A state with shards cut for this rank, and the residuals that were made for them.
 pub(super) struct Cut<'a> {
     owner: Owner,
     layers: Vec<(Layer<'a>, Option<Vec<u8>>)>,
 }
 
 impl Cut<'_> {
-    /// The state, as if it had been saved so.
+    /// The state, as if a run with the present cuts had saved it.
     pub(super) fn layers(&self) -> Result<Layers<'_>, Error> {
         let layers = self.layers.iter().map(|(layer, made)| {
             let memory = match made {
@@ -41,7 +41,7 @@ impl Cut<'_> {
     }
 }
 
-/// Settings and all that is the same on all peers, of this rank's shards.
+/// Settings, and everything else that peers have in common, of this rank's shards.
 pub(super) fn of_plan<'a>(whole: &[Tensor], topology: &Topology, plan: &Shards<'a>) -> Result<Cut<'a>, Error> {
     let layers = plan.layers.layers.iter().map(|layer| {
         let tensor = whole.iter().find(|tensor| tensor.name() == layer.name);
@@ -54,7 +54,7 @@ pub(super) fn of_plan<'a>(whole: &[Tensor], topology: &Topology, plan: &Shards<'
     Ok(Cut { owner: plan.layers.owner, layers: layers.collect::<Result<_, Error>>()? })
 }
 
-/// The residuals of this rank's shards, of each former node that is given.
+/// The residuals of this rank's shards, one state for each former node in `given`.
 ///
 /// # Errors
 /// [`CoreError::SavedState`](crate::CoreError::SavedState) with the local rank whose state is missing.
@@ -71,7 +71,7 @@ pub(super) fn of_residuals<'a>(
     nodes.into_values().map(|states| of_node(whole, topology, &states)).collect()
 }
 
-/// The same of one former node.
+/// The residuals of this rank's shards from one former node.
 fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) -> Result<Cut<'a>, Error> {
     let Some(first) = states.first() else {
         return Err(CoreError::SavedState { what: "number of states of a node", found: 0 }.into());
@@ -104,7 +104,7 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
                 parts.push((of_local(local)?.layers.fitting(&expected), cut, overlap));
             }
         }
-        // A layer of another shape is missing from the state, and so is its residual.
+        // A layer of another shape counts as missing, with its residual.
         let Some((Some(base), ..)) = parts.first() else { continue };
         let layer = recut(base, tensor, topology, &first.place)?;
         let kept = parts.iter().find_map(|(layer, ..)| layer.as_ref()?.memory);
@@ -133,14 +133,14 @@ fn is_cut_alike(place: &Topology, topology: &Topology) -> bool {
     place.per_node == topology.per_node && place.local == topology.local
 }
 
-/// A layer of this rank's shard, from another shard of it: all but the residual and the window.
+/// A saved layer cut for this rank, without its residual and window.
 fn recut<'a>(layer: &Layer<'a>, whole: &Tensor, topology: &Topology, place: &Topology) -> Result<Layer<'a>, Error> {
     let was_cut_so = |local| {
         let shard = shard(whole, place.per_node, local);
         shard.is_ok_and(|shard| (shard.shape(), shard.dtype()) == (layer.shape, layer.dtype))
     };
     if !(0..place.per_node).any(was_cut_so) {
-        // `load` tells that the layer is misshaped.
+        // `load` reports the layer as misshaped.
         return Ok(Layer { memory: None, mean: None, ..layer.clone() });
     }
     let shape = shard(whole, topology.per_node, topology.local)?.shape();

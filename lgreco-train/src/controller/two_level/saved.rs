@@ -1,13 +1,13 @@
-//! Saving, and continuing with as many ranks and nodes as there are now.
+//! Saving, and continuing with the present numbers of nodes and ranks.
 //!
-//! A state is that of the rank's [`Controller`](super::super::Controller) with the place of the rank before it:
+//! A state is that of the rank's [`Controller`](super::super::Controller), after the place of the rank:
 //!
 //! | field, little-endian | bytes |
 //! |---|---|
 //! | `lgreco-t`, version 1 | 8 each |
 //! | nodes, node, ranks per node, local rank | 8 each |
 //! | length of the controller's state or part | 8 |
-//! | the same, filled up with zeros to a multiple of 8 | |
+//! | the controller's state or part, padded with zeros to a multiple of 8 bytes | |
 //! | checksum of all before it | 8 |
 
 use super::control::Stage;
@@ -24,7 +24,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-t");
 const VERSION: u64 = 1;
 
 impl TwoLevel {
-    /// This rank's state as bytes, as [`Controller::save`](super::super::Controller::save): that of its shards. Every rank saves its own.
+    /// This rank's state as bytes, as [`Controller::save`](super::super::Controller::save). It is that of its shards. Every rank
+    /// saves its own.
     ///
     /// # Errors
     /// Those of [`Controller::save`](super::super::Controller::save).
@@ -32,7 +33,7 @@ impl TwoLevel {
         self.save_only(Contents::Everything)
     }
 
-    /// As [`save`](TwoLevel::save), of some contents.
+    /// Saves as [`save`](TwoLevel::save), only some contents.
     ///
     /// # Errors
     /// As [`save`](TwoLevel::save).
@@ -51,9 +52,9 @@ impl TwoLevel {
         Ok(placed(&self.topology, &self.controller.save_part(layer, contents)?))
     }
 
-    /// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, as
-    /// [`Controller::load`](super::super::Controller::load): both are given whole or in parts, and all ranks load between the same two
-    /// steps, or none. States of runs without nodes are those of nodes with one rank.
+    /// Continues from `plan`, the saved state of any rank, with the residuals of the states `residuals`, as
+    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks load between the same
+    /// two steps, or none. Ranks of runs without nodes count as nodes of one rank.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
@@ -61,15 +62,16 @@ impl TwoLevel {
     /// | other nodes | that of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; of none on a new node |
     /// | other ranks per node | the same state on all peers | as above |
     ///
-    /// Each rank takes its shards out of the residuals by the layers' names, wherever they were cut. So the mean residual stays what it was if
-    /// every former node's states are given to one node. Where shards are cut elsewhere than before, settings are those of the plan's
-    /// shards in proportion, PowerSGD's factors begin anew unless their columns are as many, and the window starts anew.
+    /// Each rank finds its shards in the residuals by the layers' names, wherever they were cut. So the mean residual stays the
+    /// same if every former node's states are given to one node. Where shards are cut at other places than before, settings are
+    /// in proportion to those of the plan's shards. PowerSGD's factors start again unless they have as many columns, and so does
+    /// the window.
     ///
     /// [`Loaded::rank`] and [`Loaded::world_size`] are a node and the number of nodes.
     ///
     /// # Errors
-    /// Those of [`Controller::load`](super::super::Controller::load); [`CoreError::SavedState`](crate::CoreError::SavedState) for a former
-    /// node in `residuals` that lacks the state of a rank of which this one needs a part: the local rank that is missing. This value is then unchanged.
+    /// Those of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
+    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of it. This value is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states.
@@ -81,12 +83,13 @@ impl TwoLevel {
     }
 }
 
-/// Whether bytes begin as the state of a [`TwoLevel`], or a part of it, does.
+/// Whether bytes begin like a state of a [`TwoLevel`], or a part of one.
 pub fn is_state(bytes: &[u8]) -> bool {
     bytes.first_chunk() == Some(&MAGIC.to_le_bytes())
 }
 
-/// Continues a controller without nodes from states of a [`TwoLevel`], or of controllers: as [`TwoLevel::load`] with one rank per node.
+/// Continues a controller without nodes from states of a [`TwoLevel`] or of controllers, as [`TwoLevel::load`] with one rank per
+/// node.
 ///
 /// # Errors
 /// Those of [`TwoLevel::load`].
@@ -137,7 +140,7 @@ fn load(
     controller.continue_from(run, &plan, &taken)
 }
 
-/// A state with its rank's place.
+/// The bytes of a state with its rank's place.
 fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     let Topology { nodes, node, per_node, local } = *topology;
     let mut to = Writer::new(MAGIC, VERSION);
@@ -147,7 +150,7 @@ fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     to.sealed()
 }
 
-/// A controller's state, and where its rank was; `None` for those of runs without nodes.
+/// A controller's state, and the place of its rank; `None` in a run without nodes.
 struct Placed<'a> {
     place: Option<Topology>,
     bytes: &'a [u8],
@@ -173,7 +176,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
     states.iter().map(read_one).collect()
 }
 
-/// The place of a state. Ranks of runs without nodes are nodes with one rank.
+/// The place of a state's rank. A rank of a run without nodes is a node of one rank.
 fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
     let state_format::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })

@@ -1,4 +1,4 @@
-//! Steps: buckets lent and taken back, and blocking steps made of them.
+//! Steps: lending and closing buckets, and blocking steps made of them.
 
 use super::bucket::{self, Bucket};
 use super::control::Stage;
@@ -14,9 +14,9 @@ use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 impl TwoLevel {
-    /// Lends a bucket of these layers, in any order, as [`Controller::open`](super::super::Controller::open). All ranks exchange the
-    /// same layers together. With layers that have not been exchanged together before, a further all-gather of 16 bytes
-    /// inside the node finds out whether they do.
+    /// Lends these layers as a bucket, in any order, as [`Controller::open`](super::super::Controller::open). All ranks must
+    /// exchange the same layers together. For a set of layers that is new, another all-gather of 16 bytes inside the node checks
+    /// that.
     ///
     /// # Errors
     /// Those of [`Controller::open`](super::super::Controller::open).
@@ -26,7 +26,7 @@ impl TwoLevel {
             true => Agreement::Reached,
             false => Agreement::Needed,
         };
-        // Peers that have nothing to exchange have nothing to agree on.
+        // If all shards are empty, peers exchange nothing, so they need no agreement.
         let has_shards = layers.iter().any(|&layer| self.has_shard(layer));
         let shards = match has_shards {
             true => self.controller.open(layers)?,
@@ -63,7 +63,7 @@ impl TwoLevel {
         self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
     }
 
-    /// Takes a bucket back, wherever it is. One that has not been exchanged leaves the residuals of its layers as they were.
+    /// Takes a bucket back, at any point. If it was not exchanged, the residuals of its layers stay.
     ///
     /// # Errors
     /// Those of [`Controller::close`](super::super::Controller::close).
@@ -76,11 +76,11 @@ impl TwoLevel {
         self.controller.close(bucket.shards)
     }
 
-    /// Ends the step, whose buckets have all been exchanged and taken back. The report's bytes are those of this rank's shards:
-    /// of their gradients, and of what this rank has sent for them to each of its peers.
+    /// Ends the step, after all of its buckets were exchanged and closed. The report's bytes are those of this rank's shards: of
+    /// their gradients, and of the payloads that this rank sent to each peer.
     ///
     /// # Errors
-    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         self.expect_open()?;
         let report = self.controller.finish_step()?;
@@ -88,10 +88,10 @@ impl TwoLevel {
         Ok(report)
     }
 
-    /// Gives up the step under way, as [`Controller::abandon_step`](super::super::Controller::abandon_step).
+    /// Gives up the present step, as [`Controller::abandon_step`](super::super::Controller::abandon_step).
     ///
     /// # Errors
-    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
     pub fn abandon_step(&mut self) -> Result<(), Error> {
         if self.stage == Stage::Idle {
             return Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" });
@@ -116,17 +116,18 @@ impl TwoLevel {
         }
     }
 
-    /// Takes a step by blocking calls: `gradients`, one per layer, become their means over all ranks. `node` is the group of
-    /// the node's ranks, `peers` that of equal local ranks. All ranks call it with the same `learning_rate`.
+    /// Makes a whole step by blocking collectives: replaces `gradients`, one per layer, by their means over all ranks. `node` is
+    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call it with the same
+    /// `learning_rate`.
     ///
-    /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not finite
-    /// spoils its bucket, as in steps made of buckets.
+    /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
+    /// finite affects its bucket only, as with [`Bucket::next`].
     ///
     /// # Errors
-    /// Whatever fails on one rank fails on all: there with the error itself, elsewhere with [`Error::Peer`] and its code. Errors
-    /// of [`control`](TwoLevel::control) come before anything has changed, so that the step may be repeated. After those of
+    /// An error on one rank is an error on all. That rank gets the error itself; the others get [`Error::Peer`] with its code.
+    /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
     /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
-    /// [`Error::OtherPlace`] on a rank whose groups are others than before, which must not go on.
+    /// [`Error::OtherPlace`], on this rank only, when the groups are not those of [`topology`](TwoLevel::topology).
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -138,8 +139,8 @@ impl TwoLevel {
         self.run(node, peers, counted.map(|()| gradients), learning_rate)
     }
 
-    /// Says in place of [`step`](TwoLevel::step) that this rank cannot take it, because its trainer has failed: all ranks are
-    /// told, and fail. Returns what went wrong: `failure`, or a worse error.
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told, and fail. Returns
+    /// `failure`, or an error that prevented telling them.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -203,7 +204,7 @@ impl TwoLevel {
         for group in 0..self.groups.ranges.len() {
             let range = self.groups.ranges[group].clone();
             let layers: Vec<usize> = range.clone().collect();
-            // All ranks make the same buckets of the same layers.
+            // All ranks have the same groups.
             let shards = self.controller.open_agreed(&layers)?;
             let mut bucket = self.lend(&layers, Agreement::Reached, shards)?;
             let part = if failure.is_some() { &mut [][..] } else { &mut gradients[range] };

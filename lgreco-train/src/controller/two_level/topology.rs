@@ -1,14 +1,14 @@
-//! Where a rank is among nodes of equal size.
+//! The place of a rank among nodes of equal size.
 
 use crate::exchange::Collective;
 use crate::{CoreError, Error};
 
-/// The group in which a collective is performed.
+/// The group that performs a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// The ranks of this rank's node.
     Node,
-    /// The ranks with this rank's local rank, one per node.
+    /// The ranks with this rank's local rank, one on each node.
     Peers,
 }
 
@@ -32,12 +32,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The place that two groups give: the ranks of a node, and those of equal local rank.
+    /// The place of a rank, from its node's group and its peers' group.
     pub fn of<N: Collective + ?Sized, P: Collective + ?Sized>(node: &N, peers: &P) -> Topology {
         Topology { nodes: peers.world_size(), node: peers.rank(), per_node: node.world_size(), local: node.rank() }
     }
 
-    /// This rank's number among all ranks, counted node by node. Errors name ranks so.
+    /// This rank's number among all ranks, counted node by node. Errors use these numbers.
     pub const fn rank(&self) -> u32 {
         self.mate(self.local)
     }
@@ -47,12 +47,12 @@ impl Topology {
         self.nodes * self.per_node
     }
 
-    /// The number among all ranks of a rank of this node.
+    /// The number among all ranks of this node's local rank `local`.
     pub(super) const fn mate(&self, local: u32) -> u32 {
         self.node.saturating_mul(self.per_node).saturating_add(local)
     }
 
-    /// That of the rank on another node that has this one's local rank.
+    /// The number among all ranks of this rank's peer on node `node`.
     pub(super) const fn peer(&self, node: u32) -> u32 {
         node.saturating_mul(self.per_node).saturating_add(self.local)
     }
