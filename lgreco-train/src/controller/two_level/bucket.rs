@@ -232,8 +232,15 @@ impl Bucket {
     /// From one collective to the next.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         match self.stage {
-            Stage::Open => return Err(Error::StepOrder { what: "the bucket is open", expected: "gradients" }),
-            Stage::Failed => return Err(Error::StepOrder { what: "the bucket has failed", expected: "another" }),
+            Stage::Open => {
+                return Err(Error::StepOrder {
+                    what: "the bucket has no gradients yet",
+                    expected: "`submit` before `next`",
+                });
+            }
+            Stage::Failed => {
+                return Err(Error::StepOrder { what: "the bucket has failed", expected: "`close` and another bucket" });
+            }
             Stage::Done => return Ok(()),
             // There is nobody to tell.
             Stage::Submitted if self.is_empty() => {
