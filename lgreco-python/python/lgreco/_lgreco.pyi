@@ -93,9 +93,9 @@ class Request:
     received_length: int
     received_lens: list[int]
     group: str
-    """``"node"`` or ``"peers"`` in training by two levels, else empty."""
+    """The group that performs it: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
     is_last: bool
-    """In training by two levels, whether it is the last one of its bucket."""
+    """Whether it is the last one of its bucket. False without two levels."""
 
 @final
 class PlanPage:

@@ -59,11 +59,11 @@ class Checkpointed(Generic[Told]):
         raise NotImplementedError
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state of this rank's number is one that it continues from alone."""
+        """Whether this rank can continue from this state, saved under its number, without states of other ranks."""
         return True
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those whose residuals this rank takes over, where other ranks have saved them: they go to the ranks in turn."""
+        """The states whose residuals this rank takes over from other ranks. They are dealt to the ranks in turn."""
         ranks = self._ranks()
         return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
 

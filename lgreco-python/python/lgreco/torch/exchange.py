@@ -52,7 +52,7 @@ class BucketExchange(Protocol):
         """Whether a collective is under way, or is held."""
 
     def is_held(self) -> bool:
-        """Whether ``go_on`` starts the last collective, which all ranks start after those of other buckets."""
+        """Whether ``go_on`` will start the last collective. All ranks start it after the collectives of other buckets."""
 
     def is_done(self) -> bool:
         """Whether the collective under way has ended, so that ``go_on`` would not wait."""
@@ -98,7 +98,7 @@ class HostExchange:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._held: Request | None = None
-        """The last collective, with nodes. The ranks of a node may have made different numbers of collectives before it."""
+        """The last collective of a bucket of nodes, until all buckets reach theirs: ranks of a node may have had different numbers before."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False
@@ -146,7 +146,7 @@ class HostExchange:
         if self._nodes is None:
             self._rounds -= 1
         else:
-            # After a failure there is another collective more, which the last one follows.
+            # After a failure the number of collectives is unknown until the last one.
             group, self._rounds = self._nodes.group(request), 0 if request.is_last else 1
         self.is_lost = True
         try:

@@ -39,7 +39,7 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
 
 
 def group_of(ranks: list[int], of: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Makes a Gloo group of some ranks of a group, this rank among them. They alone make it, at the same time."""
+    """Makes a Gloo group of some ranks of a group, including this one. These ranks, and no others, must call it together."""
     return _new(ranks, of, "gloo")
 
 

@@ -11,7 +11,7 @@ from lgreco.torch.groups import group_of, meeting
 
 
 class Nodes:
-    """The nodes of a process group, and this rank's groups in and between them. All ranks make it at the same time."""
+    """The nodes of a process group, and this rank's groups inside and between nodes. All ranks must make it together."""
 
     def __init__(self, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> None:
         """``nodes`` are ranks among all processes."""
@@ -28,7 +28,7 @@ class Nodes:
         return [len(self.ranks), self._node, len(self.ranks[0]), self._local]
 
     def group(self, request: Request) -> dist.ProcessGroup:
-        """The group in which a collective is performed."""
+        """The group that performs a collective."""
         return self.node if request.group == "node" else self.peers
 
 
@@ -46,11 +46,12 @@ class _Told(NamedTuple):
 def nodes_of(
     group: dist.ProcessGroup, route: str | None, may: bool, node_group: dist.ProcessGroup | None
 ) -> list[list[int]] | None:
-    """The ranks of each node, if there are at least two nodes with as many ranks each, at least two. All ranks find the same.
+    """The ranks of each node, if there are at least two nodes with the same number of ranks, at least two. The result is the same on
+    all ranks. None otherwise, and if ranks differ in ``route`` or in ``may``; ``agree`` then names the difference.
 
-    There are none if ranks differ in ``route``, or in whether they ``may`` average in two levels: ``agree`` names what differs.
+    ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
+    LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
 
-    They are those of the node groups that the user gives, or else blocks of LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
     Raises LgrecoError on all ranks for node groups that are not nodes of equal size, and if ``route`` needs nodes.
     """
     mates = None if node_group is None else dist.get_process_group_ranks(node_group)
@@ -76,7 +77,7 @@ def nodes_of(
 
 
 def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
-    """Those of groups that users have made."""
+    """The nodes of groups that the user has made."""
     nodes: list[list[int]] = []
     for rank, group in zip(ranks, mates):
         if group is None:
@@ -95,7 +96,7 @@ def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
 
 
 def _counted(ranks: list[int], sizes: list[str | None]) -> list[list[int]] | None:
-    """Those that torchrun has started."""
+    """The nodes that torchrun has started."""
     size = sizes[0] or ""
     if any(other != size for other in sizes) or not size.isdecimal() or int(size) < 2:
         return None

@@ -1,11 +1,11 @@
-"""The route by which payloads travel, chosen by what leaves each node."""
+"""The choice of the route of payloads, by the bytes that leave each node."""
 
 from typing import NamedTuple
 
 _SCATTERED = frozenset({"qsgd", "eden"})
-"""Methods that lose as little when a mean is compressed again."""
+"""Methods that lose little when a mean is compressed again."""
 _SCATTERED_FROM = 4
-"""Fewer ranks would send hardly less by scatter-reduce, and compress twice."""
+"""With fewer ranks, scatter-reduce would save few bytes, and compress twice."""
 
 
 class Route(NamedTuple):
@@ -18,9 +18,9 @@ class Route(NamedTuple):
 
 
 def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
-    """How many times the bytes of one rank's payloads leave each node per step, by rings of ranks node by node.
+    """How many times the bytes of one rank's payloads leave each node per step, in a ring that passes node by node.
 
-    Without nodes of several ranks ``per_node`` is 1. Sums, as those of PowerSGD, do not count: they are summed on the way.
+    ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, do not count.
     """
     ranks = nodes if route.name == "two_level" else nodes * per_node
     if nodes == 1:
@@ -34,9 +34,9 @@ def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
 
 
 def choose(nodes: int, per_node: int, methods: frozenset[str], on_host: bool) -> Route:
-    """The route that sends the fewest bytes between nodes, among those whose means are as good.
+    """The route that sends the fewest bytes between nodes, among those with nearly the same error.
 
-    The others than all-gather work on the host alone. Scatter-reduce compresses means again, which costs QSGD and EDEN little.
+    Only all-gather works on a GPU. Scatter-reduce compresses means again, which adds little error under QSGD and EDEN.
     """
     routes = [Route("all_gather", "all_gather")]
     if on_host:

@@ -108,7 +108,8 @@ class Steps:
             raise self._abandoned(error) from error
         self._go_on(exchange)
         if self._nodes is not None and len(step.exchanges) > 1 and step.exchanges[-2].is_flying():
-            # Has been summed inside the node meanwhile, and goes on between nodes. All ranks start collectives in this order.
+            # The node has summed the bucket before meanwhile, so it continues between nodes. All ranks start collectives in
+            # this order.
             self._go_on(step.exchanges[-2])
         for other in step.exchanges[:-1]:
             if other.can_end():

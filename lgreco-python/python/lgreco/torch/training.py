@@ -217,7 +217,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. Zeros if there is none.
 
-        With ``route="two_level"`` it is that of this rank's shard.
+        With ``route="two_level"``, it has the elements of this rank's shard.
         """
         self._take_back_left_over()
         self._bring_home()
@@ -247,17 +247,17 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [self._group.size(), self._group.rank(), 1, 0] if self._nodes is None else self._nodes.place
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is that of a rank in this rank's place, so that this one takes over its residuals."""
-        # Older states do not say which rank saved them.
+        """Whether a state is from this rank's place, so that this rank takes over its residuals."""
+        # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of all ranks of former nodes, which go to the nodes in turn."""
+        """The states of all ranks of some former nodes. Former nodes are dealt to the nodes in turn."""
         nodes, node, *_ = self._place()
         former: dict[int, list[Mapping[str, Any]]] = {}
         for at, state in enumerate(states):
-            rank = state.get("rank", at)  # which older states do not say
+            rank = state.get("rank", at)  # missing in older states
             former.setdefault(state["place"][1] if "place" in state else rank, []).append(state)
         return [state for number in sorted(former)[node::nodes] for state in former[number]]
 
