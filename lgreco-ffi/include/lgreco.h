@@ -490,8 +490,7 @@ LGRECO_ENUM(lgreco_device) {
 // The group of workers that performs a collective.
 LGRECO_ENUM(lgreco_group) {
     LGRECO_GROUP_ALL = 0,  // All workers.
-    // The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
-    LGRECO_GROUP_NODE = 1,
+    LGRECO_GROUP_NODE = 1,  // The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
     // This worker's peers: the workers with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes
     // uses it.
     LGRECO_GROUP_PEERS = 2,
