@@ -31,8 +31,10 @@ const PROBED: [(&str, Term, Term); 2] = [
     ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
 ];
 
+type OfAdam = fn(&Moments, f64) -> f64;
+
 /// A layer's part of metrics that know Adam, at one step, from the relative squared error of the mean gradient.
-const OF_ADAM: [(&str, fn(&Moments, f64) -> f64); 2] = [
+const OF_ADAM: [(&str, OfAdam); 2] = [
     ("noise in Adam's step, noise by workers", Moments::noise_in_step),
     ("squared-l2 over the layer's mean second moment, noise by workers", Moments::noise_by_mean),
 ];
@@ -170,7 +172,7 @@ fn cost(
 }
 
 /// The cost of a plan by a metric that knows Adam's second moments, summed over layers and decisions.
-fn cost_of_adam(errors: &Errors, plan: &Plan, part: fn(&Moments, f64) -> f64) -> Result<f64, lgreco_train::Error> {
+fn cost_of_adam(errors: &Errors, plan: &Plan, part: OfAdam) -> Result<f64, lgreco_train::Error> {
     let mut sum = 0.0;
     for ((layer, setting), relative) in errors.layers.iter().zip(&plan.settings).zip(&plan.errors) {
         let by: fn(f64) -> f64 = if setting.parse::<Setting>()?.is_unbiased() { averaged } else { |r| r };

@@ -448,7 +448,8 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
 fn errors_and_metrics_under(optimizer: Kind, expected: usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("errors.json");
-    let task = Task { optimizer, ..tiny(Task::convnet(true), 14) };
+    let mut task = tiny(Task::convnet(true), 14);
+    task.optimizer = optimizer;
     let bar = ProgressBar::hidden();
     let schemes = [scheme("none", "uncompressed"), scheme("drawn", "1"), scheme("drawn", "2"), scheme("drawn", "24")];
     let rows: Vec<Row> = schemes.iter().map(|&scheme| run::<Vec<u8>>(&task, scheme, 1, &bar, None).unwrap()).collect();

@@ -108,7 +108,7 @@ impl Half {
     /// The shape of `values` values: samples × features.
     ///
     /// # Errors
-    /// [`CoreError::Length`](crate::CoreError::Length) unless they are whole samples, in a number that the setting
+    /// [`CoreError::Length`] unless they are whole samples, in a number that the setting
     /// allows.
     pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();

@@ -9,7 +9,7 @@ const SITE: &str = "docs/src";
 /// Files and the most words that they may have: what is longer belongs on a page of its own.
 const WORDS: [(&str, usize); 7] = [
     ("README.md", 900),
-    ("ARCHITECTURE.md", 1_250),
+    ("ARCHITECTURE.md", 1_500),
     ("BENCHMARKS.md", 1_650),
     ("lgreco-cuda/README.md", 550),
     ("lgreco-ffi/README.md", 550),

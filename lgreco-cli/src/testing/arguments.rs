@@ -219,7 +219,7 @@ fn any(bytes: &[u8]) -> OsString {
     String::from_utf8_lossy(bytes).into_owned().into()
 }
 
-/// Runs the command line that `bytes` encode; see [`run`].
+/// Runs the command line that `bytes` encode; see `run`.
 ///
 /// # Panics
 /// When a property does not hold.

@@ -88,8 +88,8 @@ impl DeviceExchange {
 impl CudaBackend {
     /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
     /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is that sum and `Q` is the last
-    /// step's mean `Q`. Where that is zero, the start matrix is used. The columns of `Q` are scaled to magnitudes near
-    /// 1. The part also has this rank's status. If the program has layers under QSGD, call
+    /// step's mean `Q`. Where that is zero, the start matrix is used. The columns of `Q` are scaled to magnitudes around
+    /// one. The part also has this rank's status. If the program has layers under QSGD, call
     /// [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if nothing is summed. It may be
     /// captured into a graph.
     ///

@@ -425,7 +425,7 @@ static void out_of_order(void) {
     OK(lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
-    TEXT("ranks have not agreed on the step", lgreco_message());
+    TEXT("the ranks have not agreed on the step", lgreco_message());
     OK(lgreco_controller_control(controller, &request));
     CHECK(request.kind == LGRECO_REQUEST_NONE);
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_open(controller, beyond, 1, &bucket));

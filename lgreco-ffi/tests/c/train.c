@@ -346,7 +346,7 @@ static void callbacks_that_fail(void) {
         run_group(2, members, train);
         CHECK(run.failed[1] == LGRECO_COLLECTIVE && run.failed[0] == LGRECO_COLLECTIVE);
         TEXT("a collective call failed with the caller's code 77", run.message[1]);
-        TEXT("a collective call failed with the embedder's code 78", run.message[0]);
+        TEXT("a collective call failed with the caller's code 78", run.message[0]);
     }
 }
 
@@ -384,7 +384,7 @@ static lgreco_status alone_with(Options options, int all_gather_each_too, int al
         CHECK(status == LGRECO_OK || s == (halves ? 0 : 3));  // the first that compresses
     }
     if (status == LGRECO_COLLECTIVE)
-        TEXT("a collective call failed: the embedder has not got it", lgreco_message());
+        TEXT("a collective call failed: the caller's network has no such collective", lgreco_message());
     OK(lgreco_controller_destroy(&controller));
     end_group(&group);
     free(model);

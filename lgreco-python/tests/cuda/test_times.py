@@ -286,7 +286,7 @@ def _full(rank: int, step: int) -> tuple[list[Any], list[str], bool]:
 def test_where_there_is_no_memory_for_trials_costs_are_guessed() -> None:
     (plans, lines, stays), (others, _, _) = on_ranks(2, _full, 3)
     assert stays and plans == others and len(plans) == 3
-    assert any(line.startswith("what topk ") and line.endswith("no memory") for line in lines)
+    assert any(line.startswith("the cost of topk ") and line.endswith("no memory") for line in lines)
 
 
 def _not_kept(rank: int) -> tuple[list[Any], list[str], bool]:
@@ -400,6 +400,6 @@ def _sharded(rank: int, clock: tuple[float, float], method: str) -> tuple[list[A
 def test_shards_are_compressed_where_that_pays(clock: tuple[float, float], method: str) -> None:
     (plans, stays, lines), (others, *_) = on_ranks(2, _sharded, clock, method)
     assert stays and plans == others and [plan["step"] for plan in plans] == [4, 8, 12]
-    assert not any("is guessed" in line for line in lines)
+    assert not any("is estimated" in line for line in lines)
     assert all(plan["compressed_layers"] == (3 if clock == SLOW_LINK else 0) for plan in plans)
     assert clock != SLOW_LINK or all(plan["seconds_per_byte"] == pytest.approx(clock[1], rel=0.02) for plan in plans)

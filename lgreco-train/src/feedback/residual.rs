@@ -49,7 +49,7 @@ impl Residual {
     /// `Err` unless the gain is in (0, 1].
     ///
     /// # Errors
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter).
+    /// [`CoreError::Parameter`].
     pub fn check(&self) -> Result<(), Error> {
         Ok(CoreError::require(self.gain > 0.0 && self.gain <= 1.0, "residual gain", self.gain.into(), "in (0, 1]")?)
     }

@@ -135,13 +135,14 @@ pub struct OuterStep {
 impl OuterStep {
     /// Begins with rank 0's `parameters`, which all ranks get, one f32 slice per tensor. `config` is that of a controller whose
     /// steps are outer steps. There are few of them, so the first ones, before a plan is made, have the default settings instead
-    /// of none ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy's settings are for all layers, or, where these are joined, for all
-    /// fragments, and so is a budget in bits or seconds, of which each fragment has a share by its elements.
+    /// of none ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all
+    /// layers or, if these are joined, for all fragments. A budget in bits or seconds is for all fragments, too: each has a share
+    /// by its elements.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what `outer` must not be, and for tensors that are not f32;
-    /// [`CoreError::TooManyElements`](crate::CoreError::TooManyElements) for 2^32 elements and more that are joined;
-    /// [`CoreError::Length`](crate::CoreError::Length), [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
+    /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
+    /// [`CoreError::TooManyElements`] if the joined layers have 2^32 elements or more. [`CoreError::Length`] and
+    /// [`Error::LayerMismatch`] if the parameters are not those of the tensors. The errors of [`Controller::new`] and of the
     /// broadcast.
     ///
     /// # Complexity

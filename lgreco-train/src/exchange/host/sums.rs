@@ -143,7 +143,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
 /// Turns values into shares, in their own memory.
 ///
 /// # Errors
-/// [`CoreError::NonFinite`](crate::CoreError::NonFinite). The values are then unchanged.
+/// [`CoreError::NonFinite`]. The values are then unchanged.
 fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
     if let Some(values) = layer.values.as_f32()
         && !is_finite(values)
