@@ -249,7 +249,7 @@ impl<'a> Message<'a> {
             mode: [Mode::Train, Mode::EvalCompressed, Mode::EvalPlain][head[4] as usize],
             memory: head[5],
             values: Dtype::from_code(head[6])?,
-            codec: codec.ok_or(Error::Core(CoreError::PayloadField { what: "codec", largest: 4, found: long(8) }))?,
+            codec: codec.ok_or(Error::Core(CoreError::PayloadField { what: "codec", largest: 5, found: long(8) }))?,
             cut: word(16),
             shape,
             generation: word(28),

@@ -77,13 +77,13 @@ impl<'w> Tail<'w> {
             (saved, cost) = (saved + edge.saved, cost.saturating_add(edge.coarse));
             *step = Step { saved, coarse: cost, layer: edge.layer, to: edge.to };
         }
-        let steepest = edges[..start].iter().max_by(|a, b| a.order(b));
-        let flattest = edges[end..].iter().min_by(|a, b| a.order(b));
+        let last_before = edges[..start].iter().max_by(|a, b| a.order(b));
+        let first_after = edges[end..].iter().min_by(|a, b| a.order(b));
         let chosen = || base.iter().map(|&item| &items[item as usize]);
         Tail {
             capacity,
-            steep: steepest.map_or((1, 0), |edge| (edge.saved, edge.coarse)),
-            flat: flattest.map_or((0, 1), |edge| (edge.saved, edge.coarse)),
+            steep: last_before.map_or((1, 0), |edge| (edge.saved, edge.coarse)),
+            flat: first_after.map_or((0, 1), |edge| (edge.saved, edge.coarse)),
             objective: chosen().map(|item| item.objective).sum(),
             coarse: chosen().map(|item| coarse(item.units())).sum(),
             least_units: spans.iter().map(|span| items[span.start()].units()).sum(),
