@@ -33,7 +33,7 @@ pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
 #[cfg(test)]
 pub(crate) use rotated::Params as RotatedParams;
 #[cfg(test)]
-pub(crate) use summed::{Dense, PEER, Params as SumsParams};
+pub(crate) use summed::{Dense, NON_FINITE_GRADIENT, PEER, Params as SumsParams};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }

@@ -82,6 +82,9 @@ impl Dense {
 /// The code of `lgreco_train::Error::Peer`. A rank reports it when it has found a fault in another rank.
 pub(crate) const PEER: u32 = 81;
 
+/// The code of `lgreco_train::Error::NonFiniteGradient`. A rank reports it when its own gradient is not finite.
+pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
+
 /// Values of an uncompressed layer that a block works on.
 const SPAN: u64 = 4096;
 
@@ -173,7 +176,6 @@ impl Summed {
     pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
-        let not_finite = lgreco_train::Error::NonFiniteGradient { layer: 0, index: 0, value: 0.0 };
         Ok(Params {
             dtype: dtype as u32,
             reduce_dtype: reduce_dtype as u32,
@@ -188,7 +190,7 @@ impl Summed {
             tiles,
             second: 0,
             ends: ends.into(),
-            not_finite: not_finite.code(),
+            not_finite: NON_FINITE_GRADIENT,
             overflow: lgreco::Error::Overflow { what: "" }.code(),
             peer: PEER,
             seed_low: seed as u32,

@@ -5,7 +5,7 @@ use super::exchange::{Memory, bits, narrowed};
 use super::exchange_sums::{After, Layers, Rank, WORLD, config, floats, of, power, ranks, step, summed};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{backend, planted};
-use crate::exchange::PEER;
+use crate::exchange::{NON_FINITE_GRADIENT, PEER};
 use crate::kernels::Module;
 use crate::{CudaBackend, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
 use lgreco::compress::{Setting, qsgd::Qsgd};
@@ -42,6 +42,11 @@ const OVERFLOW: u64 = CoreError::Overflow { what: "" }.code() as u64;
 fn a_rank_that_found_fault_with_another_says_so() {
     let peer = lgreco_train::Error::Peer { rank: 0, code: 0 };
     assert_eq!(peer.code(), PEER);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_has_the_code_of_training() {
+    assert_eq!(NOT_FINITE, u64::from(NON_FINITE_GRADIENT));
 }
 
 /// Runs a step in which the values at `at` are `value` on these ranks. `code` is the status that they report with the
