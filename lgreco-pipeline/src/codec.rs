@@ -186,6 +186,14 @@ impl Codec {
         }
     }
 
+    /// Bytes that are enough for the body of a batch with at most this many samples.
+    pub(super) fn longest_body(&self, samples: usize, features: usize) -> Result<usize, Error> {
+        match *self {
+            Codec::Eden { bits } => rotated::longest_body(bits, samples, features),
+            _ => self.body_len(samples, features),
+        }
+    }
+
     /// Bytes of the indices that TopK gives to shared-index; 0 for other codecs.
     ///
     /// # Errors

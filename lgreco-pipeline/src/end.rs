@@ -92,7 +92,7 @@ impl<S: Side> End<S> {
         self.forward.workspace_len().max(self.backward.workspace_len())
     }
 
-    /// Bytes of the longest message that this end writes.
+    /// Bytes that are enough for any message that this end writes.
     pub fn message_len(&self) -> usize {
         match S::SENDS {
             Direction::Forward => self.forward.message_len(),

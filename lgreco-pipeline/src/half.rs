@@ -269,7 +269,7 @@ pub(super) fn in_step(what: &'static str, expected: u64, found: u64) -> Result<(
 fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> Result<usize, Error> {
     let (batch, features) = (setting.batch as usize, setting.features as usize);
     let plain = |samples| Codec::Dense { values: Dtype::F32 }.body_len(samples, features);
-    let mut longest = link.codec.body_len(batch, features)?;
+    let mut longest = link.codec.longest_body(batch, features)?;
     if direction == Direction::Forward {
         longest = longest.max(plain(batch)?);
     }
@@ -277,7 +277,7 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
         // Lengths grow evenly with the number of first visits, except for the last sample that the codec compresses.
         for first in [0, batch - 1, batch] {
-            let values = plain(first)?.saturating_add(link.codec.body_len(batch - first, features)?);
+            let values = plain(first)?.saturating_add(link.codec.longest_body(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));
         }
     }

@@ -16,6 +16,14 @@ pub(super) fn body_len(bits: u8, samples: usize, features: usize) -> Result<usiz
     Ok(if samples == 0 { 0 } else { len })
 }
 
+/// Bytes of the longest body of a batch with at most this many samples. A smaller batch can have a longer body, because
+/// the last elements are rotated in blocks of a power of two, and each block has a scale.
+pub(super) fn longest_body(bits: u8, samples: usize, features: usize) -> Result<usize, Error> {
+    let elements = Shape::new(samples, features)?.elements();
+    let small_blocks = eden::BLOCK.min(elements + 1).ilog2() - (elements % eden::BLOCK).count_ones();
+    Ok(body_len(bits, samples, features)?.saturating_add(4 * small_blocks as usize))
+}
+
 /// Writes the payload of a batch. Its seed is a checksum of the values. So the two ends need no counter, and different
 /// batches have different random signs.
 pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8]) -> Result<(), CoreError> {

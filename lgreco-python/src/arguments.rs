@@ -15,6 +15,7 @@ use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::num::NonZero;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -88,6 +89,11 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     LgrecoError::new_err(error.to_string())
 }
 
+/// Parses a word of an option. The error names the option and the word.
+fn word<T: FromStr<Err: std::fmt::Display>>(option: &str, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error| refused(format!("{option} is {text:?}: {error}")))
+}
+
 /// Default value widths for TopK. At equal bytes, values in few bits raise the training loss about a tenth as much as full
 /// values (docs/src/experiments/training.md).
 const WIDTHS: [Width; 7] = {
@@ -153,7 +159,7 @@ impl<'py> Options<'_, 'py> {
     pub(crate) fn search(&self) -> PyResult<Search> {
         self.refuse_unknown()?;
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
-        let methods = method.split(',').map(|method| method.trim().parse().map_err(refused));
+        let methods = method.split(',').map(|method| word("method", method.trim()));
         let mut search = Search::of(&methods.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
         if let Some((first, last, step)) = self.get("candidates")? {
             search = search.with_range(Range { first, last, step }).map_err(refused)?;
@@ -162,11 +168,11 @@ impl<'py> Options<'_, 'py> {
             search = search.with_default(default).map_err(refused)?;
         }
         if let Some(widths) = self.get::<Vec<Value>>("widths")? {
-            let widths = widths.iter().map(|width| width.to_string().parse::<Width>().map_err(refused));
+            let widths = widths.iter().map(|width| word::<Width>("widths", &width.to_string()));
             search = search.with_widths(&widths.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
         }
         match self.get::<String>("metric")? {
-            Some(metric) => search.metric = metric.parse().map_err(refused)?,
+            Some(metric) => search.metric = word("metric", &metric)?,
             None if self.is_paper()? => search.metric = Metric::L2,
             None => {}
         }

@@ -331,7 +331,7 @@ def _differing(rank: int) -> list[str]:
 
 def test_options_that_differ_by_rank_are_named_on_all() -> None:
     elsewhere, here = on_ranks(2, _differing)
-    named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", "unknown method", "99", "fourth", "widths", "settings", "grad_scaler"]
+    named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", 'method is "top-k": unknown method', "99", "fourth", "widths", "settings", "grad_scaler"]
     named += ["hold_zeros is True on rank 1, False on rank 0", "settings is [('first', 'topk 8')] on rank 1"]
     named += ["find_unused_parameters is True on rank 1, False on rank 0"]
     named += ["model is a NoneType"]

@@ -87,6 +87,31 @@ fn what_top_k_leaves_out_comes_later_to_the_bit() {
     }
 }
 
+/// A batch with fewer samples can have a longer body: 27 values of EDEN have four scales, and 36 have two.
+#[test]
+fn every_smaller_batch_fits_the_message() {
+    for features in [1, 3, 9, 1365] {
+        for codec in codecs(features) {
+            let values = [0.5; 4 * 1365];
+            let first = |samples: u32| Values::F32(&values[..(samples * features) as usize]);
+            for samples in 1..=4 {
+                let mut pair = Pair::new(plain(4, features, codec)).unwrap();
+                let (sent, _) = pair.forward(first(samples), &[]).unwrap();
+                pair.backward(sent.ticket, first(samples)).unwrap();
+                pair.evaluate(Evaluation::Compressed, first(samples)).unwrap();
+            }
+            for known in 0..4 {
+                let ids = |seen: u64| [0, 1, 2, 3].map(|id: u64| Some(if id < known { id } else { id + seen }));
+                let mut pair = Pair::new(super::samples(4, features, codec, 8, RowStorage::F32)).unwrap();
+                for seen in [0, 4] {
+                    pair.forward(first(4), &ids(seen)).unwrap();
+                    pair.commit().unwrap();
+                }
+            }
+        }
+    }
+}
+
 /// A residual in bf16 is rounded with other random bits for every message: a small value, which waits for hundreds of
 /// messages to outgrow the large one, arrives in the end as often as it should.
 #[test]
