@@ -2,22 +2,21 @@
 #ifndef LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
 #define LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
 
-#include "mpi_call.hpp"
+#include "mpi_nodes.hpp"
 
 #include <optional>
 
 // The buckets of a model, one per group of layers. MPI requires the same order of collectives only within a communicator.
-// Since each bucket has a separate communicator, ranks may advance buckets in different orders.
+// Since each bucket has separate communicators, ranks may advance buckets in different orders.
 class MpiBuckets {
 public:
     // All ranks must give the same groups.
-    MpiBuckets(MPI_Comm communicator, const std::vector<std::vector<std::size_t>> &groups) {
+    MpiBuckets(MPI_Comm communicator, const std::vector<std::vector<std::size_t>> &groups, const MpiNodes *nodes = nullptr) {
         for (const std::vector<std::size_t> &layers : groups) {
-            MPI_Comm own;
-            mpi_check(MPI_Comm_dup(communicator, &own));
-            mpi_check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
-            communicators_.push_back(own);
-            flights_.emplace_back(own, layers);
+            if (nodes == nullptr)
+                flights_.emplace_back(duplicate(communicator), layers);
+            else
+                flights_.emplace_back(duplicate(nodes->peers()), layers, duplicate(nodes->node()));
         }
     }
 
@@ -39,7 +38,7 @@ public:
     // Lets MPI make progress, and starts the next collective of each bucket whose last one has ended; does not wait.
     void poll() {
         for (Flight &flight : flights_)
-            if (flight.flying && flight.call.has_ended()) advance(flight);
+            if (flight.flying && flight.last->has_ended()) advance(flight);
     }
 
     // Waits until the gradients of all groups are means, and returns the layers to the controller.
@@ -63,17 +62,31 @@ private:
     struct Flight {
         std::vector<std::size_t> layers;
         std::optional<lgreco::Bucket> bucket;  // from `submit` to `finish`
-        MpiCall call;
+        MpiCall call;                          // among all ranks, or peers
+        std::optional<MpiCall> node;
+        MpiCall *last = nullptr;  // which is under way
         bool flying = false;
 
-        Flight(MPI_Comm communicator, std::vector<std::size_t> its_layers)
-            : layers(std::move(its_layers)), call(communicator) {}
+        Flight(MPI_Comm communicator, std::vector<std::size_t> its_layers, MPI_Comm of_node = MPI_COMM_NULL)
+            : layers(std::move(its_layers)), call(communicator) {
+            if (of_node != MPI_COMM_NULL) node.emplace(of_node);
+        }
     };
+
+    MPI_Comm duplicate(MPI_Comm communicator) {
+        MPI_Comm own;
+        mpi_check(MPI_Comm_dup(communicator, &own));
+        mpi_check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
+        communicators_.push_back(own);
+        return own;
+    }
 
     static void advance(Flight &flight) {
         const lgreco_request asked = flight.bucket->next();
         flight.flying = asked.kind != LGRECO_REQUEST_NONE;
-        if (flight.flying) flight.call.start(asked);
+        if (!flight.flying) return;
+        flight.last = asked.group == LGRECO_GROUP_NODE ? &*flight.node : &flight.call;
+        flight.last->start(asked);
     }
 
     std::vector<MPI_Comm> communicators_;

@@ -1,6 +1,6 @@
 // Trains the network of digits.hpp, data-parallel over MPI.
 //
-//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap|--time] [DIGITS]
+//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--nodes[=RANKS]] [--overlap|--time] [DIGITS]
 //
 // Trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on images that no rank trained on,
 // and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the loss does
@@ -9,6 +9,9 @@
 // With --overlap every tensor is exchanged by non-blocking collectives as soon as the backward pass has its gradient. Every
 // scheme is then trained a second time by blocking calls. The exit code is also 1 if the second run has other parameters or
 // payload bytes.
+//
+// With --nodes, gradients are summed inside nodes, uncompressed, and exchanged between nodes. A node is the ranks that share
+// memory, or RANKS consecutive ranks. Only bytes between nodes are then counted.
 //
 // With --time it also prints the time per step.
 #include "digits.hpp"
@@ -41,7 +44,10 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
         described.push_back(lgreco::layer(parameter.name.c_str(), parameter.dims));
         gradients.push_back(parameter.gradient.data());
     }
-    lgreco::Controller controller(collective, described, options);
+    const MpiNodes *const nodes = collective.nodes();
+    lgreco::Controller controller =
+        nodes == nullptr ? lgreco::Controller(collective, described, options)
+                         : lgreco::Controller::on_nodes(collective, nodes->ranks_per_node(), described, options);
 
     Run run{};
     Outcome &outcome = run.outcome;
@@ -85,8 +91,8 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
 bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
-    MpiCollective blocking(MPI_COMM_WORLD);
-    MpiBuckets buckets(MPI_COMM_WORLD, groups);
+    MpiCollective blocking(MPI_COMM_WORLD, collective.nodes());
+    MpiBuckets buckets(MPI_COMM_WORLD, groups, collective.nodes());
     bool same = true;
     const bool good = compare(collective, [&](const Scheme &scheme) {
         lgreco::Options options = options_of(scheme, warmup, period);
@@ -109,15 +115,23 @@ int main(int argc, char **argv) {
     bool good = false;
     try {
         const auto here = std::filesystem::path(__FILE__).parent_path();
-        const std::vector<std::string> arguments(argv + 1, argv + argc);
+        std::vector<std::string> arguments(argv + 1, argv + argc);
+        std::optional<MpiNodes> nodes;
+        const std::string by_nodes = "--nodes";
+        if (!arguments.empty() && arguments[0].compare(0, by_nodes.size(), by_nodes) == 0) {
+            const std::string ranks = arguments[0].substr(by_nodes.size());
+            if (!ranks.empty() && ranks[0] != '=') throw std::invalid_argument("usage: --nodes or --nodes=RANKS");
+            nodes.emplace(MPI_COMM_WORLD, ranks.empty() ? 0 : std::stoi(ranks.substr(1)));
+            arguments.erase(arguments.begin());
+        }
         const bool overlaps = !arguments.empty() && arguments[0] == "--overlap";
         const bool times = !arguments.empty() && arguments[0] == "--time";
         const std::size_t options = overlaps || times ? 1 : 0;
-        if (arguments.size() > 1 + options) throw std::invalid_argument("usage: mpi_trainer [--overlap|--time] [DIGITS]");
+        if (arguments.size() > 1 + options) throw std::invalid_argument("usage: mpi_trainer [--nodes[=RANKS]] [--overlap|--time] [DIGITS]");
         const Batch digits = read_digits(arguments.size() > options
                                              ? std::filesystem::path(arguments[options])
                                              : here / "../../examples/data/digits.bin");
-        MpiCollective collective(MPI_COMM_WORLD);
+        MpiCollective collective(MPI_COMM_WORLD, nodes ? &*nodes : nullptr);
         if (collective.rank() == 0)
             std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
                         collective.world_size(), steps, warmup);

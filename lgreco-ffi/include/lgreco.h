@@ -84,7 +84,7 @@
 // Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
 // program that was compiled with headers of another revision fails at its first call that takes a struct, with
 // LGRECO_STRUCT_SIZE.
-#define LGRECO_HEADER_REVISION 4
+#define LGRECO_HEADER_REVISION 5
 
 // The value of struct_size: the bytes of the struct, and above bit 16 the revision of the headers.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
@@ -487,6 +487,15 @@ LGRECO_ENUM(lgreco_device) {
     LGRECO_DEVICE_CUDA = 1,  // Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
 };
 
+// The group of workers that performs a collective.
+LGRECO_ENUM(lgreco_group) {
+    LGRECO_GROUP_ALL = 0,  // All workers.
+    LGRECO_GROUP_NODE = 1,  // The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
+    // This worker's peers: the workers with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes
+    // uses it.
+    LGRECO_GROUP_PEERS = 2,
+};
+
 // The kind of collective that the caller performs.
 LGRECO_ENUM(lgreco_request_kind) {
     LGRECO_REQUEST_NONE = 0,  // No collective: nothing is left to do.
@@ -496,14 +505,14 @@ LGRECO_ENUM(lgreco_request_kind) {
     // already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
     LGRECO_REQUEST_ALL_GATHER = 2,
     // Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
-    // hard thresholds, SIDCo, AdaComp and the route scatter_reduce use it.
+    // hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes use it.
     LGRECO_REQUEST_ALL_GATHER_EACH = 3,
     LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by those of worker `root`.
     // For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
     // received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
     LGRECO_REQUEST_ALL_TO_ALL = 5,
     // `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
-    // the workers; the others may change arbitrarily. Only shards use it.
+    // the workers; the others may change arbitrarily. Only shards and nodes use it.
     LGRECO_REQUEST_REDUCE_SCATTER_SUM = 6,
     // Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
     // every addition. Only the option `reduce_dtype` uses it.
@@ -527,6 +536,8 @@ typedef struct lgreco_request {
     lgreco_device memory;
     // The worker that broadcasts.
     uint32_t root;
+    // The group that performs it. Below, workers are those of the group, numbered from 0.
+    lgreco_group group;
     // Memory to replace or fill; aligned for f32 if it holds f32.
     void *buffer;
     // Number of f32 or bf16.
@@ -545,7 +556,8 @@ typedef struct lgreco_request {
     const uint64_t *received_lens;
 } lgreco_request;
 #define LGRECO_REQUEST_INIT                                                                                            \
-    {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
+    {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, LGRECO_GROUP_ALL, NULL, 0, 0, NULL, NULL, NULL, \
+     NULL, NULL}
 
 // The result of `perform` for a kind of collective that the program does not support.
 #define LGRECO_COLLECTIVE_UNSUPPORTED INT32_MIN

@@ -223,6 +223,42 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
                                                const char *const *options,
                                                struct lgreco_controller **controller);
 
+// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
+// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
+// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
+// link once per other node.
+//
+// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
+// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
+// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
+// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
+// buckets have reached them.
+//
+// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
+// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
+// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
+// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
+// shards in them.
+//
+// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
+lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *context,
+                                                const struct lgreco_collective *collective,
+                                                uint32_t ranks_per_node,
+                                                const struct lgreco_layer *layers,
+                                                size_t layers_len,
+                                                const struct lgreco_setting *settings,
+                                                const char *const *options,
+                                                struct lgreco_controller **controller);
+
+// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
+// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
+//
+// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
+lgreco_status lgreco_controller_shard(struct lgreco_controller *controller,
+                                      size_t layer,
+                                      size_t *first,
+                                      size_t *count);
+
 // Begins a step whose collectives the caller performs. The requests of lgreco_controller_control follow, then any number
 // of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers do so, with the same
 // `learning_rate`, which only Accordion uses. lgreco_controller_step does all of this in one call, and checks all
@@ -472,7 +508,8 @@ lgreco_status lgreco_controller_metrics(struct lgreco_controller *controller,
                                         struct lgreco_metrics *metrics);
 
 // Writes the residual of layer `layer` on this rank to `values`; zeros if it has none. `values_len` is the layer's number
-// of elements. Fails with LGRECO_IN_FLIGHT while the layer is in a bucket.
+// of elements; on nodes, that of the shard (lgreco_controller_shard). Fails with LGRECO_IN_FLIGHT while the layer is in a
+// bucket.
 lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
                                          size_t layer,
                                          float *values,

@@ -157,6 +157,19 @@ public:
         return controller;
     }
 
+    // The controller of a worker on nodes of `ranks_per_node` workers each. Requests name the group that performs them.
+    static Controller on_nodes(Collective &collective, std::uint32_t ranks_per_node, const std::vector<lgreco_layer> &layers,
+                               const Options &options = {}, const std::vector<lgreco_setting> &settings = {},
+                               const lgreco_context *context = nullptr) {
+        const lgreco_setting *const fixed = one_each(layers, settings);
+        Controller controller;
+        controller.make(collective, [&](const lgreco_collective *callback, lgreco_controller **made) {
+            return lgreco_controller_create_on_nodes(context, callback, ranks_per_node, layers.data(), layers.size(), fixed,
+                                                     options.list().data(), made);
+        });
+        return controller;
+    }
+
     // Performs a step: replaces gradients, one pointer per layer, by their means.
     lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate) {
         detail::Calls calls{collective};
@@ -237,6 +250,13 @@ public:
 
     // Multiplies all residuals by `factor`, because the loss scale changed by this factor.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
+
+    // The first element of a layer that this rank exchanges with its peers, and the number of these elements.
+    std::pair<std::size_t, std::size_t> shard(std::size_t layer) const {
+        std::pair<std::size_t, std::size_t> shard;
+        check(lgreco_controller_shard(get(), layer, &shard.first, &shard.second));
+        return shard;
+    }
 
     lgreco_setting setting(std::size_t layer) const {
         lgreco_setting setting = {};

@@ -133,6 +133,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         kind,
         memory,
         root,
+        group,
         buffer,
         count,
         length,

@@ -4,7 +4,8 @@ use crate::cores::detached;
 use crate::error::{LgrecoError, raised};
 use crate::memory::Gradients;
 use crate::request::Request;
-use lgreco_train::controller::{self, Tensor};
+use lgreco_train::controller::Tensor;
+use lgreco_train::controller::two_level::LevelsBucket;
 use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
     /// None before the bucket is opened and after it is closed.
-    pub(crate) bucket: Option<controller::Bucket>,
+    pub(crate) bucket: Option<LevelsBucket>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) gradients: Gradients,
@@ -37,7 +38,7 @@ impl Bucket {
     /// Number of collectives.
     fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
         let bucket = self.bucket.as_ref().ok_or_else(closed)?;
-        Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.count())
+        Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.len())
     }
 
     /// Submits the gradients at these addresses. They must stay in place, unused by others, until the bucket is done. With
@@ -45,12 +46,12 @@ impl Bucket {
     fn submit(&mut self, py: Python<'_>, addresses: Vec<usize>, hold_zeros: bool) -> PyResult<()> {
         let Bucket { bucket, tensors, names, gradients } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
-        let (expected, found) = (bucket.layers().len(), addresses.len());
+        let layers = bucket.layers();
+        let (expected, found) = (layers.len(), addresses.len());
         if expected != found {
             let what = "gradients, one per layer";
             return Err(raised(py, Error::Core(CoreError::Length { what, expected, found }), names));
         }
-        let layers: Vec<usize> = bucket.layers().collect();
         let places = layers
             .iter()
             .zip(addresses)
@@ -82,8 +83,10 @@ impl Bucket {
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
-        let next = detached(py, || gradients.with(|values| bucket.next(values).map(|next| next.map(Request::from))));
-        next.map_err(|error| raised(py, error, names))
+        let next = detached(py, || gradients.with(|values| bucket.next(values).map(|next| next.map(Request::within))));
+        let next = next.map_err(|error| raised(py, error, names))?;
+        let is_last = bucket.is_last();
+        Ok(next.map(|request| request.or_last(is_last)))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::report::Report;
 use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::controller::two_level::{Levels, Topology};
 use lgreco_train::controller::{
     self, Budget, Config, Contents, Feedback, MemoryUse, Metrics, NonFinite, Policy, Tensor,
 };
@@ -52,7 +53,7 @@ fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [u
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Controller {
     /// Threads that wait for or hold this lock have released the interpreter's lock, so no deadlock is possible.
-    controller: Mutex<controller::Controller>,
+    controller: Mutex<Levels>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) place: Place,
@@ -69,19 +70,30 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Returns the result of `work` on the controller, which no other thread uses meanwhile.
+    /// Returns the result of `work` on the controller, which no other thread uses meanwhile. In training over nodes, its layers
+    /// are this rank's shards.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut controller::Controller) -> T + Send,
     ) -> T {
+        self.with_levels(py, |levels| work(levels.controller_mut()))
+    }
+
+    /// The same of all levels.
+    fn with_levels<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Levels) -> T + Send) -> T {
         let (mut work, mut done) = (Some(work), None);
-        self.lock(py, &mut |controller| done = work.take().map(|work| work(controller)));
+        self.lock(py, &mut |levels| done = work.take().map(|work| work(levels)));
         done.expect("work is called")
     }
 
+    /// Like [`Controller::with_levels`], for work that may fail.
+    fn step<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Levels) -> Result<T, Error> + Send) -> PyResult<T> {
+        self.with_levels(py, work).map_err(|error| self.raised(py, error))
+    }
+
     /// Like [`Controller::with`]. It is compiled once rather than for each closure, because the size of wheels is limited.
-    fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut controller::Controller) + Send)) {
+    fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut Levels) + Send)) {
         // After a panic the controller's own checks apply, as after any error.
         py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
     }
@@ -131,15 +143,17 @@ pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyRes
 #[pymethods]
 impl Controller {
     /// Makes the controller of one rank of a group; options are given by name. Layers are (name, dims, dtype, ends of the
-    /// ranks' shards). `loss_scaling` says whether losses are scaled.
+    /// ranks' shards). `loss_scaling` says whether losses are scaled. `place` is this rank's place in training by two levels:
+    /// number of nodes, node, ranks per node, local rank.
     #[new]
-    #[pyo3(signature = (layers, rank, world_size, loss_scaling, /, **options))]
+    #[pyo3(signature = (layers, rank, world_size, loss_scaling, place=None, /, **options))]
     fn new(
         py: Python<'_>,
         layers: Vec<(String, Vec<usize>, String, Vec<u64>)>,
         rank: u32,
         world_size: u32,
         loss_scaling: bool,
+        place: Option<[u32; 4]>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Controller> {
         let none = PyDict::new(py);
@@ -152,12 +166,15 @@ impl Controller {
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let config = options.config(loss_scaling, &tensors, &names)?;
-        let model = layers.iter().zip(&tensors).map(|((name, dims, ..), tensor)| (&**name, &**dims, tensor.dtype()));
-        expect_room(&config, model)?;
+        let nodes = place.map(|[nodes, node, per_node, local]| Topology { nodes, node, per_node, local });
         let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
         let (reduce_dtype, non_finite) = (config.search.reduce_dtype, config.non_finite);
-        let made = detached(py, || controller::Controller::new(config, tensors.clone(), place.rank, place.world_size));
+        let of_budget = config.clone();
+        let made = detached(py, || Levels::new(config, tensors.clone(), [rank, world_size], nodes));
         let controller = made.map_err(|error| raised(py, error, &names))?;
+        // Bits are those of a rank's shards.
+        let exchanged = controller.controller().tensors();
+        expect_room(&of_budget, exchanged.iter().map(|tensor| (tensor.name(), tensor.dims(), tensor.dtype())))?;
         let (controller, tensors) = (Mutex::new(controller), tensors.into());
         let scale = AtomicU64::new(1f64.to_bits());
         Ok(Controller { controller, tensors, names, place, scale, seed, feedback, reduce_dtype, non_finite })
@@ -170,12 +187,12 @@ impl Controller {
             let (what, value, expected) = ("learning rate", learning_rate, "a finite number >= 0");
             return Err(self.raised(py, CoreError::Parameter { what, value, expected }.into()));
         }
-        self.attempt(py, |controller| controller.begin_step(learning_rate))
+        self.step(py, |levels| levels.begin_step(learning_rate))
     }
 
     /// Returns the next request of the ranks' agreement before the step's buckets; in most steps None at once.
     fn control(&self, py: Python<'_>) -> PyResult<Option<Request>> {
-        self.on_cores(py, |controller| controller.control().map(|request| request.map(Request::from)))
+        self.step(py, |levels| on_cores(|| levels.control().map(|request| request.map(Request::within))))
     }
 
     /// Lends these layers to a bucket that is not open.
@@ -183,7 +200,7 @@ impl Controller {
         if bucket.bucket.is_some() {
             return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
         }
-        let opened = self.attempt(py, |controller| controller.open(&layers))?;
+        let opened = self.step(py, |levels| levels.open(&layers))?;
         let (tensors, names) = (self.tensors.clone(), self.names.clone());
         *bucket = Bucket { bucket: Some(opened), tensors, names, gradients: Gradients::default() };
         Ok(())
@@ -192,12 +209,12 @@ impl Controller {
     /// Takes the layers back from a bucket.
     fn close(&self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
         let bucket = bucket.bucket.take().ok_or_else(|| LgrecoError::new_err("the bucket has been closed"))?;
-        self.attempt(py, |controller| controller.close(bucket))
+        self.step(py, |levels| levels.close(bucket))
     }
 
     /// Ends the step.
     fn finish_step(&self, py: Python<'_>) -> PyResult<Report> {
-        self.attempt(py, |controller| controller.finish_step()).map(Report::from)
+        self.step(py, |levels| levels.finish_step()).map(Report::from)
     }
 
     /// Whether this rank must observe the gradients of the step under way.
@@ -289,7 +306,7 @@ impl Controller {
     /// Bytes of memory by purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.
     fn memory(&self, py: Python<'_>, bucket_bytes: usize, at_once: usize) -> PyResult<[(&'static str, u64); 5]> {
         let MemoryUse { residuals, undo, factors, exchange, window } =
-            self.attempt(py, |controller| controller.memory(Some(bucket_bytes), at_once))?;
+            self.step(py, |levels| levels.memory(Some(bucket_bytes), at_once))?;
         Ok([("residuals", residuals), ("undo", undo), ("factors", factors), ("exchange", exchange), ("window", window)])
     }
 
@@ -305,7 +322,7 @@ impl Controller {
 
     /// Abandons the step under way.
     fn abandon_step(&self, py: Python<'_>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.abandon_step())
+        self.step(py, |levels| levels.abandon_step())
     }
 
     /// Multiplies all residuals by `factor`.
@@ -362,7 +379,7 @@ impl Controller {
     /// Gives new settings to a controller with fixed settings, one per layer.
     fn set_settings(&self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
         let settings = parsed(&settings)?;
-        self.attempt(py, |controller| controller.planning().set_settings(settings))
+        self.step(py, |levels| levels.set_settings(settings))
     }
 
     /// Asks for a decision before the schedule's next one; returns the step at which it is due.
@@ -448,8 +465,11 @@ impl Controller {
 
     /// A layer's residual as the bytes of f32 values.
     fn residual<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let mut values = vec![0f32; self.tensors[self.check(layer)?].shape().elements()];
-        self.attempt(py, |controller| controller.residual(layer, &mut values))?;
+        let layer = self.check(layer)?;
+        let values = self.attempt(py, |controller| {
+            let mut values = vec![0f32; controller.tensors()[layer].shape().elements()];
+            controller.residual(layer, &mut values).map(|()| values)
+        })?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         Ok(PyBytes::new(py, &bytes))
     }
@@ -457,11 +477,11 @@ impl Controller {
     /// Returns this rank's state in parts: (None, the state that belongs to no layer), then (name, bytes) per layer.
     fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
-        let parts = self.attempt(py, |controller| {
-            let layers = (0..controller.tensors().len()).map(Some);
+        let parts = self.step(py, |levels| {
+            let layers = (0..self.tensors.len()).map(Some);
             let parts = core::iter::once(None).chain(layers).map(|layer| {
-                let name = layer.map(|layer| controller.tensors()[layer].name().to_string());
-                Ok((name, controller.save_part(layer, contents)?))
+                let name = layer.map(|layer| self.tensors[layer].name().to_string());
+                Ok((name, levels.save_part(layer, contents)?))
             });
             parts.collect::<Result<Vec<_>, lgreco_train::Error>>()
         })?;
@@ -476,10 +496,10 @@ impl Controller {
         plan: Vec<Vec<u8>>,
         residuals: Vec<Vec<u8>>,
     ) -> PyResult<([Vec<String>; 3], u64, u64)> {
-        let loaded = self.on_cores(py, |controller| {
+        let loaded = self.step(py, |levels| {
             let (plan, residuals): (Vec<&[u8]>, Vec<&[u8]>) =
                 (plan.iter().map(Vec::as_slice).collect(), residuals.iter().map(Vec::as_slice).collect());
-            controller.load(&plan, &residuals)
+            on_cores(|| levels.load(&plan, &residuals))
         })?;
         Ok(([loaded.missing, loaded.extra, loaded.misshaped], loaded.step, loaded.oldest_residual))
     }

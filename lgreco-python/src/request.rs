@@ -1,6 +1,7 @@
 //! Collectives that the trainer performs.
 
 use lgreco_cuda::DeviceMemory;
+use lgreco_train::controller::two_level::Group;
 use lgreco_train::exchange;
 use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
@@ -20,9 +21,28 @@ pub(crate) struct Request {
     received_address: usize,
     received_length: usize,
     received_lens: Vec<u64>,
+    /// `node` or `peers`, in training over nodes; empty in the group of all ranks.
+    group: &'static str,
+    /// Whether the bucket is known to ask for no other.
+    is_last: bool,
 }
 
 impl Request {
+    /// A request in one of two groups, or in that of all ranks.
+    pub(crate) fn within((group, request): (Option<Group>, exchange::Request<'_>)) -> Request {
+        let group = match group {
+            None => "",
+            Some(Group::Node) => "node",
+            Some(Group::Peers) => "peers",
+        };
+        Request { group, ..Request::from(request) }
+    }
+
+    /// The same, as the last of its bucket if it is.
+    pub(crate) fn or_last(self, is_last: bool) -> Request {
+        Request { is_last, ..self }
+    }
+
     fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {
         Request { kind, address, length, lens: lens.into(), root, ..Request::default() }
     }

@@ -218,7 +218,7 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"method": "qsgd", "residual_dtype": torch.int8}, "residual_dtype is torch.int8, which has no effect beside method='qsgd'"),
     ({"method": "topk", "error_feedback": False, "residual_dtype": torch.int8}, "residual_dtype is .*error_feedback=False"),
     ({"method": "powersgd", "route": "scatter_reduce"}, "route is 'scatter_reduce', which has no effect beside method='powersgd'"),
-    ({"route": "sharded"}, "route is 'sharded', expected \"all_gather\" or \"scatter_reduce\""),
+    ({"route": "sharded"}, "route is 'sharded', expected \"all_gather\", \"scatter_reduce\" or \"two_level\""),
 ]  # fmt: skip
 SOUND: list[dict[str, Any]] = [
     {"policy": "uniform", "budget": "size", "objective": "bits", "lead": 0, "start_iter": 2, "period": 4, "window": 1},

@@ -1,6 +1,6 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::gradient::{GradientLayer, Gradients};
-use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
+use super::request::{Groups, LGRECO_REQUEST_NONE, lgreco_request};
 use crate::failure::{Failure, Result};
 use crate::handle::{self, Kind as _, kind};
 use crate::pointers::slice;
@@ -8,7 +8,7 @@ use crate::status::{LGRECO_TRAINER, lgreco_status};
 use crate::structs::fill;
 use core::ffi::c_void;
 use lgreco_train::Error;
-use lgreco_train::controller::Bucket;
+use lgreco_train::controller::two_level::LevelsBucket;
 use std::sync::{Arc, Weak};
 
 /// Layers that are exchanged together in one step, lent by a controller with this rank's residuals and factors of them.
@@ -21,8 +21,8 @@ pub struct lgreco_bucket {
 kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 
 pub(crate) struct BucketState {
-    bucket: Bucket,
-    world_size: u32,
+    bucket: LevelsBucket,
+    groups: Groups,
     /// Identifies the controller; dead once the controller is destroyed.
     owner: Weak<()>,
     /// Number of states that the controller had loaded when it lent the bucket.
@@ -37,11 +37,12 @@ pub(crate) struct BucketState {
 }
 
 impl BucketState {
-    fn new(bucket: Bucket, from: &ControllerState) -> BucketState {
-        let tensors = from.controller.tensors();
-        let layers: Vec<_> = bucket.layers().map(|index| GradientLayer::of(index, &tensors[index])).collect();
+    fn new(bucket: LevelsBucket, from: &ControllerState) -> BucketState {
+        let tensors = from.levels.tensors();
+        let layers: Vec<_> =
+            bucket.layers().into_iter().map(|index| GradientLayer::of(index, &tensors[index])).collect();
         BucketState {
-            world_size: from.world_size,
+            groups: from.groups(),
             owner: Arc::downgrade(&from.owner),
             loads: from.loads,
             names: from.names.clone(),
@@ -55,8 +56,8 @@ impl BucketState {
     /// # Safety
     /// The submitted pointers still meet the conditions of lgreco_bucket_submit.
     unsafe fn next(&mut self) -> Result<lgreco_request> {
-        let BucketState { bucket, gradients, pointers, world_size, .. } = self;
-        let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));
+        let BucketState { bucket, gradients, pointers, groups, .. } = self;
+        let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::within(next, *groups));
         // SAFETY: passed on.
         let next = unsafe { gradients.with(pointers, next) }?;
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
@@ -88,7 +89,7 @@ pub unsafe extern "C" fn lgreco_bucket_open(
 ) -> lgreco_status {
     create_on!(controller, bucket, |state| {
         let layers = slice(layers, layers_len, "layers")?;
-        let bucket = state.controller.open(layers)?;
+        let bucket = state.levels.open(layers)?;
         Ok(BucketState::new(bucket, state))
     })
 }
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn lgreco_bucket_round(
     index: usize,
     request: *mut lgreco_request,
 ) -> lgreco_status {
-    call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.nth(index)))))
+    call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.get(index).copied()))))
 }
 
 /// Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
@@ -203,7 +204,7 @@ pub unsafe extern "C" fn lgreco_bucket_close(
     }
     call!(controller, |state| {
         match handle::take(bucket, |bucket| state.check_own(&bucket.owner, "the bucket is another controller's"))? {
-            Some(bucket) if bucket.loads == state.loads => Ok(state.controller.close(bucket.bucket)?),
+            Some(bucket) if bucket.loads == state.loads => Ok(state.levels.close(bucket.bucket)?),
             _ => Ok(()),
         }
     })

@@ -1,7 +1,8 @@
-use super::request::lgreco_request;
+use super::request::{LGRECO_GROUP_ALL, LGRECO_GROUP_NODE, LGRECO_GROUP_PEERS, lgreco_group, lgreco_request};
 use crate::failure::{Failure, Result};
 use crate::structs::sized_struct;
 use core::ffi::c_void;
+use lgreco_train::controller::two_level::Topology;
 use lgreco_train::exchange::{Collective, CollectiveError, Request};
 use lgreco_train::gradient::Bf16;
 
@@ -48,6 +49,7 @@ sized_struct!("collective", lgreco_collective { world_size: 1 });
 pub(crate) struct Callback {
     rank: u32,
     world_size: u32,
+    group: lgreco_group,
     user: *mut c_void,
     perform: unsafe extern "C" fn(*mut c_void, *const lgreco_request) -> i32,
 }
@@ -56,7 +58,7 @@ impl lgreco_collective {
     pub(crate) fn callback(self) -> Result<Callback> {
         let lgreco_collective { rank, world_size, user, perform, .. } = self;
         let perform = perform.ok_or(Failure::Null("perform"))?;
-        Ok(Callback { rank, world_size, user, perform })
+        Ok(Callback { rank, world_size, group: LGRECO_GROUP_ALL, user, perform })
     }
 }
 
@@ -66,13 +68,22 @@ impl Callback {
         self.world_size = self.world_size.max(world_size);
     }
 
+    /// The same callback for the group of this worker's node, and for that of its peers.
+    pub(crate) fn levels(&self, place: Topology) -> [Callback; 2] {
+        let Topology { nodes, node, per_node, local } = place;
+        let Callback { user, perform, .. } = *self;
+        [(local, per_node, LGRECO_GROUP_NODE), (node, nodes, LGRECO_GROUP_PEERS)]
+            .map(|(rank, world_size, group)| Callback { rank, world_size, group, user, perform })
+    }
+
     fn perform(&self, request: Request<'_>) -> Result<(), CollectiveError> {
         self.perform_as(&lgreco_request::of(Some(request), self.world_size))
     }
 
     fn perform_as(&self, request: &lgreco_request) -> Result<(), CollectiveError> {
+        let request = lgreco_request { group: self.group, ..*request };
         // SAFETY: the caller promised a callback that accesses only the memory of the request.
-        match unsafe { (self.perform)(self.user, request) } {
+        match unsafe { (self.perform)(self.user, &request) } {
             0 => Ok(()),
             code => Err(CollectiveError { code }),
         }

@@ -1,19 +1,20 @@
 use super::collective::lgreco_collective;
 use super::context::{device, lgreco_context};
 use super::gradient::{GradientLayer, Gradients, lgreco_layer};
-use super::request::lgreco_request;
+use super::request::{Groups, lgreco_request};
 use super::setting::{lgreco_setting, read_settings};
 use super::table::Texts;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
 use crate::options::{self, ControllerOptions};
-use crate::pointers::slice;
+use crate::pointers::{slice, write};
 use crate::status::lgreco_status;
 use crate::structs::{fill, fill_unless_null, read_struct, read_structs, sized_struct};
 use core::ffi::{c_char, c_void};
 use lgreco_train::Error;
-use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
+use lgreco_train::controller::two_level::{Levels, Topology};
+use lgreco_train::controller::{Outcome, Report, Tensor};
 use lgreco_train::exchange::{Collective, Route};
 use std::sync::{Arc, Weak};
 
@@ -26,7 +27,7 @@ pub struct lgreco_controller {
 kind!(lgreco_controller, "controller", b"lgcontrl", ControllerState, names: names, device: device);
 
 pub(crate) struct ControllerState {
-    pub(super) controller: Controller,
+    pub(super) levels: Levels,
     /// The device that measures.
     pub(super) device: Device,
     rank: u32,
@@ -64,9 +65,13 @@ impl ControllerState {
         Err(Error::OtherPlace { rank, world, own_rank, own_world }.into())
     }
 
+    pub(super) fn groups(&self) -> Groups {
+        Groups { world_size: self.world_size, per_node: self.levels.per_node() }
+    }
+
     /// `Err` unless the controller has this layer.
     pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
-        let layers = self.controller.tensors().len();
+        let layers = self.levels.tensors().len();
         if layer < layers {
             return Ok(());
         }
@@ -144,10 +149,20 @@ struct Given {
     options: *const *const c_char,
 }
 
+/// How ranks divide the layers.
+enum Shares {
+    /// Every rank has whole layers.
+    None,
+    /// lgreco_controller_create_sharded.
+    Sharded(*const u64),
+    /// lgreco_controller_create_on_nodes.
+    PerNode(u32),
+}
+
 impl Given {
     /// # Safety
-    /// README.md, handles and pointers; `shards` are as lgreco_controller_create_sharded says.
-    unsafe fn controller(self, shards: Option<*const u64>) -> Result<ControllerState> {
+    /// README.md, handles and pointers; `shares` are as lgreco_controller_create_sharded says.
+    unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
         // SAFETY: passed on, here and below.
         let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
@@ -159,9 +174,9 @@ impl Given {
             tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
         }
         let world = collective.world_size() as usize;
-        if let Some(shards) = shards.filter(|_| world > 0) {
+        if let (Shares::Sharded(shards), true) = (&shares, world > 0) {
             // SAFETY: as above.
-            let shards = unsafe { slice(shards, tensors.len().saturating_mul(world), "shards") }?;
+            let shards = unsafe { slice(*shards, tensors.len().saturating_mul(world), "shards") }?;
             let rows = tensors.into_iter().zip(shards.chunks(world));
             tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
         }
@@ -173,13 +188,20 @@ impl Given {
             // SAFETY: as above.
             unsafe { read_settings(settings, tensors.len(), "settings") }
         });
-        let config = options.config(fixed.transpose().map_err(named)?, shards.map(|_| Route::Sharded))?;
+        let config = options.config(
+            fixed.transpose().map_err(named)?,
+            matches!(shares, Shares::Sharded(_)).then_some(Route::Sharded),
+        )?;
         let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
         let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
-        let controller = Controller::new(config, tensors, collective.rank(), collective.world_size())
-            .map_err(|error| named(error.into()))?;
+        let (rank, world_size) = (collective.rank(), collective.world_size());
+        let place = match shares {
+            Shares::PerNode(per_node) => Some(place_of(rank, world_size, per_node)?),
+            Shares::None | Shares::Sharded(_) => None,
+        };
+        let levels = Levels::new(config, tensors, [rank, world_size], place).map_err(|error| named(error.into()))?;
         Ok(ControllerState {
-            controller: controller.with_backend(Box::new(device.clone())),
+            levels: levels.with_backend(Box::new(device.clone())),
             device,
             rank: collective.rank(),
             world_size: collective.world_size(),
@@ -210,7 +232,9 @@ pub unsafe extern "C" fn lgreco_controller_create(
     options: *const *const c_char,
     controller: *mut *mut lgreco_controller,
 ) -> lgreco_status {
-    create!(controller, || { Given { context, collective, layers, layers_len, settings, options }.controller(None) })
+    create!(controller, || {
+        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::None)
+    })
 }
 
 /// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of its
@@ -234,7 +258,77 @@ pub unsafe extern "C" fn lgreco_controller_create_sharded(
     controller: *mut *mut lgreco_controller,
 ) -> lgreco_status {
     create!(controller, || {
-        Given { context, collective, layers, layers_len, settings, options }.controller(Some(shards))
+        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::Sharded(shards))
+    })
+}
+
+/// The place of a rank among nodes of `per_node` ranks each, numbered node by node.
+fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
+    let wrong = |what, value: u32, expected| {
+        let value = value.into();
+        Err(Error::Core(lgreco_train::CoreError::Parameter { what, value, expected }).into())
+    };
+    if per_node == 0 || !world_size.is_multiple_of(per_node) {
+        return wrong("the number of ranks per node", per_node, "a divisor of the number of workers");
+    }
+    if rank >= world_size {
+        return wrong("rank", rank, "below the number of workers");
+    }
+    Ok(Topology { nodes: world_size / per_node, node: rank / per_node, per_node, local: rank % per_node })
+}
+
+/// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
+/// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
+/// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
+/// link once per other node.
+///
+/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
+/// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
+/// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
+/// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
+/// buckets have reached them.
+///
+/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
+/// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
+/// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
+/// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
+/// shards in them.
+///
+/// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_create_on_nodes(
+    context: *const lgreco_context,
+    collective: *const lgreco_collective,
+    ranks_per_node: u32,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    settings: *const lgreco_setting,
+    options: *const *const c_char,
+    controller: *mut *mut lgreco_controller,
+) -> lgreco_status {
+    create!(controller, || {
+        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::PerNode(ranks_per_node))
+    })
+}
+
+/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
+/// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
+///
+/// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_shard(
+    controller: *mut lgreco_controller,
+    layer: usize,
+    first: *mut usize,
+    count: *mut usize,
+) -> lgreco_status {
+    call!(controller, |state| {
+        write(first, "first", || {
+            state.check_layer(layer)?;
+            let shard = state.levels.shard(layer).unwrap_or_default();
+            write(count, "count", || Ok(shard.len()))?;
+            Ok(shard.start)
+        })
     })
 }
 
@@ -272,14 +366,20 @@ pub unsafe extern "C" fn lgreco_controller_step(
     call!(controller, |state| {
         let mut collective = read_struct(collective)?.callback()?;
         let place = state.check_place(&collective);
-        let ControllerState { controller, world_size, gradients: own, report: last, .. } = state;
+        let ControllerState { levels, world_size, gradients: own, report: last, .. } = state;
         let mut taken = false;
         let done = place.and_then(|()| {
             fill_unless_null(report, || {
                 let pointers = own.pointers(gradients, gradients_len)?;
                 let done = own.with(pointers, |values| {
                     taken = true;
-                    controller.step(&mut collective, values, learning_rate)
+                    match levels {
+                        Levels::One(controller) => controller.step(&mut collective, values, learning_rate),
+                        Levels::Two(training) => {
+                            let [mut node, mut peers] = collective.levels(training.topology());
+                            training.step(&mut node, &mut peers, values, learning_rate)
+                        }
+                    }
                 })??;
                 *last = Some(done);
                 Ok(done.into())
@@ -289,8 +389,16 @@ pub unsafe extern "C" fn lgreco_controller_step(
             // The other ranks wait for this one, so they are told.
             Err(failure) if !taken => {
                 let error = Error::Trainer { code: failure.status() };
-                collective.make_room_for(*world_size);
-                let told = controller.step_failed(&mut collective, error);
+                let told = match levels {
+                    Levels::One(controller) => {
+                        collective.make_room_for(*world_size);
+                        controller.step_failed(&mut collective, error)
+                    }
+                    Levels::Two(training) => {
+                        let [mut node, mut peers] = collective.levels(training.topology());
+                        training.step_failed(&mut node, &mut peers, error)
+                    }
+                };
                 Err(if told == error { failure } else { told.into() })
             }
             done => done,
@@ -310,7 +418,7 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
     controller: *mut lgreco_controller,
     learning_rate: f64,
 ) -> lgreco_status {
-    call!(controller, |state| { Ok(state.controller.begin_step(learning_rate)?) })
+    call!(controller, |state| { Ok(state.levels.begin_step(learning_rate)?) })
 }
 
 /// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
@@ -325,7 +433,10 @@ pub unsafe extern "C" fn lgreco_controller_control(
     controller: *mut lgreco_controller,
     request: *mut lgreco_request,
 ) -> lgreco_status {
-    call!(controller, |state| fill(request, || Ok(lgreco_request::of(state.controller.control()?, state.world_size))))
+    call!(controller, |state| {
+        let groups = state.groups();
+        fill(request, || Ok(lgreco_request::within(state.levels.control()?, groups)))
+    })
 }
 
 /// Ends the step, after all its buckets were closed. Layers that were in no bucket keep their residuals and factors.
@@ -341,7 +452,7 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
 ) -> lgreco_status {
     call!(controller, |state| {
         fill_unless_null(report, || {
-            let done = state.controller.finish_step()?;
+            let done = state.levels.finish_step()?;
             state.report = Some(done);
             Ok(done.into())
         })
@@ -355,7 +466,7 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
 /// `undo`, or a `non_finite` other than `error`, keep them. Nothing has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
-    call!(controller, |state| Ok(state.controller.residuals().roll_back()?))
+    call!(controller, |state| Ok(state.levels.controller_mut().residuals().roll_back()?))
 }
 
 /// Abandons the step under way because a collective failed; the step may be begun again. With the option `undo`, residuals
@@ -368,7 +479,7 @@ pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_con
 /// Fails with LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_controller) -> lgreco_status {
-    call!(controller, |state| Ok(state.controller.abandon_step()?))
+    call!(controller, |state| Ok(state.levels.abandon_step()?))
 }
 
 /// Multiplies all residuals by `factor`, because the loss scale, and with it all later gradients, changed by this factor.
@@ -381,5 +492,5 @@ pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,
     factor: f32,
 ) -> lgreco_status {
-    call!(controller, |state| Ok(state.controller.residuals().rescale(factor)?))
+    call!(controller, |state| Ok(state.levels.controller_mut().residuals().rescale(factor)?))
 }

@@ -195,7 +195,7 @@ pub unsafe extern "C" fn lgreco_controller_setting(
     call!(controller, |state| {
         write(setting, "setting", || {
             state.check_layer(layer)?;
-            Ok(state.controller.setting(layer).into())
+            Ok(state.levels.controller().setting(layer).into())
         })
     })
 }
@@ -210,13 +210,14 @@ pub unsafe extern "C" fn lgreco_controller_metrics(
     call!(controller, |state| {
         fill(metrics, || {
             state.check_layer(layer)?;
-            Ok(state.controller.metrics(layer).into())
+            Ok(state.levels.controller().metrics(layer).into())
         })
     })
 }
 
 /// Writes the residual of layer `layer` on this rank to `values`; zeros if it has none. `values_len` is the layer's number
-/// of elements. Fails with LGRECO_IN_FLIGHT while the layer is in a bucket.
+/// of elements; on nodes, that of the shard (lgreco_controller_shard). Fails with LGRECO_IN_FLIGHT while the layer is in a
+/// bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_residual(
     controller: *mut lgreco_controller,
@@ -226,7 +227,7 @@ pub unsafe extern "C" fn lgreco_controller_residual(
 ) -> lgreco_status {
     call!(controller, |state| {
         state.check_layer(layer)?;
-        Ok(state.controller.residual(layer, slice_mut(values, values_len, "values")?)?)
+        Ok(state.levels.controller().residual(layer, slice_mut(values, values_len, "values")?)?)
     })
 }
 
@@ -237,7 +238,7 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     decision: *mut lgreco_decision,
 ) -> lgreco_status {
     call!(controller, |state| {
-        fill(decision, || Ok(state.controller.decision().map_or_else(Default::default, Into::into)))
+        fill(decision, || Ok(state.levels.controller().decision().map_or_else(Default::default, Into::into)))
     })
 }
 
@@ -251,8 +252,8 @@ pub unsafe extern "C" fn lgreco_controller_steps(
 ) -> lgreco_status {
     call!(controller, |state| {
         write(steps, "steps", || {
-            write(non_finite, "non_finite", || Ok(state.controller.non_finite_steps()))?;
-            Ok(state.controller.steps())
+            write(non_finite, "non_finite", || Ok(state.levels.controller().non_finite_steps()))?;
+            Ok(state.levels.controller().steps())
         })
     })
 }
@@ -292,7 +293,7 @@ pub unsafe extern "C" fn lgreco_controller_memory(
     call!(controller, |state| {
         fill(memory, || {
             let MemoryUse { residuals, undo, factors, exchange, window } =
-                state.controller.memory((bucket_bytes > 0).then_some(bucket_bytes), at_once)?;
+                state.levels.memory((bucket_bytes > 0).then_some(bucket_bytes), at_once)?;
             let struct_size = crate::structs::size_of_struct::<lgreco_memory_use>();
             Ok(lgreco_memory_use { struct_size, residuals, undo, factors, exchange, window })
         })
@@ -312,6 +313,6 @@ pub unsafe extern "C" fn lgreco_controller_metrics_json(
 ) -> lgreco_status {
     call!(controller, |state| {
         let report = state.report.as_ref().ok_or(Failure::Unavailable("a report, before the first step,"))?;
-        Output { what: "json", to: json, capacity, length }.write_text(&metrics_line(&state.controller, report))
+        Output { what: "json", to: json, capacity, length }.write_text(&metrics_line(state.levels.controller(), report))
     })
 }

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     task: *mut *mut lgreco_plan_task,
 ) -> lgreco_status {
     create_on!(controller, task, |state| {
-        let task = state.controller.planning().take_task();
+        let task = state.levels.controller_mut().planning().take_task();
         Ok(task.map(|task| PlanTaskState {
             task: Some(task),
             result: None,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
             }
         };
         if let Some(PlanTaskState { result: Some(result), .. }) = handle::take(task, may)? {
-            state.controller.planning().hand_in(result);
+            state.levels.controller_mut().planning().hand_in(result);
         }
         Ok(())
     })
@@ -120,7 +120,12 @@ pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_ta
 /// Fails with LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_controller, due: *mut u64) -> lgreco_status {
-    call!(controller, |state| write(due, "due", || Ok(state.controller.planning().replan()?.unwrap_or(u64::MAX))))
+    call!(controller, |state| write(due, "due", || Ok(state
+        .levels
+        .controller_mut()
+        .planning()
+        .replan()?
+        .unwrap_or(u64::MAX))))
 }
 
 /// Gives new settings, one per layer, to a controller that was made with settings. All ranks do so between the same two
@@ -137,7 +142,5 @@ pub unsafe extern "C" fn lgreco_controller_set_settings(
     settings: *const lgreco_setting,
     settings_len: usize,
 ) -> lgreco_status {
-    call!(controller, |state| {
-        Ok(state.controller.planning().set_settings(read_settings(settings, settings_len, "settings")?)?)
-    })
+    call!(controller, |state| { Ok(state.levels.set_settings(read_settings(settings, settings_len, "settings")?)?) })
 }

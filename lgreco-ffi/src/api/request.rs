@@ -1,5 +1,6 @@
 use crate::structs::sized_struct;
 use core::ffi::c_void;
+use lgreco_train::controller::two_level::Group;
 use lgreco_train::exchange::{Request, Round};
 
 /// The memory that pointers of a request point to.
@@ -9,6 +10,17 @@ pub type lgreco_device = u32;
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
 /// Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
+
+/// The group of workers that performs a collective.
+pub type lgreco_group = u32;
+
+/// All workers.
+pub const LGRECO_GROUP_ALL: lgreco_group = 0;
+/// The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
+pub const LGRECO_GROUP_NODE: lgreco_group = 1;
+/// This worker's peers: the workers with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes
+/// uses it.
+pub const LGRECO_GROUP_PEERS: lgreco_group = 2;
 
 /// The kind of collective that the caller performs.
 pub type lgreco_request_kind = u32;
@@ -21,7 +33,7 @@ pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
 /// already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
 pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
 /// Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
-/// hard thresholds, SIDCo, AdaComp and the route scatter_reduce use it.
+/// hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes use it.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 /// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
@@ -29,7 +41,7 @@ pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
 /// `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
-/// the workers; the others may change arbitrarily. Only shards use it.
+/// the workers; the others may change arbitrarily. Only shards and nodes use it.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
 /// Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
 /// every addition. Only the option `reduce_dtype` uses it.
@@ -54,6 +66,8 @@ pub struct lgreco_request {
     pub memory: lgreco_device,
     /// The worker that broadcasts.
     pub root: u32,
+    /// The group that performs it. Below, workers are those of the group, numbered from 0.
+    pub group: lgreco_group,
     /// Memory to replace or fill; aligned for f32 if it holds f32.
     pub buffer: *mut c_void,
     /// Number of f32 or bf16.
@@ -75,7 +89,43 @@ pub struct lgreco_request {
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
 sized_struct!("request", lgreco_request {});
 
+/// How many workers the groups of a controller have.
+#[derive(Clone, Copy)]
+pub(super) struct Groups {
+    pub world_size: u32,
+    pub per_node: u32,
+}
+
+impl Groups {
+    fn size(self, group: Option<Group>) -> u32 {
+        match group {
+            None => self.world_size,
+            Some(Group::Node) => self.per_node,
+            Some(Group::Peers) => self.world_size / self.per_node,
+        }
+    }
+}
+
+pub(super) const fn group_code(group: Option<Group>) -> lgreco_group {
+    match group {
+        None => LGRECO_GROUP_ALL,
+        Some(Group::Node) => LGRECO_GROUP_NODE,
+        Some(Group::Peers) => LGRECO_GROUP_PEERS,
+    }
+}
+
 impl lgreco_request {
+    /// The request that one of these groups performs.
+    pub(super) fn within(next: Option<(Option<Group>, Request<'_>)>, groups: Groups) -> lgreco_request {
+        match next {
+            None => lgreco_request::default(),
+            Some((group, request)) => {
+                let request = lgreco_request::of(Some(request), groups.size(group));
+                lgreco_request { group: group_code(group), ..request }
+            }
+        }
+    }
+
     pub(super) fn of(request: Option<Request<'_>>, world_size: u32) -> lgreco_request {
         fn sums<T>(kind: lgreco_request_kind, values: &mut [T]) -> lgreco_request {
             let (buffer, count) = (values.as_mut_ptr().cast(), values.len());
@@ -118,8 +168,9 @@ impl lgreco_request {
     }
 
     /// Describes a collective before its memory exists.
-    pub(super) fn announced(round: Option<Round>) -> lgreco_request {
-        let (kind, count, length) = match round {
+    pub(super) fn announced(round: Option<(Option<Group>, Round)>) -> lgreco_request {
+        let group = round.map_or(LGRECO_GROUP_ALL, |(group, _)| group_code(group));
+        let (kind, count, length) = match round.map(|(_, round)| round) {
             None => (LGRECO_REQUEST_NONE, 0, 0),
             Some(Round::AllReduceSum { values }) => (LGRECO_REQUEST_ALL_REDUCE_SUM, values, 0),
             Some(Round::AllReduceSumBf16 { values }) => (LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values, 0),
@@ -130,6 +181,6 @@ impl lgreco_request {
             Some(Round::AllToAll { send, received }) => (LGRECO_REQUEST_ALL_TO_ALL, 0, send.saturating_add(received)),
             Some(Round::ReduceScatterSum { values, .. }) => (LGRECO_REQUEST_REDUCE_SCATTER_SUM, values, 0),
         };
-        lgreco_request { kind, count, length, ..Default::default() }
+        lgreco_request { kind, group, count, length, ..Default::default() }
     }
 }

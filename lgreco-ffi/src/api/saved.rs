@@ -80,7 +80,7 @@ pub unsafe extern "C" fn lgreco_controller_save(
     length: *mut usize,
 ) -> lgreco_status {
     call!(controller, |state| {
-        let bytes = state.controller.save_only(contents_of(contents)?)?;
+        let bytes = state.levels.save_only(contents_of(contents)?)?;
         write_saved(&bytes, Output { what: "saved", to: saved, capacity, length })
     })
 }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
         let name = place(name, "name")?.write(core::ptr::null());
         let layer = part.checked_sub(1);
         layer.map_or(Ok(()), |layer| state.check_layer(layer))?;
-        let bytes = state.controller.save_part(layer, contents)?;
+        let bytes = state.levels.save_part(layer, contents)?;
         *name = layer.map_or(core::ptr::null(), |layer| state.texts.pointers()[layer]);
         write_saved(&bytes, Output { what: "saved", to: saved, capacity, length })
     })
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn lgreco_controller_load(
         fill_unless_null(loaded, || {
             let plan = slice(plan, plan_len, "plan")?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
-            let found = state.controller.load(&[plan], &residuals)?;
+            let found = state.levels.load(&[plan], &residuals)?;
             state.told(found)
         })
     })
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
         fill_unless_null(loaded, || {
             let plan = states(plan, plan_lens, plan_len, ["plan", "plan_lens", "a part of the plan"])?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
-            let found = state.controller.load(&plan, &residuals)?;
+            let found = state.levels.load(&plan, &residuals)?;
             state.told(found)
         })
     })

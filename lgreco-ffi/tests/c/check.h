@@ -51,8 +51,9 @@ typedef struct {
     char values[40][64];
     const lgreco_setting *fixed;  // of a controller, or NULL
     const uint64_t *shards;       // likewise
+    uint32_t per_node;            // ranks per node, or 0
 } Options;
-#define OPTIONS {0, {NULL}, {{0}}, NULL, NULL}
+#define OPTIONS {0, {NULL}, {{0}}, NULL, NULL, 0}
 
 static inline void set(Options *options, const char *name, const char *value) {
     int at = 0;

@@ -19,9 +19,10 @@ typedef struct {
     float *sums;
 } Group;
 
-typedef struct {
+typedef struct Member {
     Group *group;
     uint32_t rank;
+    struct Member *within[3];  // by lgreco_group: the same worker in its node, and among its peers
     int calls;       // made so far
     int fail_at;     // the call that fails with fail_code, from 1; 0 for none
     int fail_code;
@@ -160,7 +161,7 @@ static inline int32_t all_reduce_sum_bf16(Member *member, uint16_t *values, size
 
 // Performs what a bucket or a controller asks for.
 static inline int32_t perform(void *user, const lgreco_request *request) {
-    Member *const member = user;
+    Member *const all = user, *const member = request->group == LGRECO_GROUP_ALL ? all : all->within[request->group];
     if (member->missing >> request->kind & 1) return LGRECO_COLLECTIVE_UNSUPPORTED;
     switch (request->memory == LGRECO_DEVICE_CPU ? request->kind : LGRECO_REQUEST_NONE) {
     case LGRECO_REQUEST_ALL_REDUCE_SUM: return all_reduce_sum(member, request->buffer, request->count);
@@ -211,6 +212,27 @@ static inline void run_group(uint32_t workers, Member *members, void *(*work)(vo
     }
     for (uint32_t rank = 0; rank < workers; rank++) CHECK(pthread_join(threads[rank], NULL) == 0);
     end_group(&group);
+}
+
+// The same on nodes of `per_node` workers each. Calls in nodes and among peers fail as those of all.
+static inline void run_nodes(uint32_t workers, uint32_t per_node, Member *members, void *(*work)(void *)) {
+    const uint32_t nodes = workers / per_node;
+    Group of_nodes[WORKERS_MAX], of_peers[WORKERS_MAX];
+    Member within[2][WORKERS_MAX];
+    memset(within, 0, sizeof within);
+    for (uint32_t node = 0; node < nodes; node++) begin_group(&of_nodes[node], per_node);
+    for (uint32_t local = 0; local < per_node; local++) begin_group(&of_peers[local], nodes);
+    for (uint32_t rank = 0; rank < workers; rank++) {
+        within[0][rank].group = &of_nodes[rank / per_node];
+        within[0][rank].rank = rank % per_node;
+        within[1][rank].group = &of_peers[rank % per_node];
+        within[1][rank].rank = rank / per_node;
+        members[rank].within[LGRECO_GROUP_NODE] = &within[0][rank];
+        members[rank].within[LGRECO_GROUP_PEERS] = &within[1][rank];
+    }
+    run_group(workers, members, work);
+    for (uint32_t node = 0; node < nodes; node++) end_group(&of_nodes[node]);
+    for (uint32_t local = 0; local < per_node; local++) end_group(&of_peers[local]);
 }
 
 #endif

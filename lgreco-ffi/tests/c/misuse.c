@@ -152,6 +152,13 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_create_sharded(context, &collective, NULL, 1, &steps, NULL, NULL, &no_controller));
     NULL_(lgreco_controller_create_sharded(context, &collective, &layer, 1, NULL, NULL, NULL, &no_controller));
     NULL_(lgreco_controller_create_sharded(context, &collective, &layer, 1, &steps, NULL, NULL, NULL));
+    NULL_(lgreco_controller_create_on_nodes(context, NULL, 1, &layer, 1, NULL, NULL, &no_controller));
+    NULL_(lgreco_controller_create_on_nodes(context, &collective, 1, NULL, 1, NULL, NULL, &no_controller));
+    NULL_(lgreco_controller_create_on_nodes(context, &collective, 1, &layer, 1, NULL, NULL, NULL));
+    size_t first, count;
+    NULL_(lgreco_controller_shard(NULL, 0, &first, &count));
+    NULL_(lgreco_controller_shard(controller, 0, NULL, &count));
+    NULL_(lgreco_controller_shard(controller, 0, &first, NULL));
     NULL_(lgreco_controller_step(NULL, &collective, gradients, 1, 0.1, NULL));
     NULL_(lgreco_controller_step(controller, NULL, gradients, 1, 0.1, NULL));
     NULL_(lgreco_controller_step(controller, &collective, NULL, 1, 0.1, NULL));

@@ -38,7 +38,10 @@ static inline lgreco_controller *controller_of(Member *member, const Options *op
     const char *const *list = listed(options);
     describe(layers);
     const lgreco_status status =
-        options->shards == NULL
+        options->per_node > 0
+            ? lgreco_controller_create_on_nodes(NULL, &collective, options->per_node, layers, LAYERS, options->fixed, list,
+                                                &controller)
+        : options->shards == NULL
             ? lgreco_controller_create(NULL, &collective, layers, LAYERS, options->fixed, list, &controller)
             : lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, options->shards, options->fixed, list,
                                                &controller);

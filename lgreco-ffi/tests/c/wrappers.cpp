@@ -108,6 +108,8 @@ static void controllers() {
     lgreco::Controller variable(alone, model, {{"start_iter", 2}}, fixed);
     throws(LGRECO_LENGTH, "LGRECO_LENGTH: settings, one per layer",
            [&] { lgreco::Controller(alone, model, {}, {lgreco::setting("dense")}); });
+    const lgreco::Controller node = lgreco::Controller::on_nodes(alone, 1, model, {{"start_iter", 2}});
+    CHECK((node.shard(0) == std::make_pair(std::size_t{0}, dims[0] * dims[1])));
     const lgreco::Controller shard = lgreco::Controller::sharded(alone, model, {64 * 48, 64 * 48}, {{"start_iter", 2}});
     CHECK(shard.setting(0).text[0] != '\0');
     step(variable, 0);

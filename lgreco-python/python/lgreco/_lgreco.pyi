@@ -92,6 +92,10 @@ class Request:
     received_address: int
     received_length: int
     received_lens: list[int]
+    group: str
+    """The group that performs it: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
+    is_last: bool
+    """Whether it is the last one of its bucket. False without two levels."""
 
 @final
 class PlanPage:
@@ -160,6 +164,9 @@ class Controller:
     ``layers`` are (name, dims, dtype, ends); dtype is float32, float16 or bfloat16. With ``route="sharded"``, ``ends``
     has the end of each rank's shard in elements; else it is empty. With ``loss_scaling``, gradients that are not finite
     are no error. Options are those of ``lgreco.torch.LGreCoState``.
+
+    ``place`` is this rank's place in training by two levels: number of nodes, node, ranks per node, local rank. Settings,
+    residuals and plans are then those of this rank's shards.
     """
 
     def __new__(
@@ -168,6 +175,7 @@ class Controller:
         rank: int,
         world_size: int,
         loss_scaling: bool,
+        place: list[int] | None = None,
         /,
         **options: Any,
     ) -> Controller: ...

@@ -35,6 +35,7 @@ mod schedule;
 mod settings;
 mod shards;
 mod transactions;
+mod two_level;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(60)))]

@@ -234,6 +234,24 @@ impl Bucket {
     /// In all, decodes every payload, and takes up to three passes for residuals. Allocates scratch memory and frees it. In the last
     /// call, that includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
+        let world = self.moment.world_size;
+        Ok(match self.next_part(gradients)? {
+            Some(Part::Dense { place }) => {
+                let request = request_of(&mut gradients[place as usize])?;
+                self.note_wire(request.wire_bytes(world));
+                Some(request)
+            }
+            Some(part) => {
+                let bytes = self.request(part)?.wire_bytes(world);
+                self.note_wire(bytes);
+                Some(self.request(part)?)
+            }
+            None => None,
+        })
+    }
+
+    /// As [`next`](Bucket::next); returns the part of the exchange whose collective is next, not the request.
+    pub(super) fn next_part(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         match self.progress {
             Progress::UnderWay => {}
             Progress::Exchanged | Progress::Broken => return Ok(None),
@@ -251,22 +269,24 @@ impl Bucket {
         let advanced = self.advance(gradients);
         self.drop_scratch();
         self.computing += self.now() - start;
-        match (advanced?, &self.flight) {
-            (Some(part), Some(flight)) => {
-                let request = match part {
-                    Part::Dense { place } => request_of(&mut gradients[place as usize])?,
-                    part => request_in(part, flight.program(), &mut self.arena.workspace)?,
-                };
-                if self.clock.is_some() {
-                    self.wire += request.wire_bytes(self.moment.world_size);
-                }
-                Ok(Some(request))
-            }
-            _ => Ok(None),
+        advanced
+    }
+
+    /// The request for a part of the exchange that is in the bucket's own memory.
+    pub(super) fn request(&mut self, part: Part) -> Result<Request<'_>, Error> {
+        let open = Error::StepOrder { what: "the bucket has no gradients yet", expected: "`submit` before `next`" };
+        let flight = self.flight.as_ref().ok_or(open)?;
+        request_in(part, flight.program(), &mut self.arena.workspace)
+    }
+
+    /// Notes bytes that this rank sends.
+    pub(super) fn note_wire(&mut self, bytes: f64) {
+        if self.clock.is_some() {
+            self.wire += bytes;
         }
     }
 
-    /// As [`next`](Bucket::next); returns the part of the exchange whose collective is next.
+    /// Computes until the next part of the exchange that needs a collective.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         let Some(flight) = &mut self.flight else { return Ok(None) };
         let failure = self.failure;
@@ -308,22 +328,42 @@ impl Bucket {
 
     /// Ends the exchange with an error, of this rank alone or of all.
     fn fail(&mut self, error: Error, alone: bool, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
+        self.note_failure(error, alone);
+        if self.progress != Progress::Broken {
+            return Err(error);
+        }
+        self.fill_broken(gradients);
+        Ok(None)
+    }
+
+    /// Ends without means, because a rank outside this exchange's group has failed. The exchange itself may have ended. Residuals
+    /// return to their earlier values if these are kept. The error has the same kind on all ranks.
+    pub(super) fn revoke(&mut self, error: Error) {
+        self.note_failure(error, false);
+        self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
+    }
+
+    /// Notes the error with which the exchange ends, and what follows from it for gradients and the next message.
+    fn note_failure(&mut self, error: Error, alone: bool) {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Residuals stay, so errors of new ones no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
         if !self.not_finite || self.non_finite == NonFinite::Error {
-            return Err(error);
+            return;
         }
         if matches!(error, Error::LayerOverflow { .. }) {
             // The NaN tells the loss scaler.
             self.late = None;
         }
         self.progress = Progress::Broken;
+    }
+
+    /// Replaces gradients of a bucket that some rank's gradient has spoilt.
+    pub(super) fn fill_broken(&self, gradients: &mut [ValuesMut<'_>]) {
         let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));
-        Ok(None)
     }
 }
 

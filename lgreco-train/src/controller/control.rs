@@ -68,12 +68,23 @@ impl Controller {
     /// a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the first
     /// difference between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
+        self.advance_control()?;
+        Ok(self.control_request())
+    }
+
+    /// Advances to the next control request. Returns whether there is one.
+    pub(super) fn advance_control(&mut self) -> Result<bool, Error> {
         let stage = self.advance().inspect_err(|_| {
             self.scheduler.given = self.scheduler.given.not_agreed();
             self.control.cancel();
         })?;
+        Ok(stage != Stage::Open)
+    }
+
+    /// The control request of the stage that has been reached.
+    pub(super) fn control_request(&mut self) -> Option<Request<'_>> {
         let control = &mut self.control;
-        Ok(match stage {
+        match control.stage {
             Stage::Fields => Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.plan) }),
             Stage::Agreement | Stage::Switch => {
                 Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.words) })
@@ -88,7 +99,7 @@ impl Controller {
                 probe.map(|probe| Request::AllGather { buffer: bytemuck::cast_slice_mut(probe.send(now)) })
             }
             _ => None,
-        })
+        }
     }
 
     /// Ends the step, after all of its buckets were exchanged and closed. Layers that were in no bucket keep their residuals.
@@ -337,7 +348,7 @@ impl Controller {
 }
 
 /// `Err` unless a learning rate is finite and not negative.
-fn check_rate(learning_rate: f64) -> Result<(), Error> {
+pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
     let sound = learning_rate.is_finite() && learning_rate >= 0.0;
     Ok(CoreError::require(sound, "learning rate", learning_rate, "a finite number >= 0")?)
 }

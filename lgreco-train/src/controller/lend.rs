@@ -37,6 +37,11 @@ impl Controller {
         self.lend(layers.iter().copied(), agreement, false)
     }
 
+    /// Lends layers as one bucket. All ranks exchange the same layers together, so nothing is left to agree on.
+    pub(super) fn open_agreed(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
+        self.lend(layers.iter().copied(), Agreement::Reached, false)
+    }
+
     /// Lends the layers of a group. All ranks have the same groups, so nothing is left to agree on.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
         self.lend(layers, Agreement::Reached, true)

@@ -180,12 +180,10 @@ impl LentLayer {
 /// Whether values, or their sums, were too large for the types in which they are computed or sent, on this rank or another. A loss
 /// scaler must be told then.
 pub(super) fn is_too_large(error: &Error) -> bool {
-    match error {
-        Error::NonFiniteGradient { .. } | Error::LayerOverflow { .. } => true,
-        Error::Peer { code, .. } => {
-            let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
-            *code == Error::NON_FINITE_GRADIENT || *code == overflow
-        }
-        _ => false,
-    }
+    let code = match error {
+        Error::Peer { code, .. } => *code,
+        error => error.code(),
+    };
+    let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
+    code == Error::NON_FINITE_GRADIENT || code == overflow
 }

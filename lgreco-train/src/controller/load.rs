@@ -98,7 +98,13 @@ impl Controller {
         self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
 
-    fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
+    /// As [`load`](Controller::load), of states that have been read.
+    pub(super) fn continue_from(
+        &mut self,
+        run: &Run,
+        plan: &Layers<'_>,
+        residuals: &[Layers<'_>],
+    ) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
             CoreError::require_saved(at <= step, "a residual's step", at)?;
@@ -189,7 +195,7 @@ impl Controller {
 }
 
 /// Sorts states and parts by their state, in the order of first occurrence.
-fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
+pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
         let (owner, parts) = state_format::parse(bytes, methods)?;

@@ -149,6 +149,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 mod timing;
+pub mod two_level;
 mod window;
 mod worker;
 

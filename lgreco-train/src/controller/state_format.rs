@@ -72,6 +72,7 @@ pub(super) struct Layers<'a> {
     places: BTreeMap<&'a str, usize>,
 }
 
+#[derive(Clone)]
 pub(super) struct Layer<'a> {
     pub name: &'a str,
     pub shape: Shape,
@@ -160,6 +161,13 @@ impl<'a> Layers<'a> {
     pub(super) fn new(owner: Owner, layers: Vec<Layer<'a>>) -> Result<Self, Error> {
         expect_distinct(layers.iter().map(|layer| layer.name))?;
         Ok(Layers { owner, places: layers.iter().map(|layer| layer.name).zip(0..).collect(), layers })
+    }
+
+    /// Adds further parts of the state.
+    pub(super) fn extend(&mut self, other: Layers<'a>) -> Result<(), Error> {
+        let layers = core::mem::take(&mut self.layers).into_iter().chain(other.layers).collect();
+        *self = Layers::new(self.owner, layers)?;
+        Ok(())
     }
 
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {

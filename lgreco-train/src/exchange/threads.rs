@@ -36,6 +36,36 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
     })
 }
 
+/// Runs `work` as [`run`], for `nodes` nodes of `per_node` threads each. Each thread gets its place in the group of its node, and
+/// its place among its peers: the threads with the same place on the other nodes. Returns the results by rank, counted node by node.
+///
+/// ```
+/// use lgreco_train::exchange::threads;
+/// let places = threads::run_nodes(2, 3, |node, peers| (peers.rank(), node.rank()));
+/// assert_eq!(places, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+/// ```
+///
+/// # Panics
+/// As [`run`], and when `per_node` is 0.
+pub fn run_nodes<T: Send>(
+    nodes: u32,
+    per_node: u32,
+    work: impl Fn(ThreadCollective, ThreadCollective) -> T + Sync,
+) -> Vec<T> {
+    let mut of_peers: Vec<_> = (0..per_node).map(|_| ThreadCollective::group(nodes).into_iter()).collect();
+    let mut places = Vec::new();
+    for _ in 0..nodes {
+        let node = ThreadCollective::group(per_node).into_iter().zip(&mut of_peers);
+        places.extend(node.filter_map(|(node, peers)| Some(Mutex::new(Some((node, peers.next()?))))));
+    }
+    run(nodes * per_node, |worker| {
+        let mut place = places[worker.rank() as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let (node, peers) = place.take().expect("a place is taken once");
+        drop(place);
+        work(node, peers)
+    })
+}
+
 /// One thread's place in a group. Sums are taken in rank order, so every run has the same bits.
 ///
 /// A thread that drops its place, by returning or by panicking, ends the group. Calls of the others then fail with

@@ -58,6 +58,15 @@ class Checkpointed(Generic[Told]):
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Told:
         raise NotImplementedError
 
+    def _is_own(self, state: Mapping[str, Any]) -> bool:
+        """Whether this rank can continue from this state, saved under its number, without states of other ranks."""
+        return True
+
+    def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The states whose residuals this rank takes over from other ranks. They are dealt to the ranks in turn."""
+        ranks = self._ranks()
+        return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
 
@@ -82,13 +91,16 @@ class Checkpointed(Generic[Told]):
         together = {_together(file) for file in files.values()}
         whole = [ranks for ranks, step in together if all(rank in files and _together(files[rank]) == (ranks, step) for rank in ranks)]
         ranks = self._ranks()
-        if tuple(ranks) in whole:
-            return self.load_state_dict(files[dist.get_rank()]["state"])
+        own = files.get(dist.get_rank())
+        if tuple(ranks) in whole and own is not None:
+            if self._is_own(own["state"]):
+                return self.load_state_dict(own["state"])
+            whole = [tuple(ranks)]
         if len(whole) != 1:
             saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
             raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor a complete one of other ranks: ranks that have saved there are {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
-        return self.load_state_dict(states[0], states[ranks.index(dist.get_rank()) :: len(ranks)])
+        return self.load_state_dict(states[0], self._taken(states))
 
 
 def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:

@@ -1,5 +1,6 @@
 """Compressed gradients for DistributedDataParallel: the communication hook and its state."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,18 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
 from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled
+from lgreco.torch.nodes import Nodes, nodes_of
 from lgreco.torch.options import Scaler
+from lgreco.torch.route import choose, described
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 else:
     from torch.distributed import GradBucket  # register_comm_hook compares annotations with this class.
+
+
+_LOG = logging.getLogger("lgreco")
 
 
 def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -119,6 +125,14 @@ class LGreCoState(Training):
     start_iter, period, window
         Number of uncompressed steps at the start, at least 2; steps between plans; steps whose gradients are averaged
         for a plan.
+    route
+        How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
+        two levels, the ranks of a node sum gradients, uncompressed. Each rank then exchanges its shard of the sums,
+        compressed, with the ranks of its local rank on other nodes. The default is the route that sends the fewest
+        bytes between nodes; rank 0 logs it. On a GPU the default is all-gather.
+    node_group
+        The group of this node's ranks, for ``route="two_level"``. By default, nodes are blocks of LOCAL_WORLD_SIZE
+        ranks, as torchrun numbers them. Errors then number ranks node by node.
     error_feedback, residual_dtype
         Whether residuals keep the errors of TopK and PowerSGD, and their format: torch.float32, torch.bfloat16 or
         torch.int8.
@@ -153,7 +167,7 @@ class LGreCoState(Training):
         As in the Rust crate's ``controller::Config`` and ``search::Search``. ``alpha``; ``metric``, ``"squared-l2"`` or
         the paper's ``"l2"``; ``workers``, the number of workers in the mean (default: those of the group);
         ``candidates`` (first, last, step). ``widths`` are the formats of TopK's values: ``"full"`` and 1 to 8 bits
-        (default: all but 1 and 7). ``min_elements``, ``metrics_every``, ``route``, ``clusters``.
+        (default: all but 1 and 7). ``min_elements``, ``metrics_every``, ``clusters``.
 
         ``accordion`` has Accordion's parameters of critical and of other layers. Two numbers may follow, 0.5 and 1.5 by
         default: the change of a norm and the fall of the learning rate that make layers critical. The rate is that of
@@ -183,6 +197,8 @@ class LGreCoState(Training):
         window: int = 10,
         ramp_up: tuple[float, int] | None = None,
         lead: int | None = None,
+        route: str | None = None,
+        node_group: dist.ProcessGroup | None = None,
         error_feedback: bool = True,
         residual_dtype: torch.dtype = torch.float32,
         reduce_dtype: torch.dtype | None = None,
@@ -213,6 +229,7 @@ class LGreCoState(Training):
             window=window,
             ramp_up=ramp_up,
             lead=lead,
+            route=route,
             undo=undo,
             error_feedback=error_feedback,
             residual_dtype=residual_dtype,
@@ -230,10 +247,18 @@ class LGreCoState(Training):
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
         besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
-        if told.get("route") == "sharded" and refused is None:
-            expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
+        if route == "sharded" and refused is None:
+            expected = '"all_gather", "scatter_reduce" or "two_level": each rank gets whole means here'
             refused = LgrecoError(f"route is 'sharded', expected {expected}")
-        super().__init__(process_group, layers, cuda, besides, refused, **told)
+
+        if not (node_group is None or isinstance(node_group, dist.ProcessGroup)):
+            expected = "a process group of torch.distributed that this process is in, or None"
+            refused, node_group = LgrecoError(f"node_group is {node_group!r}, expected {expected}"), None
+
+        def routed(own: dist.ProcessGroup) -> tuple[Nodes | None, str]:
+            return _routed(own, route, node_group, _methods(method, settings), cuda is None, self._uncompressed)
+
+        super().__init__(process_group, layers, cuda, besides, refused, routed, **told)
         self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
@@ -298,6 +323,37 @@ class LGreCoState(Training):
             was = f"the parameter was {self._dtypes[layer]} when the state was made"
             raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
         return layer
+
+
+def _methods(method: object, settings: object) -> frozenset[str]:
+    """The names of the methods whose payloads travel."""
+    if isinstance(settings, Mapping):
+        words = (str(setting).partition(" ")[0] for setting in settings.values())
+        return frozenset(word for word in words if word != "dense")
+    return frozenset(name.strip() for name in str(method or "hybrid").split(","))
+
+
+def _routed(
+    own: dist.ProcessGroup,
+    given: str | None,
+    node_group: dist.ProcessGroup | None,
+    methods: frozenset[str],
+    on_host: bool,
+    uncompressed: bool,
+) -> tuple[Nodes | None, str]:
+    """The nodes, if gradients are averaged in two levels, and the route of payloads between them, or else between all ranks."""
+    nodes = nodes_of(own, given, on_host and not uncompressed, node_group)
+    if given not in (None, "two_level"):
+        return None, given
+    if uncompressed:
+        return None, "all_gather"
+    count, per_node = (own.size(), 1) if nodes is None else (len(nodes), len(nodes[0]))
+    route = choose(count, per_node, methods, on_host)
+    if given is None and own.rank() == 0 and count * per_node > 1:
+        _LOG.info("%s", described(route, count, per_node))
+    if nodes is None or route.name != "two_level":
+        return None, route.between
+    return Nodes(nodes, own), route.between
 
 
 def _called_by_user() -> bool:

@@ -225,6 +225,9 @@ class DeviceExchange:
     def is_flying(self) -> bool:
         return self._work is not None
 
+    def is_held(self) -> bool:
+        return False
+
     def is_done(self) -> bool:
         """Whether a collective is under way. ``go_on`` only enqueues, so it never waits for one."""
         return self._work is not None

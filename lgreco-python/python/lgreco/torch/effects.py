@@ -52,6 +52,8 @@ def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
         return _idle("optimizer", type(given["optimizer"]).__name__, "no accordion=", "leave it out, or give Accordion's levels as accordion")
     if "residual_dtype" in given and options.get("error_feedback") is False:
         return _idle("residual_dtype", given["residual_dtype"], "error_feedback=False", "leave one of the two out")
+    if given.get("route") == "two_level" and policy == "uncompressed":
+        return _idle("route", "two_level", "policy='uncompressed'", "leave it out: nothing is compressed between nodes")
     if given.get("route") == "scatter_reduce" and (policy == "uncompressed" or (not has_settings and each == ["powersgd"])):
         what = "policy='uncompressed'" if policy == "uncompressed" else "method='powersgd'"
         return _idle("route", "scatter_reduce", what, "leave it out: values that are summed on the wire have no payloads to scatter")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lgreco._lgreco import Bucket, Controller, LgrecoError, Request
 from lgreco.torch.collectives import Started, start
+from lgreco.torch.nodes import Nodes
 
 _LOST: "list[HostExchange]" = []
 """Exchanges that are never freed. Their last collective cannot be waited for, and may still write to their memory."""
@@ -48,7 +49,10 @@ class BucketExchange(Protocol):
         """
 
     def is_flying(self) -> bool:
-        """Whether a collective is under way."""
+        """Whether a collective is under way, or is held."""
+
+    def is_held(self) -> bool:
+        """Whether ``go_on`` will start the last collective. All ranks start it after the collectives of other buckets."""
 
     def is_done(self) -> bool:
         """Whether the collective under way has ended, so that ``go_on`` would not wait."""
@@ -78,7 +82,9 @@ class HostExchange:
     In a step that all ranks have refused there is no ``bucket``, and the gradients stay unchanged.
     """
 
-    def __init__(self, bucket: Bucket | None, buffer: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, bucket: Bucket | None, buffer: torch.Tensor, group: dist.ProcessGroup, nodes: Nodes | None = None
+    ) -> None:
         self.bucket = bucket
         self.buffer = buffer
         self._on_device = buffer.device.type != "cpu"
@@ -86,10 +92,13 @@ class HostExchange:
             devices=[buffer.device] if self._on_device else []
         )
         self._group = group
+        self._nodes = nodes
         self._host = buffer
         self._is_delivered = False
         self._failure: Exception | None = None
         self._work: Started | None = None
+        self._held: Request | None = None
+        """The last collective of a bucket of nodes, until all buckets reach theirs: ranks of a node may have had different numbers before."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False
@@ -124,14 +133,24 @@ class HostExchange:
     def go_on(self) -> bool:
         if self._work is not None:
             self._work.wait()
-        request = self._next()
+        request, was_held = self._held, self._held is not None
         if request is None:
-            self._work = None
+            request = self._next()
+        self._work = self._held = None
+        if request is None:
             return False
-        self._rounds -= 1
+        if request.is_last and not was_held:
+            self._held = request
+            return True
+        group = self._group
+        if self._nodes is None:
+            self._rounds -= 1
+        else:
+            # After a failure the number of collectives is unknown until the last one.
+            group, self._rounds = self._nodes.group(request), 0 if request.is_last else 1
         self.is_lost = True
         try:
-            self._work = start(request, self._group)
+            self._work = start(request, group)
         except Exception:
             self.is_lost = False
             raise
@@ -153,7 +172,10 @@ class HostExchange:
             raise told from self._failure
 
     def is_flying(self) -> bool:
-        return self._work is not None
+        return self._work is not None or self._held is not None
+
+    def is_held(self) -> bool:
+        return self._held is not None
 
     def is_done(self) -> bool:
         return self._work is not None and self._work.is_completed()
@@ -169,6 +191,7 @@ class HostExchange:
             with contextlib.suppress(RuntimeError):
                 self._work.wait()
             self._work = None
+        self._held = None
         if self.is_lost and self not in _LOST:
             _LOST.append(self)
         if not self.future.done():

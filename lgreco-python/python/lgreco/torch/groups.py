@@ -35,11 +35,20 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     of = group if group is not None else dist.group.WORLD
     if of is None:
         raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")
+    return _new(dist.get_process_group_ranks(of), of, backend)
+
+
+def group_of(ranks: list[int], of: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Makes a Gloo group of some ranks of a group, including this one. These ranks, and no others, must call it together."""
+    return _new(ranks, of, "gloo")
+
+
+def _new(ranks: list[int], of: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
     timeout = of._get_backend(of._device_types[0]).options._timeout
-    ranks = dist.get_process_group_ranks(of)
+    is_world = ranks == dist.get_process_group_ranks(dist.group.WORLD)
     _await_threads_at_exit()
     with meeting(of):
-        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=of is not dist.group.WORLD)
+        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=not is_world)
     assert isinstance(made, dist.ProcessGroup)
     return made
 

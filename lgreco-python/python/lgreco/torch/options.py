@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
     min_elements: int
     metrics_every: int
     undo: bool
-    route: str
+    route: str | None
     clusters: int
     accordion: tuple[float, float] | tuple[float, float, float, float]
     legacy: tuple[list[int], list[list[float]], int]
@@ -59,7 +59,7 @@ def expect_route(options: Options, only: str | None, why: str) -> None:
     """Raises LgrecoError for a ``route`` that cannot work, and sets the ``only`` one that can. None: gradients are not sharded."""
     route = options.get("route")
     if only is None:
-        expect(route != "sharded", "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')
+        expect(route not in ("sharded", "two_level"), "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')
         return
     if route not in (None, only):
         raise LgrecoError(f'route is {route!r}, and {why}: leave route out, it is "{only}" here')

@@ -16,6 +16,7 @@ from lgreco.torch.backward import BackwardPass, queue
 from lgreco.torch.collectives import ExchangeError, complete
 from lgreco.torch.device import Buckets
 from lgreco.torch.exchange import BucketExchange, HostExchange
+from lgreco.torch.nodes import Nodes
 from lgreco.torch.planning import Planning, trim_memory
 from lgreco.torch.scale import Scale
 from lgreco.torch.step_state import Between, Ended, Exchanging, Refused, StepState, UnderWay
@@ -42,6 +43,7 @@ class Steps:
         controller: Controller,
         scale: Scale,
         device: Buckets | None,
+        nodes: Nodes | None = None,
         *,
         leads: bool,
         is_timed: bool,
@@ -53,6 +55,7 @@ class Steps:
         self._controller = controller
         self._scale = scale
         self._device = device
+        self._nodes = nodes
         self._planning = Planning(leads, device)
         self._is_timed = is_timed
         self._optimizer = optimizer
@@ -104,6 +107,10 @@ class Steps:
         except Exception as error:
             raise self._abandoned(error) from error
         self._go_on(exchange)
+        if self._nodes is not None and len(step.exchanges) > 1 and step.exchanges[-2].is_flying():
+            # The node has summed the bucket before meanwhile, so it continues between nodes. All ranks start collectives in
+            # this order.
+            self._go_on(step.exchanges[-2])
         for other in step.exchanges[:-1]:
             if other.can_end():
                 self._go_on(other)
@@ -111,9 +118,9 @@ class Steps:
 
     def _exchange_of(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> BucketExchange:
         if isinstance(self._state, Refused):
-            return HostExchange(None, buffer, self._group)
+            return HostExchange(None, buffer, self._group, self._nodes)
         on_device = None if self._device is None else self._device.exchange(layers, buffer, gradients)
-        return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group)
+        return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group, self._nodes)
 
     def _go_on(self, exchange: BucketExchange) -> bool:
         """Calls the exchange's ``go_on``, and records an error that all ranks get. The other buckets continue after
@@ -181,7 +188,7 @@ class Steps:
             self._planning.begin(self._controller)
         try:
             while (request := self._controller.control()) is not None:
-                complete(request, self._group)
+                complete(request, self._group if self._nodes is None else self._nodes.group(request))
             if self._device is not None:
                 self._device.begin_step()
         except LgrecoError as error:
@@ -201,7 +208,12 @@ class Steps:
         # All ranks start collectives in this order: first each bucket's second collective, then each bucket's third,
         # and so on.
         while left:
-            left = [exchange for exchange in left if self._go_on(exchange)]
+            left = [exchange for exchange in left if self._go_on(exchange) and not exchange.is_held()]
+        held = [exchange for exchange in step.exchanges if exchange.is_held()]
+        for exchange in held:
+            self._go_on(exchange)
+        for exchange in held:
+            self._complete(exchange)
         for exchange in step.exchanges:
             exchange.close(self._controller)
             exchange.land()

@@ -18,6 +18,7 @@ from lgreco.torch.device import Buckets
 from lgreco.torch.effects import without_effect
 from lgreco.torch.groups import agree, own_group, release_with
 from lgreco.torch.layers import Layer
+from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Options, Scaler, deciding, expect, in_order, name_of
 from lgreco.torch.planning import default_lead
 from lgreco.torch.reports import Reports
@@ -48,11 +49,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         cuda: Cuda | None = None,
         besides: Mapping[str, Any] = MappingProxyType({}),
         refused: LgrecoError | None = None,
+        routed: Callable[[dist.ProcessGroup], tuple[Nodes | None, str]] | None = None,
         /,
         **options: "Unpack[Options]",
     ) -> None:
         """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is an error of
-        this rank's model."""
+        this rank's model. ``routed`` takes lgreco's group, and returns the nodes, if gradients are averaged in two
+        levels, and the route."""
         if options.get("lead", 0) is None:
             del options["lead"]
             if (lead := default_lead(layers, cuda, options)) > 0:
@@ -70,10 +73,17 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         self.names = [layer.name for layer in layers]
         own = own_group(group)
         release_with(self, own)
+        nodes = None
+        if routed is not None:
+            nodes, told["route"] = routed(own)
+        if nodes is not None:
+            release_with(self, nodes.node)
+            release_with(self, nodes.peers)
         scale = Scale(grad_scaler)
         # Ranks must agree on all options but metrics_every, which only affects its own rank.
-        together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype}
+        together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype, "route": options.get("route")}
         together.update(grad_scaler=scale.is_scaled, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
+        together["nodes"] = None if nodes is None else nodes.ranks
         self._decides = deciding(together)
         failure: Exception | None = None
         try:
@@ -95,6 +105,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
                 own.rank(),
                 own.size(),
                 scale.is_scaled,
+                None if nodes is None else nodes.place,
                 residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32), _OF_RESIDUALS),
                 reduce_dtype=name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
                 **told,
@@ -111,7 +122,9 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         every: int = options.get("metrics_every") or 0
         device = None if cuda is None else Buckets(cuda, controller, group, own, scale.is_scaled, is_timed, every)
         leads = bool(options.get("lead"))
-        super().__init__(own, controller, scale, device, leads=leads, is_timed=is_timed, optimizer=optimizer, on_plan=on_plan)
+        super().__init__(
+            own, controller, scale, device, nodes, leads=leads, is_timed=is_timed, optimizer=optimizer, on_plan=on_plan
+        )
 
     def _settings_of_all(self, settings: Mapping[str, str]) -> list[str]:
         expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
@@ -202,7 +215,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [] if self.plan is None else [self.plan]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. Zeros if there is none."""
+        """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. Zeros if there is none.
+
+        With ``route="two_level"``, it has the elements of this rank's shard.
+        """
         self._take_back_left_over()
         self._bring_home()
         if name not in self.names:
@@ -223,7 +239,27 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         layers = {name: to_tensor(part) for name, part in parts if name is not None}
         run = next(to_tensor(part) for name, part in parts if name is None)
         rank, options = self._group.rank(), dict(self._decides)
-        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": rank, "options": options}
+        saved = {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": rank, "options": options}
+        return saved if self._nodes is None else {**saved, "place": self._nodes.place}
+
+    def _place(self) -> list[int]:
+        """Nodes, this rank's node, ranks per node, this rank's local rank."""
+        return [self._group.size(), self._group.rank(), 1, 0] if self._nodes is None else self._nodes.place
+
+    def _is_own(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is from this rank's place, so that this rank takes over its residuals."""
+        # Older states do not contain the rank that saved them.
+        rank = self._group.rank()
+        return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
+
+    def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The states of all ranks of some former nodes. Former nodes are dealt to the nodes in turn."""
+        nodes, node, *_ = self._place()
+        former: dict[int, list[Mapping[str, Any]]] = {}
+        for at, state in enumerate(states):
+            rank = state.get("rank", at)  # missing in older states
+            former.setdefault(state["place"][1] if "place" in state else rank, []).append(state)
+        return [state for number in sorted(former)[node::nodes] for state in former[number]]
 
     def _ranks(self) -> list[int]:
         return dist.get_process_group_ranks(self._group)
@@ -241,6 +277,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         workers than before, add the states of ranks that are gone. On a new rank give none (``[]``), with the state of
         any rank. Residuals of an earlier step, such as a dead rank's last, lack the compression errors since then.
 
+        With ``route="two_level"``, ``residuals`` are the states of all ranks of the former nodes whose residuals this
+        node takes over. Former nodes may have had another number of ranks; ranks of a run without nodes are nodes of
+        one rank. Each rank finds its shards in these states.
+
         Raises LgrecoError when a state is damaged or of another kind. Everything is then unchanged.
         """
         try:
@@ -252,10 +292,12 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
-        # Older states do not contain the rank that saved them.
-        rank = self._group.rank()
-        if residuals is None and state.get("rank", rank) != rank:
-            whose = f"this is rank {rank}, and the state is that of rank {state['rank']}, whose residuals that one takes over"
+        if residuals is None and not self._is_own(state):
+            rank, saved = self._group.rank(), state.get("rank")
+            if saved == rank or saved is None:
+                whose = f"this is {_worded(self._place())}, and the state is that of {_worded(state.get('place'))}"
+            else:
+                whose = f"this is rank {rank}, and the state is that of rank {saved}, whose residuals that one takes over"
             raise LgrecoError(f"{whose}: load each rank's own, or say by residuals= whose this one takes over, [] for none")
         plan = [to_bytes(state["run"])] + [to_bytes(part) for part in state["layers"].values()]
         residual_parts = [to_bytes(part) for other in taken for part in other["layers"].values()]
@@ -288,6 +330,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         for name in differing:
             own, was = (of.get(name, "left out") for of in (self._decides, saved))
             _LOG.warning("%s is %s, and was %s in the run that is continued: it has its effect %s", name, own, was, when)
+
+
+def _worded(place: Sequence[int] | None) -> str:
+    if place is None or place[2] == 1:
+        return "a rank of a run without nodes"
+    nodes, node, per_node, local = place
+    return f"local rank {local} of {per_node} on node {node} of {nodes}"
 
 
 def _warn_of_larger(layers: Sequence[Layer], settings: Mapping[str, str]) -> None:

@@ -1,0 +1,108 @@
+"""Which ranks share a node, and the groups of training by two levels."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from lgreco._lgreco import LgrecoError, Request
+from lgreco.torch.groups import group_of, meeting
+
+
+class Nodes:
+    """The nodes of a process group, and this rank's groups inside and between nodes. All ranks must make it together."""
+
+    def __init__(self, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> None:
+        """``nodes`` are ranks among all processes."""
+        rank = dist.get_rank()
+        self.ranks = [list(node) for node in nodes]
+        self._node = next(number for number, node in enumerate(self.ranks) if rank in node)
+        self._local = self.ranks[self._node].index(rank)
+        self.node = group_of(self.ranks[self._node], group)
+        self.peers = group_of([node[self._local] for node in self.ranks], group)
+
+    @property
+    def place(self) -> list[int]:
+        """Nodes, this rank's node, ranks per node, this rank's local rank."""
+        return [len(self.ranks), self._node, len(self.ranks[0]), self._local]
+
+    def group(self, request: Request) -> dist.ProcessGroup:
+        """The group that performs a collective."""
+        return self.node if request.group == "node" else self.peers
+
+
+class _Told(NamedTuple):
+    """What a rank knows of its node."""
+
+    choice: tuple[str | None, bool]
+    """The ``route`` that it was given, and whether it may average in two levels at all."""
+    mates: list[int] | None
+    """The ranks of the node group that the user has given."""
+    local_size: str | None
+    """LOCAL_WORLD_SIZE, which torchrun sets."""
+
+
+def nodes_of(
+    group: dist.ProcessGroup, route: str | None, may: bool, node_group: dist.ProcessGroup | None
+) -> list[list[int]] | None:
+    """The ranks of each node, if there are at least two nodes with the same number of ranks, at least two. The result is the same on
+    all ranks. None otherwise, and if ranks differ in ``route`` or in ``may``; ``agree`` then names the difference.
+
+    ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
+    LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
+
+    Raises LgrecoError on all ranks for node groups that are not nodes of equal size, and if ``route`` needs nodes.
+    """
+    mates = None if node_group is None else dist.get_process_group_ranks(node_group)
+    told = _Told((route, may), mates, os.environ.get("LOCAL_WORLD_SIZE"))
+    every: list[_Told] = [told] * group.size()
+    with meeting(group):
+        dist.all_gather_object(every, told, group=group)
+    if any(other.choice != told.choice for other in every):
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    nodes: list[list[int]] | None
+    if any(told.mates is not None for told in every):
+        nodes = _given(ranks, [told.mates for told in every])
+    else:
+        nodes = _counted(ranks, [told.local_size for told in every])
+    if nodes is None and route == "two_level" and may:
+        sizes = sorted({told.local_size or "not set" for told in every})
+        raise LgrecoError(
+            f"route is 'two_level', and LOCAL_WORLD_SIZE is {', '.join(sizes)} among {len(ranks)} ranks: it needs at least two nodes "
+            "with as many ranks each, at least two; start the ranks by torchrun, or give node_group, the group of this node's ranks"
+        )
+    return nodes
+
+
+def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
+    """The nodes of groups that the user has made."""
+    nodes: list[list[int]] = []
+    for rank, group in zip(ranks, mates):
+        if group is None:
+            raise LgrecoError(f"node_group is left out on rank {rank}: every rank gives the group of its node's ranks")
+        if rank not in group or not set(group) <= set(ranks):
+            raise LgrecoError(f"node_group has ranks {group} on rank {rank}, expected that rank and others of {ranks}")
+        if sorted(group) not in nodes:
+            nodes.append(sorted(group))
+    if sum(map(len, nodes)) != len(ranks):
+        raise LgrecoError(f"node groups have ranks {nodes}: each of ranks {ranks} belongs to one node")
+    if len({len(node) for node in nodes}) != 1:
+        raise LgrecoError(f"node groups have ranks {nodes}, expected as many on each node")
+    if len(nodes) < 2 or len(nodes[0]) < 2:
+        raise LgrecoError(f"node groups have ranks {nodes}, expected at least two nodes with at least two ranks: leave node_group out")
+    return nodes
+
+
+def _counted(ranks: list[int], sizes: list[str | None]) -> list[list[int]] | None:
+    """The nodes that torchrun has started."""
+    size = sizes[0] or ""
+    if any(other != size for other in sizes) or not size.isdecimal() or int(size) < 2:
+        return None
+    by_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank // int(size), []).append(rank)
+    nodes = list(by_node.values())
+    is_even = len({len(node) for node in nodes}) == 1 and len(nodes[0]) > 1
+    return nodes if len(nodes) > 1 and is_even else None

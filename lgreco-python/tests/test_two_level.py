@@ -1,0 +1,279 @@
+"""Two nodes of two ranks: gradients are summed inside the nodes, and exchanged between them."""
+
+import os
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from linear import SHAPES, Linear, gradients, mean
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco import LgrecoError
+from lgreco.torch import LGreCoState, lgreco_hook
+
+WORLD, STEPS = 4, 10
+TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "topk": {},
+    "eden": {"method": "eden", "default": 3},
+    "powersgd": {"method": "powersgd", "default": 2},
+    "hybrid": {"method": "hybrid", "default": None},
+    "plans aside": {"lead": 1},
+    "seconds": {"objective": "seconds"},
+}
+
+
+def make(ranks_per_node: int | None = 2, ddp_options: dict[str, Any] | None = None, **options: Any) -> tuple[DDP, LGreCoState]:
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    if ranks_per_node is not None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_node)
+    ddp = DDP(Linear(), bucket_cap_mb=0.005, **(ddp_options or {}))
+    state = LGreCoState(None, ddp, **{**TOPK, **options})
+    ddp.register_comm_hook(state, lgreco_hook)
+    return ddp, state
+
+
+def step(ddp: DDP, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    ddp.zero_grad()
+    ddp(given).backward()
+    return {name: p.grad.clone() for name, p in ddp.module.named_parameters() if p.grad is not None}
+
+
+def shard(name: str, per_node: int, local: int) -> slice:
+    """The elements of a local rank's shard: rows, of which the first ranks have one more."""
+    rows = SHAPES[name][0]
+    start, end = (of * (rows // per_node) + min(of, rows % per_node) for of in (local, local + 1))
+    each = torch.Size(SHAPES[name]).numel() // rows
+    return slice(start * each, end * each)
+
+
+def mean_residual(state: LGreCoState, name: str) -> torch.Tensor:
+    """The mean over the nodes, or over the ranks if there are none. The same on all ranks."""
+    nodes, _, per_node, local = state._place()
+    whole = torch.zeros(torch.Size(SHAPES[name]).numel())
+    whole[shard(name, per_node, local)] = state.residual(name)
+    dist.all_reduce(whole)
+    return (whole / nodes).reshape(SHAPES[name])
+
+
+def _run(rank: int, options: dict[str, Any], node_ranks: list[list[int]] | None) -> dict[str, Any]:
+    if node_ranks is not None:
+        groups = [dist.new_group(ranks) for ranks in node_ranks]
+        options = {**options, "node_group": next(group for ranks, group in zip(node_ranks, groups) if rank in ranks)}
+    ddp, state = make(2 if node_ranks is None else None, **options)
+    sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    uncompressed = {}
+    for at in range(STEPS):
+        means = step(ddp, gradients(rank, at))
+        uncompressed = means if at == 1 else uncompressed
+        for name, value in means.items():
+            sums[name] += value
+    whole = {name: sums[name] + mean_residual(state, name) for name in SHAPES}
+    return {"sums": sums, "uncompressed": uncompressed, "whole": whole, "settings": state.settings, "place": state._place()}
+
+
+def _run_all(rank: int) -> list[dict[str, Any]]:
+    return [_run(rank, options, None) for options in SCHEMES.values()]
+
+
+def test_means_are_the_same_on_all_ranks_and_nothing_is_lost() -> None:
+    for scheme, *found in zip(SCHEMES, *on_ranks(WORLD, _run_all), strict=True):
+        assert [of["place"] for of in found] == [[2, 0, 2, 0], [2, 0, 2, 1], [2, 1, 2, 0], [2, 1, 2, 1]]
+        for of in found:
+            for name in SHAPES:
+                assert torch.equal(of["sums"][name], found[0]["sums"][name]), f"{scheme}, {name}: ranks differ"
+                assert torch.equal(of["uncompressed"][name], mean(WORLD, 1, name)), "sums of 1/64 are exact"
+                if scheme not in ("eden", "hybrid"):  # EDEN is unbiased, and remembers nothing
+                    expected = sum(mean(WORLD, at, name) for at in range(STEPS))
+                    torch.testing.assert_close(of["whole"][name], expected, atol=1e-4, rtol=1e-4)
+            assert scheme == "seconds" or any(setting != "dense" for setting in of["settings"].values()), scheme
+
+
+def test_nodes_may_be_any_groups() -> None:
+    found = on_ranks(WORLD, _run, {"route": "two_level"}, [[0, 2], [1, 3]])
+    assert [of["place"] for of in found] == [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]
+    for of in found:
+        for name in SHAPES:
+            assert torch.equal(of["sums"][name], found[0]["sums"][name]), f"{name}: ranks differ"
+
+
+def _spoilt(rank: int, failing: int) -> tuple[str, int | None, bool]:
+    ddp, state = make()
+    for at in range(4):
+        step(ddp, gradients(rank, at))
+    before = {name: state.residual(name) for name in SHAPES}
+    given = gradients(rank, 4)
+    if rank == failing:
+        given["second"][3, 5] = torch.nan
+    try:
+        step(ddp, given)
+        raise AssertionError("it should have raised")
+    except LgrecoError as error:
+        told = str(error)
+        peer = error.peer
+    kept = bool(torch.equal(state.residual("second"), before["second"]))
+    for at in range(5, 8):
+        step(ddp, gradients(rank, at))
+    return told, peer, kept
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_gradient_that_is_not_finite_is_told_on_all_ranks(failing: int) -> None:
+    for rank, (told, peer, kept) in enumerate(on_ranks(WORLD, _spoilt, failing)):
+        assert kept
+        if rank == failing:
+            assert told.startswith("second: element ") and peer is None
+        else:
+            assert told.startswith(f"rank {failing} failed with error code 101") and peer == failing
+
+
+class _Scaler:
+    scale = 4.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def _scaled(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bool]:
+    """A step that overflows on rank 2 and is skipped, as a GradScaler does."""
+    scaler = _Scaler()
+    ddp, state = make(grad_scaler=scaler)
+    sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    spoilt = False
+    for at in range(STEPS):
+        given = {name: gradient * scaler.scale for name, gradient in gradients(rank, at).items()}
+        if at == 5 and rank == 2:
+            given["first"][0, 0] = torch.inf
+        means = step(ddp, given)
+        if at == 5:
+            spoilt = not all(value.isfinite().all() for value in means.values())
+            scaler.scale = 2.0
+            continue
+        for name, value in means.items():
+            sums[name] += value / scaler.scale
+    state.follow_scale()
+    return sums, {name: sums[name] + mean_residual(state, name) / scaler.scale for name in SHAPES}, spoilt
+
+
+def test_steps_that_a_scaler_skips_are_taken_back() -> None:
+    found = on_ranks(WORLD, _scaled)
+    for sums, whole, spoilt in found:
+        assert spoilt
+        for name in SHAPES:
+            assert torch.equal(sums[name], found[0][0][name])
+            expected = sum(mean(WORLD, at, name) for at in range(STEPS) if at != 5)
+            torch.testing.assert_close(whole[name], expected, atol=1e-4, rtol=1e-4)
+
+
+def _unused(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A layer that no rank uses in every other step."""
+    ddp, state = make(ddp_options={"find_unused_parameters": True})
+    sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for at in range(STEPS):
+        names = tuple(SHAPES) if at % 2 == 0 else ("first", "bias", "second")
+        for name, value in step(ddp, gradients(rank, at, names)).items():
+            sums[name] += value
+    return sums, {name: sums[name] + mean_residual(state, name) for name in SHAPES}
+
+
+def test_layers_that_no_rank_uses_lose_nothing() -> None:
+    for _, whole in on_ranks(WORLD, _unused):
+        for name in SHAPES:
+            steps = range(0, STEPS, 2) if name == "third" else range(STEPS)
+            expected = sum(gradients(rank, at, tuple(SHAPES) if at % 2 == 0 else ("first", "bias", "second"))[name] / WORLD for at in steps for rank in range(WORLD))
+            torch.testing.assert_close(whole[name], expected, atol=1e-4, rtol=1e-4)
+
+
+def _accumulated(rank: int) -> dict[str, torch.Tensor]:
+    ddp, _ = make()
+    for at in range(0, 4, 2):
+        ddp.zero_grad()
+        with ddp.no_sync():
+            ddp(gradients(rank, at)).backward()
+        ddp(gradients(rank, at + 1)).backward()
+    return {name: p.grad for name, p in ddp.module.named_parameters() if p.grad is not None}
+
+
+def test_gradients_are_accumulated() -> None:
+    for found in on_ranks(WORLD, _accumulated):
+        for name in SHAPES:
+            torch.testing.assert_close(found[name], mean(WORLD, 2, name) + mean(WORLD, 3, name))
+
+
+def _saved(rank: int, folder: str, per_node: int | None) -> dict[str, torch.Tensor]:
+    ddp, state = make(per_node, policy="uniform", period=1000)
+    for at in range(6):
+        step(ddp, gradients(rank, at))
+    state.save(folder)
+    return {name: mean_residual(state, name) for name in SHAPES}
+
+
+def _loaded(rank: int, folder: str, per_node: int | None) -> dict[str, torch.Tensor]:
+    ddp, state = make(per_node, policy="uniform", period=1000)
+    loaded = state.load(folder)
+    assert (loaded.step, loaded.missing, loaded.misshaped) == (6, [], [])
+    found = {name: mean_residual(state, name) for name in SHAPES}
+    assert state.settings["second"].startswith("topk")
+    for at in range(6, 9):
+        step(ddp, gradients(rank, at))
+    return found
+
+
+@pytest.mark.parametrize("before, after", [((4, 2), (4, 2)), ((4, 2), (2, None)), ((4, 2), (4, None)), ((4, None), (4, 2))])
+def test_states_continue_with_other_nodes(
+    before: tuple[int, int | None], after: tuple[int, int | None], tmp_path: pathlib.Path
+) -> None:
+    saved = on_ranks(before[0], _saved, str(tmp_path), before[1])[0]
+    assert saved["second"].any()
+    for found in on_ranks(after[0], _loaded, str(tmp_path), after[1]):
+        for name in SHAPES:
+            torch.testing.assert_close(found[name], saved[name], atol=1e-5, rtol=1e-4)
+
+
+def _refused(rank: int) -> list[str]:
+    told = []
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    some = dist.new_group([0, 1, 2])
+    pair = halves[rank // 2]
+    flat, at_nodes = make(None)[1], make(2)[1]
+    for attempt in (
+        lambda: make(None, route="two_level"),
+        lambda: make(3, route="two_level"),
+        lambda: make(None, node_group=some if rank < 3 else pair),
+        lambda: make(None, node_group=pair if rank != 3 else None),
+        lambda: make(None, node_group=dist.group.WORLD),
+        lambda: make(None, node_group="nodes"),
+        lambda: make(2, route="two_level", policy="uncompressed", method=None, default=None, min_elements=None),
+        lambda: make(2, route="two_level" if rank else "all_gather"),
+        lambda: at_nodes.load_state_dict(flat.state_dict()),
+        lambda: flat.load_state_dict(at_nodes.state_dict()),
+        lambda: at_nodes.load_state_dict(at_nodes.state_dict(), [] if rank else [at_nodes.state_dict()]),
+    ):
+        try:
+            attempt()
+            told.append("nothing")
+        except LgrecoError as error:
+            told.append(str(error))
+    return told
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for told in on_ranks(WORLD, _refused):
+        expected = [
+            "LOCAL_WORLD_SIZE is not set among 4 ranks",
+            "LOCAL_WORLD_SIZE is 3 among 4 ranks",
+            "each of ranks [0, 1, 2, 3] belongs to one node",
+            "node_group is left out on rank 3",
+            "expected at least two nodes with at least two ranks",
+            "node_group is 'nodes', expected a process group",
+            "no effect beside policy='uncompressed'",
+            "route is 'two_level' on rank 1, 'all_gather' on rank 0",
+            "the state is that of a rank of a run without nodes",
+            "on node",
+            "nothing",
+        ]
+        for words, text in zip(expected, told, strict=True):
+            assert words in text, text

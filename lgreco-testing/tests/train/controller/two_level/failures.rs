@@ -1,0 +1,214 @@
+//! Whatever fails on one rank fails on all, in the same step.
+
+use super::*;
+use lgreco_train::OptionValue::{Name, Whole};
+
+const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
+
+/// All ranks but the one at fault are told which it is.
+fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str) {
+    for (other, result) in (0..).zip(results) {
+        let expected = if other == rank { *own } else { Error::Peer { rank, code: own.code() } };
+        assert_eq!(*result, Err(expected), "{what}, rank {other}");
+    }
+}
+
+/// One rank fails alone, at every step of a run with warm-up, decisions and compression; the next step works.
+#[test]
+fn a_rank_that_fails_at_any_step_is_named_on_all() {
+    for size in [(2, 2), (2, 3), (3, 2)] {
+        for failing in 0..size.0 * size.1 {
+            let results = on_nodes(size, |place, node, peers| {
+                let mut training = new(with_undo(Method::TopK, LGRECO), place);
+                let mut results = vec![];
+                for step in 0..12 {
+                    if step % 2 == 0 {
+                        super::step(&mut training, node, peers).unwrap();
+                        continue;
+                    }
+                    let mut values = values(place.rank(), step);
+                    let before: Vec<_> = (0..2).map(|layer| residual(training.controller(), layer)).collect();
+                    results.push(match (place.rank() == failing, step % 4) {
+                        (true, 1) => Err(training.step_failed(node, peers, FAILURE)),
+                        (true, _) => as_gradients(&mut values, |gradients| {
+                            gradients[0] = ValuesMut::F32(&mut []);
+                            training.step(node, peers, gradients, 1.0).map(drop)
+                        }),
+                        _ => {
+                            as_gradients(&mut values, |gradients| training.step(node, peers, gradients, 1.0).map(drop))
+                        }
+                    });
+                    let after: Vec<_> = (0..2).map(|layer| residual(training.controller(), layer)).collect();
+                    assert_eq!(before, after, "a failed step leaves residuals");
+                    assert_eq!(training.controller().steps(), u64::from(step) + 1);
+                }
+                results
+            });
+            let shape = Error::LayerMismatch { layer: 0, what: "the number of values", expected: 384, found: 0 };
+            for at in 0..6 {
+                let of_step: Vec<_> = results.iter().map(|results| results[at]).collect();
+                let own = if at % 2 == 0 { FAILURE } else { shape };
+                expect_told(&of_step, failing, &own, &format!("{size:?}, failure {at}"));
+            }
+        }
+    }
+}
+
+/// In flight the first bucket fails on all ranks, and the other one is exchanged.
+#[test]
+fn a_bucket_that_fails_on_one_rank_fails_on_all() {
+    for failing in 0..4 {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let mut training = new(with_undo(Method::Eden, Policy::Uniform), place);
+            (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+            let mut values = values(place.rank(), 4);
+            let results = as_gradients(&mut values, |gradients| {
+                let (first, last) = gradients.split_at_mut(2);
+                [(vec![0, 1], first), (vec![2, 3, 4, 5], last)].map(|(layers, gradients)| {
+                    let mut bucket = training.open(&layers).unwrap();
+                    match place.rank() == failing && layers[0] == 0 {
+                        true => bucket.submit_failure(FAILURE).unwrap(),
+                        false => bucket.submit(gradients).unwrap(),
+                    }
+                    let result = loop {
+                        match bucket.next(gradients) {
+                            Ok(Some((group, request))) => perform(group, request, node, peers),
+                            Ok(None) => break Ok(()),
+                            Err(error) => break Err(error),
+                        }
+                    };
+                    training.close(bucket).unwrap();
+                    result
+                })
+            });
+            assert_eq!(training.finish_step().unwrap().outcome, Outcome::Failed);
+            assert_eq!(results[1], Ok(()));
+            step(&mut training, node, peers).unwrap();
+            results[0]
+        });
+        expect_told(&results, failing, &FAILURE, "a bucket");
+    }
+}
+
+/// Only the first ranks' shards overflow, between nodes. Their nodes' other ranks hear of it, and take their residuals back.
+#[test]
+fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
+    let results = on_nodes((2, 2), |place, node, peers| {
+        let mut training = new(with_undo(Method::PowerSgd, Policy::Uniform), place);
+        (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+        let before: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
+        let mut values = values(place.rank(), 4);
+        (0..8).for_each(|row| values[0][24 * row] = 2e38); // PowerSGD's Q leaves f32
+        let result = as_gradients(&mut values, |gradients| training.step(node, peers, gradients, 1.0).map(drop));
+        let after: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
+        assert!(before == after, "a failed step leaves residuals: {result:?}");
+        step(&mut training, node, peers).unwrap();
+        result
+    });
+    let overflow = |result: &Result<(), Error>| matches!(result, Err(Error::Core(CoreError::Overflow { .. })));
+    for (rank, result) in results.iter().enumerate() {
+        match rank % 2 {
+            0 => assert!(overflow(result), "rank {rank}: {result:?}"),
+            _ => assert_eq!(*result, Err(Error::Peer { rank: 0, code: 5 }), "rank {rank}"),
+        }
+    }
+}
+
+/// A step that one rank cannot begin is begun on none.
+#[test]
+fn control_requests_fail_on_all_ranks() {
+    for at in [0, 2] {
+        for failing in 0..4 {
+            let results = on_nodes((2, 2), |place, node, peers| {
+                let mut training = new(with_undo(Method::TopK, LGRECO), place);
+                (0..at).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+                let rate = if place.rank() == failing { f64::NAN } else { 1.0 };
+                let result = agree_on_nodes(&mut training, node, peers, rate);
+                assert_eq!(training.controller().steps(), at);
+                (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+                result
+            });
+            let rate = results[failing as usize].unwrap_err();
+            assert!(rate.to_string().starts_with("learning rate is NaN"), "{rate}");
+            for (rank, result) in (0..).zip(&results) {
+                let told = Err(Error::Peer { rank: failing, code: rate.code() });
+                assert!(rank == failing || *result == told, "step {at}, rank {rank}: {result:?}");
+            }
+        }
+    }
+}
+
+/// What differs inside a node is named there, and what differs between peers by them; the others hear which rank differs.
+#[test]
+fn options_and_layers_that_differ_are_named() {
+    let first_step = |change: &(dyn Fn(Topology, &mut Config, &mut Vec<Tensor>) + Sync)| {
+        on_nodes((2, 2), |place, node, peers| {
+            let (mut config, mut layers) = (config(Method::TopK, LGRECO), layers());
+            change(place, &mut config, &mut layers);
+            let mut training = TwoLevel::new(config, layers, place).unwrap();
+            agree_on_nodes(&mut training, node, peers, 1.0)
+        })
+    };
+    // The second rank of each node.
+    let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.local));
+    for (rank, result) in results.iter().enumerate() {
+        let first = 2 * (rank as u32 / 2) + 1;
+        assert_eq!(*result, Err(differ(first, "period", Whole(4), Whole(3))), "rank {rank}");
+    }
+    let results = first_step(&|place, config, _| {
+        if place.local == 1 {
+            config.route = Route::ScatterReduce;
+        }
+    });
+    assert_eq!(results[0], Err(differ(1, "route", Name("scatter-reduce"), Name("all-gather"))));
+    // The second node.
+    let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.node));
+    for (rank, result) in results.iter().enumerate() {
+        let first = 2 + rank as u32 % 2;
+        assert_eq!(*result, Err(differ(first, "period", Whole(4), Whole(3))), "rank {rank}");
+    }
+    // One rank.
+    let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.rank() == 3));
+    let (named, told) = (differ(3, "period", Whole(4), Whole(3)), Error::Peer { rank: 3, code: 82 });
+    assert_eq!(results[2..], [Err(named), Err(named)]);
+    for result in &results[..2] {
+        assert!(matches!(result, Err(Error::Peer { code: 82, .. })) || *result == Err(named), "{result:?} or {told:?}");
+    }
+    let results = first_step(&|place, _, layers| {
+        if place.local == 1 {
+            layers[1] = Tensor::new("bias", &[26], Dtype::F32).unwrap();
+        }
+    });
+    for result in results {
+        assert!(matches!(result, Err(Error::PeerOption { what: "shapes of the layers", .. })), "{result:?}");
+    }
+}
+
+/// Ranks of a node with other layers in a bucket.
+#[test]
+fn buckets_of_other_layers_are_found() {
+    let results = on_nodes((2, 2), |place, node, peers| {
+        let mut training = new(config(Method::TopK, LGRECO), place);
+        agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+        let layer = usize::from(place.local == 1);
+        let mut values = values(place.rank(), 0).swap_remove(layer);
+        let mut gradients = [ValuesMut::F32(&mut values)];
+        let mut bucket = training.open(&[layer]).unwrap();
+        bucket.submit(&mut gradients).unwrap();
+        let result = loop {
+            match bucket.next(&mut gradients) {
+                Ok(Some((group, request))) => perform(group, request, node, peers),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        training.close(bucket).unwrap();
+        training.finish_step().unwrap();
+        (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+        result
+    });
+    for (rank, result) in results.iter().enumerate() {
+        assert_eq!(*result, Err(Error::PeerPlan { rank: 2 * (rank as u32 / 2) + 1 }), "rank {rank}");
+    }
+}

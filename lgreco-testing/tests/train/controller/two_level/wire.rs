@@ -1,0 +1,77 @@
+//! Bytes through a node's link.
+
+use super::*;
+use lgreco_train::compress::Compressor;
+use lgreco_train::exchange::Slip;
+use lgreco_train::gradient::Shape;
+
+/// Counts the bytes that a rank sends to the others of its group in all-gathers.
+struct Counting<'a>(&'a mut ThreadCollective, usize);
+
+impl Collective for Counting<'_> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 1 })
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let others = self.world_size() as usize - 1;
+        self.1 += buffer.len() / (others + 1) * others;
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 2 })
+    }
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 3 })
+    }
+}
+
+/// A node sends the payloads of its shards to each other node once, and a status with each.
+#[test]
+fn each_shards_payload_goes_to_each_other_node_once() {
+    let tensors = || vec![Tensor::new("fc1", &[64, 48], Dtype::F32).unwrap()];
+    let setting: Setting = "eden 3".parse().unwrap();
+    for size in [(2, 2), (2, 4), (4, 2), (3, 3)] {
+        let sent = on_nodes(size, |place, node, peers| {
+            let mut config = config(Method::Eden, Policy::Fixed(vec![setting]));
+            config.schedule.warmup = 2;
+            let mut training = TwoLevel::new(config, tensors(), place).unwrap();
+            let mut sent = 0;
+            for step in 0..5 {
+                let mut gradient = noise(0, place.rank(), step, 64 * 48);
+                let mut gradients = [ValuesMut::F32(&mut gradient)];
+                match step {
+                    // Dense, and a decision.
+                    0..=2 => drop(training.step(node, peers, &mut gradients, 1.0).unwrap()),
+                    _ => {
+                        let mut counting = Counting(peers, 0);
+                        let report = training.step(node, &mut counting, &mut gradients, 1.0).unwrap();
+                        sent = counting.1;
+                        let others = place.nodes as usize - 1;
+                        assert_eq!(sent, (report.bytes_out as usize + Slip::LEN) * others);
+                    }
+                }
+            }
+            sent
+        });
+        let through_link: usize = sent[..size.1 as usize].iter().sum();
+        let payload = |rows: usize| setting.payload_len(Shape::new(rows, 48).unwrap(), Dtype::F32).unwrap();
+        let rows = |local: usize| 64 / size.1 as usize + usize::from(local < 64 % size.1 as usize);
+        let of_shards: usize = (0..size.1 as usize).map(|local| payload(rows(local)) + Slip::LEN).sum();
+        assert_eq!(through_link, of_shards * (size.0 as usize - 1));
+        // All ranks with all others on other nodes would send more than `per_node` times as much.
+        let others = (size.1 * (size.0 - 1)) as usize;
+        let flat = size.1 as usize * others * (payload(64) + Slip::LEN);
+        let times = flat as f64 / through_link as f64;
+        let expected = f64::from(size.1 * size.1);
+        assert!(
+            times > 0.8 * expected && times < 1.01 * expected,
+            "{size:?}: {times} times fewer, expected {expected}"
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! The agreement of all ranks before the buckets of a step.
+
+use super::bucket::of_peers;
+use super::messages::Fault;
+use super::{Group, TwoLevel};
+use crate::Error;
+use crate::checksum::Hash;
+use crate::controller::agreement::{self, Heard};
+use crate::controller::control::check_rate;
+use crate::controller::identity::Field;
+use crate::exchange::{Request, Slip, judge};
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The message under way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Stage {
+    Idle,
+    /// The ranks of the node have not compared their options yet.
+    Begun,
+    /// The ranks of the node compare their options.
+    Meeting,
+    /// They differ, and exchange all options. The number is the first local rank that differs.
+    Fields(u32),
+    /// Peers perform their control requests.
+    Peers,
+    /// The ranks of the node tell each other whether their peers have begun the step. The error is this rank's own.
+    Telling(Option<Error>),
+    Open,
+}
+
+impl TwoLevel {
+    /// Begins a step, as [`Controller::begin_step`](super::super::Controller::begin_step). Next are the
+    /// [`control`](TwoLevel::control) requests, then the buckets, then [`finish_step`](TwoLevel::finish_step).
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
+        self.controller.control.expect_idle()?;
+        if self.stage != Stage::Idle {
+            return Err(Error::StepOrder {
+                what: "a step is under way",
+                expected: "`finish_step` or `abandon_step` before this call",
+            });
+        }
+        self.rate = learning_rate;
+        if self.met {
+            self.controller.begin_step(learning_rate)?;
+            (self.stage, self.failure) = (Stage::Peers, None);
+        } else {
+            self.stage = Stage::Begun;
+        }
+        Ok(())
+    }
+
+    /// Returns the next collective of the agreement, with its group. The one before must be done. `None`: the agreement is
+    /// complete. At most steps there is one message inside the node.
+    ///
+    /// # Errors
+    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. The errors are those of
+    /// [`Controller::control`](super::super::Controller::control), with ranks numbered among all. [`Error::PeerOption`] names a
+    /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
+    pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
+        match self.stage {
+            Stage::Idle => {
+                return Err(Error::StepOrder {
+                    what: "no step is under way",
+                    expected: "`begin_step` before this call",
+                });
+            }
+            Stage::Open => return Ok(None),
+            Stage::Begun => {
+                let own = check_rate(self.rate).map(|()| 0);
+                let fingerprint = self.fingerprint();
+                self.put(|words, topology| agreement::put(topology.local, own, fingerprint, 0, words));
+                self.stage = Stage::Meeting;
+            }
+            Stage::Meeting => match agreement::read(check_rate(self.rate).err(), &self.words) {
+                Ok(Heard::Answers(_)) => self.begin_peers(None)?,
+                Ok(Heard::Differs(local)) => {
+                    let fields = self.fields_of_step();
+                    self.words = agreement::put_fields(self.topology.local, self.topology.per_node, &fields);
+                    self.stage = Stage::Fields(local);
+                }
+                Err(error) => self.begin_peers(Some(self.of_node(error)))?,
+            },
+            Stage::Fields(local) => {
+                let error = agreement::difference(local, &self.fields_of_step(), &self.words);
+                self.begin_peers(Some(self.of_node(error)))?;
+            }
+            Stage::Peers => {}
+            Stage::Telling(own) => {
+                self.hear(own)?;
+                return Ok(None);
+            }
+        }
+        if self.stage == Stage::Peers && self.ask_peers() {
+            return Ok(self.controller.control_request().map(|request| (Group::Peers, request)));
+        }
+        Ok(Some((Group::Node, Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut self.words) })))
+    }
+
+    /// Begins the agreement among peers, or tells them why the step cannot begin.
+    fn begin_peers(&mut self, failure: Option<Error>) -> Result<(), Error> {
+        self.stage = Stage::Peers;
+        self.failure = failure;
+        self.controller.begin(self.rate, Some(failure.map_or(Ok(false), Err)))
+    }
+
+    /// Whether there is a request for the peers. If not, prepares the message that tells the node whether the peers have begun.
+    fn ask_peers(&mut self) -> bool {
+        let own = match self.controller.advance_control() {
+            Ok(true) => return true,
+            Ok(false) => None,
+            Err(error) => Some(self.failure.take().unwrap_or(of_peers(error, &self.topology))),
+        };
+        // Only the rank that found the error keeps it as its own.
+        let fault = match own {
+            None => Fault::default(),
+            Some(Error::Peer { rank, code }) => Fault { code: code.into(), rank },
+            Some(error) => Fault { code: error.code().into(), rank: self.topology.rank() },
+        };
+        let own = own.filter(|error| !matches!(error, Error::Peer { .. }));
+        self.put(|words, topology| {
+            let [code, rank] = fault.words();
+            let at = agreement::words(topology.local as usize);
+            words[at..at + 2].copy_from_slice(&[code, rank]);
+        });
+        self.stage = Stage::Telling(own);
+        false
+    }
+
+    fn put(&mut self, write: impl FnOnce(&mut [u64], &super::Topology)) {
+        self.words = vec![0; agreement::words(self.topology.per_node as usize)];
+        write(&mut self.words, &self.topology);
+    }
+
+    /// Reads from all ranks of the node whether their peers have begun the step.
+    fn hear(&mut self, own: Option<Error>) -> Result<(), Error> {
+        let faults = self.words.chunks_exact(agreement::words(1)).map(Fault::read);
+        let slips = faults.clone().map(|Fault { code, .. }| Slip { code, fingerprint: 0 });
+        let Err(error) = judge(own, slips) else {
+            (self.stage, self.met) = (Stage::Open, true);
+            return Ok(());
+        };
+        let error = match error {
+            Error::Peer { rank, code } => {
+                Error::Peer { rank: faults.clone().nth(rank as usize).map_or(rank, |fault| fault.rank), code }
+            }
+            error => error,
+        };
+        (self.stage, self.met) = (Stage::Idle, false);
+        if !self.controller.control.is_idle() {
+            self.controller.abandon_step()?;
+        }
+        Err(error)
+    }
+
+    /// An error about ranks of the node, with their numbers among all ranks.
+    fn of_node(&self, error: Error) -> Error {
+        let mate = |rank| self.topology.mate(rank);
+        match error {
+            Error::Peer { rank, code } => Error::Peer { rank: mate(rank), code },
+            Error::PeerPlan { rank } => Error::PeerPlan { rank: mate(rank) },
+            Error::PeerOption { rank, what, found, expected } => {
+                Error::PeerOption { rank: mate(rank), what, found, expected }
+            }
+            error => error,
+        }
+    }
+
+    /// Everything that the ranks of a node must agree on at a step.
+    fn fields_of_step(&self) -> Vec<Field> {
+        let mut all = self.fields();
+        all.extend(self.of_step());
+        all
+    }
+
+    fn of_step(&self) -> [Field; 2] {
+        let follows = self.config.accordion().is_some();
+        [
+            Field::whole("step", self.controller.steps()),
+            Field::real("learning rate", if follows { self.rate } else { f64::NAN }),
+        ]
+    }
+
+    /// The checksum of [`fields_of_step`](TwoLevel::fields_of_step).
+    pub(super) fn fingerprint(&self) -> u64 {
+        self.of_step().iter().fold(Hash(self.identity), |hash, field| hash.add(field.word)).0
+    }
+}

@@ -1,0 +1,273 @@
+//! The messages inside a node.
+//!
+//! | message | each rank's part |
+//! |---|---|
+//! | reduce-scatter, f32 | its shard of every layer; per layer the number of ranks with a gradient; per rank its [status](Slip::to_sum) |
+//! | all-gather at the end | its [`Fault`], 16 bytes; the means of its shards in their layers' types, each padded to a multiple of 8 bytes |
+//!
+//! Gradients are multiplied by a power of two, so that sums of finite values stay finite.
+
+use super::Topology;
+use super::division::Division;
+use crate::Error;
+use crate::controller::Tensor;
+use crate::controller::buffers::grow;
+use crate::controller::tensor::{check_layer, expect_finite};
+use crate::exchange::{Slip, widen_part};
+use crate::gradient::{Bf16, Dtype, F16, Gradient, Shape, ValuesMut};
+use alloc::vec::Vec;
+use lgreco::error::expect_len;
+
+/// Words of a [`Fault`].
+pub(super) const FAULT: usize = 2;
+
+/// The first failure that a rank knows of.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Fault {
+    /// The error's [code](Error::code); 0 for none.
+    pub code: u64,
+    /// The rank that found it, among all ranks.
+    pub rank: u32,
+}
+
+impl Fault {
+    pub(super) fn words(self) -> [u64; FAULT] {
+        [self.code, self.rank.into()].map(u64::to_le)
+    }
+
+    pub(super) fn read(words: &[u64]) -> Fault {
+        let word = |at: usize| words.get(at).map_or(0, |&word| u64::from_le(word));
+        Fault { code: word(0), rank: word(1) as u32 }
+    }
+
+    pub(super) fn slip(self) -> Slip {
+        Slip { code: self.code, fingerprint: 0 }
+    }
+}
+
+/// A layer of a bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layer {
+    pub index: usize,
+    pub shape: Shape,
+    pub dtype: Dtype,
+    division: Division,
+    /// Whether this rank has a gradient.
+    pub present: bool,
+}
+
+impl Layer {
+    pub(super) fn new(index: usize, whole: &Tensor, per_node: u32) -> Layer {
+        let (shape, dtype) = (whole.shape(), whole.dtype());
+        Layer { index, shape, dtype, division: Division::new(shape, per_node), present: true }
+    }
+
+    /// Elements of a local rank's shard.
+    pub(super) fn len(&self, local: u32) -> usize {
+        self.division.range(local).len()
+    }
+
+    /// Words of its mean.
+    fn words(&self, local: u32) -> usize {
+        (self.len(local) * self.dtype.bytes()).div_ceil(8)
+    }
+}
+
+/// The memory of a bucket's messages.
+#[derive(Default)]
+pub(super) struct Messages {
+    /// Number of sums that each rank gets, and the sums.
+    pub lens: Vec<u64>,
+    pub sums: Vec<f32>,
+    /// Bytes of each rank's means, and the means.
+    pub bytes: Vec<u64>,
+    pub means: Vec<u64>,
+}
+
+impl Messages {
+    /// Makes room for a bucket.
+    pub(super) fn reserve(&mut self, layers: &[Layer], per_node: u32) -> Result<(), Error> {
+        let beside = layers.len() + per_node as usize;
+        let values = |local: u32| layers.iter().map(|layer| layer.len(local)).sum::<usize>() + beside;
+        let words = |local: u32| layers.iter().map(|layer| layer.words(local)).sum::<usize>() + FAULT;
+        self.lens.clear();
+        self.lens.extend((0..per_node).map(|local| values(local) as u64));
+        self.bytes.clear();
+        self.bytes.extend((0..per_node).map(|local| 8 * words(local) as u64));
+        grow(&mut self.sums, self.lens.iter().sum::<u64>() as usize)?;
+        grow(&mut self.means, self.bytes.iter().sum::<u64>() as usize / 8)
+    }
+
+    /// Leaves only the faults in the all-gather at the end, because the node's ranks differ in the bucket's layers.
+    pub(super) fn without_means(&mut self) {
+        self.bytes.fill(8 * FAULT as u64);
+    }
+
+    /// Leaves only one value per rank in the reduce-scatter, for the same reason.
+    pub(super) fn without_values(&mut self) {
+        self.lens.fill(1);
+    }
+
+    /// Whether the means of all ranks have the same number of bytes.
+    pub(super) fn is_even(&self) -> bool {
+        self.bytes.windows(2).all(|two| two[0] == two[1])
+    }
+
+    pub(super) fn sums(&mut self) -> &mut [f32] {
+        let len = self.lens.iter().sum::<u64>() as usize;
+        &mut self.sums[..len]
+    }
+
+    pub(super) fn means(&mut self) -> &mut [u64] {
+        let len = self.bytes.iter().sum::<u64>() as usize / 8;
+        &mut self.means[..len]
+    }
+
+    /// Writes this rank's gradients for the reduce-scatter. Layers without one count as zeros.
+    ///
+    /// # Errors
+    /// Those of gradients that do not fit their layers or are not finite.
+    pub(super) fn fill(
+        &mut self,
+        layers: &[Layer],
+        gradients: &[ValuesMut<'_>],
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        expect_len("gradients, one per layer", layers.len(), gradients.len())?;
+        for (layer, gradient) in layers.iter().zip(gradients) {
+            check_layer(layer.index, layer.shape, layer.dtype, gradient.values())?;
+        }
+        let share = share(topology.per_node);
+        let mut sums = self.sums();
+        for local in 0..topology.per_node {
+            for (layer, gradient) in layers.iter().zip(gradients) {
+                let range = layer.division.range(local);
+                let values = take(&mut sums, range.len());
+                if !layer.present {
+                    values.fill(0.0);
+                } else if !widen_part(&Gradient::new(gradient.values(), layer.shape)?, range.start, share, values) {
+                    expect_finite(layer.index, gradient.values())?;
+                    return Err(Error::NonFiniteGradient { layer: layer.index, index: range.start, value: f32::NAN });
+                }
+            }
+            for layer in layers {
+                take(&mut sums, 1).fill(f32::from(u8::from(layer.present)));
+            }
+            take(&mut sums, topology.per_node as usize).fill(0.0);
+        }
+        Ok(())
+    }
+
+    /// Writes this rank's status after the values for each rank of the node.
+    pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
+        let per_node = topology.per_node as usize;
+        let mut end = 0;
+        for len in &self.lens {
+            end += *len as usize;
+            let statuses = &mut self.sums[end - per_node..end];
+            statuses.fill(0.0);
+            statuses[topology.local as usize] = slip.to_sum();
+        }
+    }
+
+    /// Where this rank's part of the sums begins.
+    fn own(&self, topology: &Topology) -> usize {
+        self.lens[..topology.local as usize].iter().sum::<u64>() as usize
+    }
+
+    /// The statuses of all ranks of the node, after the reduce-scatter.
+    pub(super) fn statuses(&self, topology: &Topology) -> impl Iterator<Item = Slip> + Clone + '_ {
+        let end = self.own(topology) + self.lens[topology.local as usize] as usize;
+        self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum))
+    }
+
+    /// Turns this rank's sums into the means of its node, in the layers' types. Notes which layers have a gradient on some rank
+    /// of the node.
+    pub(super) fn average(&mut self, layers: &mut [Layer], topology: &Topology) {
+        let (start, local) = (self.own(topology), topology.local);
+        let mut sums = &mut self.sums[start..];
+        let mut means = own_means(&self.bytes, &mut self.means, topology);
+        let _ = take(&mut means, FAULT);
+        let divisor = topology.per_node as f32 * share(topology.per_node);
+        for layer in layers.iter() {
+            let sums = take(&mut sums, layer.len(local));
+            let words = take(&mut means, layer.words(local));
+            view(layer, words, local).write(sums.iter().map(|sum| sum / divisor));
+        }
+        for layer in layers {
+            layer.present = take(&mut sums, 1).iter().any(|&count| count > 0.0);
+        }
+    }
+
+    /// This rank's shards. They hold the means of its node, and after the exchange those of all nodes.
+    pub(super) fn shards(&mut self, layers: &[Layer], topology: &Topology) -> Vec<ValuesMut<'_>> {
+        let mut means = own_means(&self.bytes, &mut self.means, topology);
+        let _ = take(&mut means, FAULT);
+        let shards = layers.iter().map(|layer| {
+            let words = take(&mut means, layer.words(topology.local));
+            view(layer, words, topology.local)
+        });
+        shards.collect()
+    }
+
+    /// Writes this rank's fault before its means.
+    pub(super) fn put_fault(&mut self, fault: Fault, topology: &Topology) {
+        own_means(&self.bytes, &mut self.means, topology)[..FAULT].copy_from_slice(&fault.words());
+    }
+
+    /// The faults of all ranks of the node.
+    pub(super) fn faults(&self) -> impl Iterator<Item = Fault> + Clone + '_ {
+        let starts = self.bytes.iter().scan(0, |end, &bytes| {
+            let start = *end;
+            *end += bytes as usize / 8;
+            Some(start)
+        });
+        starts.map(|start| Fault::read(&self.means[start..]))
+    }
+
+    /// Writes all ranks' means to the gradients.
+    pub(super) fn deliver(&mut self, layers: &[Layer], gradients: &mut [ValuesMut<'_>], topology: &Topology) {
+        let mut means = self.means();
+        for local in 0..topology.per_node {
+            let _ = take(&mut means, FAULT);
+            for (layer, gradient) in layers.iter().zip(&mut *gradients) {
+                let words = take(&mut means, layer.words(local));
+                let range = layer.division.range(local);
+                match (view(layer, words, local), gradient) {
+                    (ValuesMut::F32(from), ValuesMut::F32(to)) => to[range].copy_from_slice(from),
+                    (ValuesMut::F16(from), ValuesMut::F16(to)) => to[range].copy_from_slice(from),
+                    (ValuesMut::Bf16(from), ValuesMut::Bf16(to)) => to[range].copy_from_slice(from),
+                    // `fill` has checked the types.
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// This rank's part of the means.
+fn own_means<'a>(bytes: &[u64], means: &'a mut [u64], topology: &Topology) -> &'a mut [u64] {
+    let local = topology.local as usize;
+    let start = bytes[..local].iter().sum::<u64>() as usize / 8;
+    &mut means[start..][..bytes[local] as usize / 8]
+}
+
+/// A shard's values in these words.
+fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
+    let len = layer.len(local);
+    match layer.dtype {
+        Dtype::F32 => ValuesMut::F32(&mut bytemuck::cast_slice_mut(words)[..len]),
+        Dtype::F16 => ValuesMut::F16(&mut bytemuck::cast_slice_mut::<u64, F16>(words)[..len]),
+        Dtype::Bf16 => ValuesMut::Bf16(&mut bytemuck::cast_slice_mut::<u64, Bf16>(words)[..len]),
+    }
+}
+
+/// The power of two by which values are multiplied before they are summed over `ranks` ranks.
+fn share(ranks: u32) -> f32 {
+    1.0 / ranks.next_power_of_two() as f32
+}
+
+/// Cuts the first `len` values off.
+fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+    values.split_off_mut(..len).unwrap_or_default()
+}

@@ -1,0 +1,252 @@
+//! Gradients averaged in two levels, for nodes of several ranks: inside each node uncompressed, between nodes compressed.
+//!
+//! The ranks of a node reduce and scatter a bucket's gradients. Each rank exchanges its shard, compressed, with its
+//! *peers*: the ranks of the same local rank on the other nodes. An all-gather inside the node completes the means. So
+//! each byte of a payload crosses a node's link `nodes − 1` times, however many ranks the node has; ranks that exchange
+//! without regard to nodes would send it `(nodes − 1) · per_node` times for each of the node's ranks.
+//!
+//! A [`TwoLevel`] is a [`Controller`] over the peers, with the messages inside the node around it. The controller's layers are
+//! this rank's shards. [`TwoLevel::controller`] returns it, for plans, metrics and residuals; they are those of the shards.
+//! Every group of peers plans for its own shards. `division.rs` has the cuts, `messages.rs` the messages, `bucket.rs` the
+//! order of collectives.
+//!
+//! The mean is the mean over the nodes of the nodes' means. Node means are sums in f32, divided once, and rounded to the
+//! layer's type. Errors of compression are those of `nodes` workers with the nodes' means as gradients.
+//!
+//! ```
+//! use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
+//! use lgreco_train::exchange::threads;
+//! use lgreco_train::gradient::{Dtype, ValuesMut};
+//! use lgreco_train::search::{Method, Search};
+//!
+//! // Two nodes of two ranks.
+//! let means = threads::run_nodes(2, 2, |mut node, mut peers| {
+//!     let config = Config::new(Search::new(Method::Eden));
+//!     let layers = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?];
+//!     let place = Topology::of(&node, &peers);
+//!     let mut training = TwoLevel::new(config, layers, place)?;
+//!     let mut gradient = vec![place.rank() as f32; 4096];
+//!     training.step(&mut node, &mut peers, &mut [ValuesMut::F32(&mut gradient)], 0.1)?;
+//!     Ok::<_, lgreco_train::Error>(gradient[4095])
+//! });
+//! assert_eq!(means, [Ok(1.5), Ok(1.5), Ok(1.5), Ok(1.5)]);
+//! # Ok::<(), lgreco_train::Error>(())
+//! ```
+//!
+//! # Failures
+//! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
+//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, and
+//! after a state was loaded, a message before them compares options and whole layers inside the node.
+//!
+//! # Memory
+//! In addition to the memory of the shards' [`Controller`]: an f32 per element of each bucket in flight, and its means.
+
+mod bucket;
+mod control;
+mod division;
+mod levels;
+mod messages;
+mod reshard;
+mod saved;
+mod step;
+mod topology;
+
+use super::groups::Groups;
+use super::identity::{Field, checksum, fields};
+use super::{Config, Controller, MemoryUse, Tensor};
+use crate::Error;
+use crate::backend::Backend;
+use crate::compress::Setting;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use control::Stage;
+use core::ops::Range;
+use division::{Division, config_of_shards, setting_of_shard, shards};
+use messages::Messages;
+
+pub use bucket::Bucket;
+pub use levels::{Levels, LevelsBucket};
+pub use saved::{is_state, load_without_nodes};
+pub use topology::{Group, Topology};
+
+/// One rank's part of training over nodes. It is used like a [`Controller`], with two groups.
+///
+/// The [module](self) has an example of blocking calls. With a bucket per layer in flight:
+///
+/// ```
+/// use lgreco_train::controller::{Config, Tensor, two_level::{Group, Topology, TwoLevel}};
+/// use lgreco_train::exchange::threads;
+/// use lgreco_train::gradient::{Dtype, ValuesMut};
+/// use lgreco_train::search::{Method, Search};
+///
+/// let means = threads::run_nodes(2, 2, |mut node, mut peers| {
+///     let layers = ["fc1", "fc2"].map(|name| Tensor::new(name, &[8, 8], Dtype::F32));
+///     let layers = layers.into_iter().collect::<Result<Vec<_>, _>>()?;
+///     let place = Topology::of(&node, &peers);
+///     let mut training = TwoLevel::new(Config::new(Search::new(Method::Qsgd)), layers, place)?;
+///
+///     training.begin_step(0.1)?;
+///     while let Some((group, request)) = training.control()? {
+///         request.perform(if group == Group::Node { &mut node } else { &mut peers })?;
+///     }
+///     let mut gradients = [[1.0; 64], [place.rank() as f32; 64]];
+///     for layer in [1, 0] {
+///         let mut bucket = training.open(&[layer])?;
+///         let mut values = [ValuesMut::F32(&mut gradients[layer])];
+///         bucket.submit(&mut values)?;
+///         while let Some((group, request)) = bucket.next(&mut values)? {
+///             request.perform(if group == Group::Node { &mut node } else { &mut peers })?;
+///         }
+///         training.close(bucket)?;
+///     }
+///     training.finish_step()?;
+///     Ok::<_, lgreco_train::Error>(gradients.map(|values| values[0]))
+/// });
+/// assert_eq!(means, [Ok([1.0, 1.5]); 4]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct TwoLevel {
+    controller: Controller,
+    topology: Topology,
+    /// The layers, whole.
+    layers: Arc<[Tensor]>,
+    /// The configuration as it was given.
+    config: Config,
+    groups: Groups,
+    /// Checksum of configuration, layers and topology.
+    identity: u64,
+    /// Sets of layers that the node's ranks agreed to exchange as one bucket.
+    agreed: BTreeSet<Vec<usize>>,
+    stage: Stage,
+    /// Whether the ranks of the node have compared their options since this was made or loaded.
+    met: bool,
+    /// The learning rate of the step that begins.
+    rate: f64,
+    /// Why the step cannot begin, as found inside the node.
+    failure: Option<Error>,
+    /// Messages of the node's ranks before a step.
+    words: Vec<u64>,
+    /// Memory of closed buckets, for later ones.
+    spare: Vec<Messages>,
+}
+
+impl TwoLevel {
+    /// Training of a model with the layers `tensors`, on the rank at `topology`. All ranks must give the same configuration and
+    /// layers. [`Config::measuring_rank`] is a node: each of its ranks plans for its peers.
+    /// [`min_elements`](crate::search::Search::min_elements) and the settings of [`Policy::Fixed`](super::Policy) are for whole
+    /// layers; shards get their share.
+    ///
+    /// # Errors
+    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a rank outside its node or a
+    /// node outside its number, and by [`Route::Sharded`](crate::exchange::Route).
+    ///
+    /// # Complexity
+    /// That of [`Controller::new`].
+    pub fn new(config: Config, tensors: Vec<Tensor>, topology: Topology) -> Result<TwoLevel, Error> {
+        topology.check()?;
+        let of_shards = config_of_shards(&config, &tensors, &topology)?;
+        let controller = Controller::new(of_shards, shards(&tensors, &topology)?, topology.node, topology.nodes)?;
+        let mut training = TwoLevel {
+            controller,
+            topology,
+            groups: Groups::new(&tensors, config.bucket_bytes),
+            layers: tensors.into(),
+            config,
+            identity: 0,
+            agreed: BTreeSet::new(),
+            stage: Stage::Idle,
+            met: false,
+            rate: 0.0,
+            failure: None,
+            words: vec![],
+            spare: vec![],
+        };
+        training.identity = checksum(&training.fields());
+        Ok(training)
+    }
+
+    /// Measures on this backend instead of the portable one, as [`Controller::with_backend`].
+    pub fn with_backend(self, backend: Box<dyn Backend + Send>) -> TwoLevel {
+        TwoLevel { controller: self.controller.with_backend(backend), ..self }
+    }
+
+    /// This rank's shard of layer `layer`, as a range of the layer's elements. `None` when there is no such layer.
+    ///
+    /// ```
+    /// # use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
+    /// # use lgreco_train::{gradient::Dtype, search::{Method, Search}};
+    /// let place = Topology { nodes: 2, node: 0, per_node: 2, local: 1 };
+    /// let layers = vec![Tensor::new("weight", &[5, 10], Dtype::F32)?];
+    /// let training = TwoLevel::new(Config::new(Search::new(Method::Eden)), layers, place)?;
+    /// assert_eq!(training.shard(0), Some(30..50)); // rows 3 and 4
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn shard(&self, layer: usize) -> Option<Range<usize>> {
+        let tensor = self.layers.get(layer)?;
+        Some(Division::new(tensor.shape(), self.topology.per_node).range(self.topology.local))
+    }
+
+    /// This rank's place.
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    /// The layers, as they were given.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.layers
+    }
+
+    /// The controller that exchanges this rank's shards with its peers.
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// The same controller, for changes of plans and residuals between steps. Use this value's own methods for steps, and
+    /// [`load`](TwoLevel::load) for saved states.
+    pub fn controller_mut(&mut self) -> &mut Controller {
+        &mut self.controller
+    }
+
+    /// Gives new settings under [`Policy::Fixed`](super::Policy), one per whole layer, as
+    /// [`Planning::set_settings`](super::Planning).
+    ///
+    /// # Errors
+    /// Those of [`Planning::set_settings`](super::Planning).
+    pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        let of_shard = |(at, setting): (usize, Setting)| match self.layers.get(at) {
+            Some(tensor) => setting_of_shard(setting, tensor.shape(), &self.topology),
+            None => setting,
+        };
+        let settings = settings.into_iter().enumerate().map(of_shard).collect();
+        self.controller.planning().set_settings(settings)
+    }
+
+    /// Bytes that a run takes, as [`Controller::memory`], for the shards and the messages inside the node. `bucket_bytes` counts
+    /// whole gradients.
+    ///
+    /// # Errors
+    /// Those of [`Controller::memory`].
+    pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
+        let per_node = self.topology.per_node as usize;
+        let of_shards = bucket_bytes.map(|bytes| bytes.div_ceil(per_node));
+        let of_shards =
+            self.controller.memory(of_shards.or(Some(self.config.bucket_bytes.div_ceil(per_node))), at_once)?;
+        let elements: u64 = self.layers.iter().map(|tensor| tensor.shape().elements() as u64).sum();
+        let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
+        let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes) as u64;
+        let bytes = bucket_bytes.saturating_mul(at_once as u64).min(all);
+        // An f32 per element, and the means in their type.
+        let messages = bytes as f64 * (4 * elements + all) as f64 / all.max(1) as f64;
+        Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
+    }
+
+    /// All options and layers, which the ranks of a node must have in common.
+    fn fields(&self) -> Vec<Field> {
+        let mut all = fields(&self.config, &self.layers, self.topology.world_size());
+        all.push(Field::whole("ranks per node", self.topology.per_node.into()));
+        all
+    }
+}

@@ -1,0 +1,183 @@
+//! Saving, and continuing with the present numbers of nodes and ranks.
+//!
+//! A state is that of the rank's [`Controller`](super::super::Controller), after the place of the rank:
+//!
+//! | field, little-endian | bytes |
+//! |---|---|
+//! | `lgreco-t`, version 1 | 8 each |
+//! | nodes, node, ranks per node, local rank | 8 each |
+//! | length of the controller's state or part | 8 |
+//! | the controller's state or part, padded with zeros to a multiple of 8 bytes | |
+//! | checksum of all before it | 8 |
+
+use super::control::Stage;
+use super::reshard::{self, Shards};
+use super::{Topology, TwoLevel};
+use crate::controller::load::sorted;
+use crate::controller::{Contents, Controller, Loaded, Tensor, state_format};
+use crate::state::{Reader, Writer};
+use crate::{CoreError, Error};
+use alloc::vec;
+use alloc::vec::Vec;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-t");
+const VERSION: u64 = 1;
+
+impl TwoLevel {
+    /// This rank's state as bytes, as [`Controller::save`](super::super::Controller::save). It is that of its shards. Every rank
+    /// saves its own.
+    ///
+    /// # Errors
+    /// Those of [`Controller::save`](super::super::Controller::save).
+    pub fn save(&self) -> Result<Vec<u8>, Error> {
+        self.save_only(Contents::Everything)
+    }
+
+    /// Saves as [`save`](TwoLevel::save), only some contents.
+    ///
+    /// # Errors
+    /// As [`save`](TwoLevel::save).
+    pub fn save_only(&self, contents: Contents) -> Result<Vec<u8>, Error> {
+        Ok(placed(&self.topology, &self.controller.save_only(contents)?))
+    }
+
+    /// A part of this rank's state, as [`Controller::save_part`](super::super::Controller::save_part).
+    ///
+    /// # Errors
+    /// As [`save`](TwoLevel::save).
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
+        Ok(placed(&self.topology, &self.controller.save_part(layer, contents)?))
+    }
+
+    /// Continues from `plan`, the saved state of any rank, with the residuals of the states `residuals`, as
+    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks load between the same
+    /// two steps, or none. Ranks of runs without nodes count as nodes of one rank.
+    ///
+    /// | | `plan` | `residuals` |
+    /// |---|---|---|
+    /// | resuming | this rank's state | the same: the run continues bit for bit |
+    /// | other nodes | that of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; of none on a new node |
+    /// | other ranks per node | the same state on all peers | as above |
+    ///
+    /// Each rank finds its shards in the residuals by the layers' names, wherever they were cut. So the mean residual stays the
+    /// same if every former node's states are given to one node. Where shards are cut at other places than before, settings are
+    /// in proportion to those of the plan's shards. PowerSGD's factors start again unless they have as many columns, and so does
+    /// the window.
+    ///
+    /// [`Loaded::rank`] and [`Loaded::world_size`] are a node and the number of nodes.
+    ///
+    /// # Errors
+    /// Those of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
+    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of it. This value is then unchanged.
+    ///
+    /// # Complexity
+    /// The bytes of all states.
+    pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
+        let loaded = load(&mut self.controller, &self.layers, &self.topology, plan, residuals)?;
+        (self.stage, self.met) = (Stage::Idle, false);
+        self.agreed.clear();
+        Ok(loaded)
+    }
+}
+
+/// Whether bytes begin like a state of a [`TwoLevel`], or a part of one.
+pub fn is_state(bytes: &[u8]) -> bool {
+    bytes.first_chunk() == Some(&MAGIC.to_le_bytes())
+}
+
+/// Continues a controller without nodes from states of a [`TwoLevel`] or of controllers, as [`TwoLevel::load`] with one rank per
+/// node.
+///
+/// # Errors
+/// Those of [`TwoLevel::load`].
+pub fn load_without_nodes(controller: &mut Controller, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
+    let place = Topology { nodes: controller.world, node: controller.rank, per_node: 1, local: 0 };
+    let layers = controller.scheduler.tensors.clone();
+    load(controller, &layers, &place, plan, residuals)
+}
+
+fn load(
+    controller: &mut Controller,
+    whole: &[Tensor],
+    topology: &Topology,
+    plan: &[&[u8]],
+    residuals: &[&[u8]],
+) -> Result<Loaded, Error> {
+    let methods = &controller.scheduler.config.search.methods;
+    let parts = read(plan)?;
+    let plan: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
+    let other = |what, found: usize| Error::from(CoreError::SavedState { what, found: found as u64 });
+    if let Some(at) = parts.iter().position(|part| part.place != parts[0].place) {
+        return Err(other("the plan's parts: they are of several ranks, the first part of another rank", at));
+    }
+    let (runs, mut plans) = sorted(&plan, methods)?;
+    let [run] = &runs[..] else {
+        return Err(other("number of parts that belong to no layer (expected 1)", runs.len()));
+    };
+    let states = other("number of states that the plan's parts belong to (expected 1)", plans.len());
+    let (layers, place) = plans.pop().filter(|_| plans.is_empty()).zip(parts.first()).ok_or(states)?;
+    let place = placed_or(place.place, &layers);
+    let plan = reshard::of_plan(whole, topology, &Shards { place, layers })?;
+
+    let mut given: Vec<Shards<'_>> = vec![];
+    for Placed { place, bytes } in read(residuals)? {
+        let (_, layers) = sorted(&[bytes], methods)?;
+        for layers in layers {
+            let place = placed_or(place, &layers);
+            let known = given.iter_mut().find(|known| known.place == place && known.layers.owner == layers.owner);
+            match known {
+                Some(known) => known.layers.extend(layers)?,
+                None => given.push(Shards { place, layers }),
+            }
+        }
+    }
+    let taken = reshard::of_residuals(whole, topology, &given)?;
+    let taken = taken.iter().map(|state| state.layers()).collect::<Result<Vec<_>, _>>()?;
+    let plan = plan.layers()?;
+    controller.continue_from(run, &plan, &taken)
+}
+
+/// The bytes of a state with its rank's place.
+fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
+    let Topology { nodes, node, per_node, local } = *topology;
+    let mut to = Writer::new(MAGIC, VERSION);
+    to.numbers([nodes, node, per_node, local].map(u64::from));
+    to.numbers([bytes.len() as u64]);
+    to.bytes(bytes);
+    to.sealed()
+}
+
+/// A controller's state, and the place of its rank; `None` in a run without nodes.
+struct Placed<'a> {
+    place: Option<Topology>,
+    bytes: &'a [u8],
+}
+
+fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
+    let read_one = |&bytes: &&'a [u8]| {
+        let magic = bytes.first_chunk().map(|&bytes| u64::from_le_bytes(bytes));
+        if matches!(magic, Some(state_format::MAGIC | state_format::PART_MAGIC)) {
+            return Ok(Placed { place: None, bytes });
+        }
+        let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
+        let mut word = |what| reader.word(what);
+        let (nodes, node) = (word("number of nodes")?, word("node")?);
+        let (per_node, local) = (word("ranks per node")?, word("local rank")?);
+        let place = Topology { nodes, node, per_node, local };
+        CoreError::require_saved(place.check().is_ok(), "a rank's place, ranks per node", per_node.into())?;
+        let len = reader.number()?;
+        let bytes = reader.bytes(len)?;
+        reader.end("saved state bytes after a rank's state")?;
+        Ok(Placed { place: Some(place), bytes })
+    };
+    states.iter().map(read_one).collect()
+}
+
+/// The place of a state's rank. A rank of a run without nodes is a node of one rank.
+fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
+    let state_format::Owner { rank, world, .. } = layers.owner;
+    place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })
+}

@@ -1,0 +1,235 @@
+//! Steps: lending and closing buckets, and blocking steps made of them.
+
+use super::bucket::{self, Bucket};
+use super::control::Stage;
+use super::messages::{Fault, Layer};
+use super::{Group, Topology, TwoLevel};
+use crate::Error;
+use crate::checksum::Hash;
+use crate::controller::{Bucket as Shards, Report};
+use crate::exchange::{Agreement, Collective, Request};
+use crate::gradient::ValuesMut;
+use alloc::vec;
+use alloc::vec::Vec;
+use lgreco::error::expect_len;
+
+impl TwoLevel {
+    /// Lends these layers as a bucket, in any order, as [`Controller::open`](super::super::Controller::open). All ranks must
+    /// exchange the same layers together. For a set of layers that is new, another all-gather of 16 bytes inside the node checks
+    /// that.
+    ///
+    /// # Errors
+    /// Those of [`Controller::open`](super::super::Controller::open).
+    pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
+        self.expect_open()?;
+        let agreement = match self.agreed.contains(layers) {
+            true => Agreement::Reached,
+            false => Agreement::Needed,
+        };
+        // If all shards are empty, peers exchange nothing, so they need no agreement.
+        let has_shards = layers.iter().any(|&layer| self.has_shard(layer));
+        let shards = match has_shards {
+            true => self.controller.open(layers)?,
+            false => self.controller.open_agreed(layers)?,
+        };
+        self.lend(layers, agreement, shards)
+    }
+
+    fn lend(&mut self, layers: &[usize], agreement: Agreement, shards: Shards) -> Result<Bucket, Error> {
+        let list: Vec<Layer> =
+            layers.iter().map(|&layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect();
+        let mut messages = self.spare.pop().unwrap_or_default();
+        if let Err(error) = messages.reserve(&list, self.topology.per_node) {
+            self.controller.close(shards)?;
+            return Err(error);
+        }
+        let of_layers = layers.iter().fold(Hash(self.fingerprint()), |hash, &layer| hash.add(layer as u64));
+        Ok(Bucket {
+            shards,
+            layers: list,
+            topology: self.topology,
+            agreement,
+            fingerprint: of_layers.0,
+            stage: bucket::Stage::Open,
+            own: None,
+            fault: Fault::default(),
+            messages,
+            differs: false,
+            words: vec![],
+        })
+    }
+
+    fn has_shard(&self, layer: usize) -> bool {
+        self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
+    }
+
+    /// Takes a bucket back, at any point. If it was not exchanged, the residuals of its layers stay.
+    ///
+    /// # Errors
+    /// Those of [`Controller::close`](super::super::Controller::close).
+    pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
+        if bucket.stage == bucket::Stage::Done && bucket.agreement == Agreement::Needed {
+            self.agreed.insert(bucket.layers().collect());
+        }
+        self.met &= !bucket.shards.differs;
+        self.spare.push(bucket.messages);
+        self.controller.close(bucket.shards)
+    }
+
+    /// Ends the step, after all of its buckets were exchanged and closed. The report's bytes are those of this rank's shards: of
+    /// their gradients, and of the payloads that this rank sent to each peer.
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
+    pub fn finish_step(&mut self) -> Result<Report, Error> {
+        self.expect_open()?;
+        let report = self.controller.finish_step()?;
+        self.stage = Stage::Idle;
+        Ok(report)
+    }
+
+    /// Gives up the present step, as [`Controller::abandon_step`](super::super::Controller::abandon_step).
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
+    pub fn abandon_step(&mut self) -> Result<(), Error> {
+        if self.stage == Stage::Idle {
+            return Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" });
+        }
+        if !self.controller.control.is_idle() {
+            self.controller.abandon_step()?;
+        }
+        self.stage = Stage::Idle;
+        Ok(())
+    }
+
+    fn expect_open(&self) -> Result<(), Error> {
+        match self.stage {
+            Stage::Open => Ok(()),
+            Stage::Idle => {
+                Err(Error::StepOrder { what: "no step is under way", expected: "`begin_step` before this call" })
+            }
+            _ => Err(Error::StepOrder {
+                what: "ranks have not agreed on the step",
+                expected: "all requests of `control` before this call",
+            }),
+        }
+    }
+
+    /// Makes a whole step by blocking collectives: replaces `gradients`, one per layer, by their means over all ranks. `node` is
+    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call it with the same
+    /// `learning_rate`.
+    ///
+    /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
+    /// finite affects its bucket only, as with [`Bucket::next`].
+    ///
+    /// # Errors
+    /// An error on one rank is an error on all. That rank gets the error itself; the others get [`Error::Peer`] with its code.
+    /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
+    /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
+    /// [`Error::OtherPlace`], on this rank only, when the groups are not those of [`topology`](TwoLevel::topology).
+    pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
+        &mut self,
+        node: &mut N,
+        peers: &mut P,
+        gradients: &mut [ValuesMut<'_>],
+        learning_rate: f64,
+    ) -> Result<Report, Error> {
+        let counted = expect_len("gradients, one per layer", self.layers.len(), gradients.len()).map_err(Error::from);
+        self.run(node, peers, counted.map(|()| gradients), learning_rate)
+    }
+
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told, and fail. Returns
+    /// `failure`, or an error that prevented telling them.
+    pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
+        &mut self,
+        node: &mut N,
+        peers: &mut P,
+        failure: Error,
+    ) -> Error {
+        let rate = self.rate;
+        self.run(node, peers, Err(failure), rate).err().unwrap_or(failure)
+    }
+
+    fn run<N: Collective + ?Sized, P: Collective + ?Sized>(
+        &mut self,
+        node: &mut N,
+        peers: &mut P,
+        gradients: Result<&mut [ValuesMut<'_>], Error>,
+        learning_rate: f64,
+    ) -> Result<Report, Error> {
+        let (found, own) = (Topology::of(node, peers), self.topology);
+        if found != own {
+            let (rank, world) = (found.rank(), found.world_size());
+            return Err(Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() });
+        }
+        let mut perform = |group: Group, request: Request<'_>| match group {
+            Group::Node => request.perform(&mut *node),
+            Group::Peers => request.perform(&mut *peers),
+        };
+        self.begin_step(learning_rate)?;
+        let agreed = loop {
+            match self.control() {
+                Ok(Some((group, request))) => match perform(group, request) {
+                    Ok(()) => {}
+                    Err(error) => break Err(Error::from(error)),
+                },
+                Ok(None) => break Ok(()),
+                Err(error) => return Err(error),
+            }
+        };
+        if let Err(error) = agreed {
+            self.abandon_step()?;
+            return Err(error);
+        }
+        let exchanged = self.exchange(gradients, &mut perform);
+        if let Err(error @ Error::Collective { .. }) = exchanged {
+            self.abandon_step()?;
+            return Err(error);
+        }
+        let report = self.finish_step()?;
+        exchanged.map(|()| report)
+    }
+
+    /// Exchanges all layers, bucket by bucket.
+    fn exchange(
+        &mut self,
+        gradients: Result<&mut [ValuesMut<'_>], Error>,
+        perform: &mut impl FnMut(Group, Request<'_>) -> Result<(), crate::exchange::CollectiveError>,
+    ) -> Result<(), Error> {
+        let (gradients, failure) = match gradients {
+            Ok(gradients) => (gradients, None),
+            Err(failure) => (&mut [][..], Some(failure)),
+        };
+        for group in 0..self.groups.ranges.len() {
+            let range = self.groups.ranges[group].clone();
+            let layers: Vec<usize> = range.clone().collect();
+            // All ranks have the same groups.
+            let shards = self.controller.open_agreed(&layers)?;
+            let mut bucket = self.lend(&layers, Agreement::Reached, shards)?;
+            let part = if failure.is_some() { &mut [][..] } else { &mut gradients[range] };
+            let exchanged = bucket.run(part, failure, perform);
+            self.close(bucket)?;
+            exchanged?;
+        }
+        Ok(())
+    }
+}
+
+impl Bucket {
+    fn run(
+        &mut self,
+        gradients: &mut [ValuesMut<'_>],
+        failure: Option<Error>,
+        perform: &mut impl FnMut(Group, Request<'_>) -> Result<(), crate::exchange::CollectiveError>,
+    ) -> Result<(), Error> {
+        match failure {
+            None => self.submit(gradients)?,
+            Some(failure) => self.submit_failure(failure)?,
+        }
+        while let Some((group, request)) = self.next(gradients)? {
+            perform(group, request)?;
+        }
+        Ok(())
+    }
+}
