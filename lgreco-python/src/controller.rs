@@ -444,6 +444,11 @@ impl Controller {
         self.with(py, |controller| controller::metrics_line(controller, &report))
     }
 
+    /// The present settings in one line.
+    fn summary(&self, py: Python<'_>) -> String {
+        self.with_levels(py, |levels| levels.summary())
+    }
+
     /// What is known of a layer.
     fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;

@@ -213,6 +213,29 @@ def test_powersgd_with_several_buckets_goes_on() -> None:
     assert torch.equal(first, second)
 
 
+def _told(rank: int) -> list[str]:
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("lgreco").addHandler(Kept())
+    logging.getLogger("lgreco").setLevel(logging.INFO)
+    ddp, state = make(method="qsgd", policy="uniform", min_elements=64)
+    lines.clear()
+    train(ddp, rank, range(8))
+    assert state.last_report is not None and f" gradients as {state.last_report.bytes_out} (" in state.report()
+    return lines
+
+
+def test_the_log_says_once_what_is_compressed_and_what_is_not() -> None:
+    first, second = on_ranks(2, _told)
+    assert len(first) == 1 and second == [], (first, second)
+    assert " layers compressed (" in first[0] and " qsgd), " in first[0], first
+    assert "; all-gather over 2 ranks; uncompressed: " in first[0] and " small (" in first[0], first
+
+
 def _compiled(rank: int, compiles: bool) -> tuple[torch.Tensor, int]:
     dist._DEFAULT_FIRST_BUCKET_BYTES = 5000  # Dynamo refuses a first bucket that is larger than the others
     ddp, state = make(default=0.2)

@@ -1,4 +1,5 @@
-"""A link per node: the processes of a node share a network namespace, joined to the others' by a bridge.
+"""A link per node: the processes of a node share a network namespace, joined to the others' by a bridge, or by a relay
+that delays frames.
 
 The link between nodes is shaped. What ranks of one node send each other goes by the namespace's loopback, which is not.
 """
@@ -8,6 +9,7 @@ import os
 import subprocess
 from multiprocessing.connection import Connection
 
+from relay import Relay, tap
 from shaped import shape
 
 CLONE_NEWNET = 0x4000_0000
@@ -45,17 +47,26 @@ def leave(node: int, rate: str, joined: Connection) -> str:
     return f"e{node}"
 
 
-def join(rates: list[str], nodes: list[list[Connection]]) -> None:
-    """Called in the namespace that started the ranks: gives each node a link to the bridge, on which it receives at its rate."""
-    _ip("link add bridge type bridge")
-    _ip("link set bridge up")
+def join(rates: list[str], nodes: list[list[Connection]], delay: float = 0.0) -> None:
+    """Called in the namespace that started the ranks: gives each node a link.
+
+    Without a ``delay``, links meet at a bridge, and nodes receive at their rate. With one, in seconds, links meet at a relay,
+    and only what a node sends has its rate.
+    """
+    if delay > 0:
+        devices = [tap(f"e{number}") for number in range(len(nodes))]
+        Relay(devices, delay).start()
+    else:
+        _ip("link add bridge type bridge")
+        _ip("link set bridge up")
     for number, (rate, (first, *others)) in enumerate(zip(rates, nodes)):
         first.send(None)
         process = first.recv()
-        _ip(f"link add v{number} type veth peer name e{number}")
+        if delay == 0:
+            _ip(f"link add v{number} type veth peer name e{number}")
+            _ip(f"link set v{number} master bridge up")
+            subprocess.run(shape("add", rate, device=f"v{number}"), check=True)
         _ip(f"link set e{number} netns {process}")
-        _ip(f"link set v{number} master bridge up")
-        subprocess.run(shape("add", rate, device=f"v{number}"), check=True)
         first.send(None)
         first.recv()
         for other in others:

@@ -8,11 +8,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from links import join, leave
 from model import Text, Transformer
 from schemes import FEW_BITS
 from shaped import in_namespace
@@ -58,9 +60,10 @@ def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callabl
     return model, outer.step, lambda: outer.compression_stats()[2]
 
 
-def _rank(rank: int, folder: str, scheme: str, rounds: int, warm_up: int) -> None:
+def _rank(rank: int, folder: str, scheme: str, rounds: int, warm_up: int, rate: str, joined: Connection) -> None:
+    link = leave(rank, rate, joined) if rate else "lo"
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = "lo", "1"
+    os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = link, "1"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     text = Text()
     torch.manual_seed(1)
@@ -112,15 +115,19 @@ def _computing(rank: int, folder: str) -> None:
     os._exit(0)
 
 
-def run_outer(scheme: str, rounds: int, warm_up: int) -> dict[str, Any]:
+def run_outer(scheme: str, rounds: int, warm_up: int, rate: str = "", delay: float = 0.0) -> dict[str, Any]:
     """Measures seconds and bytes of a round, which is one step or thirty. Without a scheme, measures an inner step
-    without an exchange."""
+    without an exchange. With a ``rate``, each rank has its own link, with a ``delay`` in seconds; otherwise ranks share
+    the loopback."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        of_rank = [(_rank, (rank, folder, scheme, rounds, warm_up)) if scheme else (_computing, (rank, folder)) for rank in range(RANKS)]
+        pipes = [context.Pipe() for _ in range(RANKS)]
+        of_rank = [(_rank, (rank, folder, scheme, rounds, warm_up, rate, pipes[rank][1])) if scheme else (_computing, (rank, folder)) for rank in range(RANKS)]
         ranks = [context.Process(target=target, args=arguments) for target, arguments in of_rank]
         for process in ranks:
             process.start()
+        if rate:
+            join([rate] * RANKS, [[ours] for ours, _ in pipes], delay)
         for process in ranks:
             process.join()
         if any(process.exitcode for process in ranks):
@@ -128,14 +135,15 @@ def run_outer(scheme: str, rounds: int, warm_up: int) -> dict[str, Any]:
         return json.loads(pathlib.Path(folder, "result.json").read_text())
 
 
-def utilisation(get: Callable[[str, Callable[[], Any]], Any]) -> str:
-    """A table with a line for each scheme; `get` stores runs by name."""
+def utilisation(get: Callable[[str, Callable[[], Any]], Any], delay: float) -> str:
+    """A table with a line for each scheme; `get` stores runs by name. With a ``delay``, in seconds, each rank has its own
+    link."""
     alone = get("outer: a step alone", lambda: in_namespace("", {"outer": ["", 1, 0]}))
     # This is the rate per rank; both ranks share the loopback.
     rate = 16 * alone["parameters"] / (RATIO * EVERY * alone["seconds"])
-    told = f"{RANKS * rate / 1e3:.0f}kbit"
+    delayed = f", {delay * 1e3:g} ms" if delay else ""
     lines = [
-        f"A step computes for {alone['seconds']:.3f} s; each rank's link has {rate / 1e6:.2f} Mbit/s.",
+        f"A step computes for {alone['seconds']:.3f} s; each rank's link has {rate / 1e6:.2f} Mbit/s{delayed}.",
         "",
         "| scheme | bits per parameter and round | seconds per step | utilisation |",
         "|---|--:|--:|--:|",
@@ -145,7 +153,9 @@ def utilisation(get: Callable[[str, Callable[[], Any]], Any]) -> str:
         rounds, warm_up, steps = (2, 1, 1) if "plain" in scheme else (2, 1, EVERY) if "dense" in scheme else (4, 3, EVERY)
         if scheme == SCHEMES[1]:
             rounds, warm_up, steps = 20, 4, 1
-        found = get(f"outer: {scheme}", lambda: in_namespace(told, {"outer": [scheme, rounds, warm_up]}))
+        told = [scheme, rounds, warm_up, *([f"{rate / 1e3:.0f}kbit", delay] if delay else [])]
+        shared = "" if delay else f"{RANKS * rate / 1e3:.0f}kbit"
+        found = get(f"outer: {scheme}{delayed}", lambda: in_namespace(shared, {"outer": told}))
         seconds = found["seconds"] / steps
         bits = 8 * found["bytes"] / found["parameters"]
         lines.append(f"| {scheme} | {bits:.3f} | {seconds:.3f} | {100 * alone['seconds'] / seconds:.1f} % |")

@@ -29,8 +29,11 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: object, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "") -> str:
-    link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}"
+def step_key(
+    rate: str, world: object, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "", delay: float = 0.0
+) -> str:
+    delayed = f", {delay:g} ms" if delay else ""
+    link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}{delayed}"
     return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks, round {turn}: {scheme}"
 
 

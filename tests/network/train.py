@@ -103,12 +103,13 @@ def run(
     small: bool = False,
     links: list[str] | None = None,
     per_node: int = 1,
+    delay: float = 0.0,
 ) -> dict[str, Any]:
     """Trains, and returns measurements of the steps.
 
     They are ``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of
     (step, held-out loss), and lgreco's ``decisions`` as text. In the second half of the steps the link has the rate
-    ``then``. With ``links``, each node of ``per_node`` ranks has its own link with its rate, instead of the loopback.
+    ``then``. With ``links``, each node of ``per_node`` ranks has its own link with its rate, instead of the loopback, and frames between nodes take ``delay`` seconds longer.
     ``link`` is the number of bytes that the first node sends over it per step.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +122,7 @@ def run(
             process.start()
         if links:
             ours = [ours for ours, _ in pipes]
-            join(links, [ours[first : first + per_node] for first in range(0, world, per_node)])
+            join(links, [ours[first : first + per_node] for first in range(0, world, per_node)], delay)
         while any(process.is_alive() for process in ranks):
             time.sleep(0.1)
             if any(process.exitcode for process in ranks):

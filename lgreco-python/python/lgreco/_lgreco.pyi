@@ -198,6 +198,9 @@ class Controller:
     def metrics_line(self, report: Report) -> str:
         """A step's report with the last decision and the metrics of all layers, as one line of JSON."""
 
+    def summary(self) -> str:
+        """The present settings in one line."""
+
     def finish_step(self) -> Report:
         """Ends the step, after all buckets were closed."""
 

@@ -2,9 +2,9 @@
 
 use super::layer::LayerState;
 use super::layer_plan::{LayerPlan, Left};
+use super::summary::known_len;
 use super::tensor::expect_finite;
 use super::window;
-use crate::compress::{Aggregation, Compressor, Setting};
 use crate::exchange::{Layer, Moment, Rest, Spec, widen_part};
 use crate::feedback::{Memory, plain_values, squared_norm};
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
@@ -161,14 +161,7 @@ impl LentLayer {
             (false, true) => Ok(()),
         };
         *late = late.or(remembered.err());
-        let sent = match setting {
-            // Uncompressed values travel without a header.
-            Setting::Dense => (shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64,
-            _ if setting.traits().aggregation != Aggregation::WholePayloads => {
-                setting.exchanged_len(shape, dtype, reduce_dtype)? as u64
-            }
-            _ => sent,
-        };
+        let sent = known_len(&setting, shape, dtype, reduce_dtype)?.unwrap_or(sent);
         let counts = &mut state.counts;
         counts.steps += 1;
         counts.bytes_in += (shape.elements() * dtype.bytes()) as u64;

@@ -144,6 +144,7 @@ mod save;
 mod schedule;
 mod state_format;
 mod step;
+mod summary;
 mod task;
 mod tensor;
 #[cfg(test)]
@@ -171,6 +172,7 @@ pub use policy::{Budget, Objective, Policy};
 pub use ramp::RampUp;
 pub use residuals::Residuals;
 pub use save::Contents;
+pub use summary::Summary;
 pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use timing::Timing;

@@ -281,6 +281,10 @@ class OuterStep(Reports, Checkpointed[None]):
         """
         return {name: layer for fragment in self._fragments for name, layer in fragment.metrics().items()}
 
+    def report(self) -> str:
+        """The present settings in one line per fragment; see ``LGreCoState.report``."""
+        return "\n".join(fragment.report() for fragment in self._fragments)
+
     def _plans(self) -> list[dict[str, Any]]:
         return [plan for fragment in self._fragments for plan in fragment._plans()]
 

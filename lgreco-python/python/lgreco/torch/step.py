@@ -61,6 +61,8 @@ class Steps:
         self._optimizer = optimizer
         self._on_plan = on_plan
         self._state: StepState = Between()
+        self._is_told = False
+        """Whether the log has been told what is compressed."""
         self._has_new_plan = False
         """Whether ``on_plan`` must still be called. It stays set if the step's backward pass ends early."""
         self._bytes = [0, 0]
@@ -77,6 +79,16 @@ class Steps:
         if self.last_report is None:
             raise LgrecoError("no step has ended: metrics_line() is about the last one, so call it after backward")
         return self._controller.metrics_line(self.last_report)
+
+    def report(self) -> str:
+        """The present settings in one line. Rank 0 logs it after the first step with compression.
+
+        It says which methods compress how many layers, to how many bytes, and over which route. For uncompressed
+        layers, it says why: ``warm-up``, ``small`` (one dimension, or few elements), ``no saving``, ``chosen`` (by the
+        plan or the user), ``slower`` or ``not contractive`` (error feedback could grow without bound). Bytes are those
+        that this rank sends in a step by all-gather.
+        """
+        return self._controller.summary()
 
     # Exchanging buckets
 
@@ -229,6 +241,10 @@ class Steps:
         self.last_report = report
         if self._device is None:
             self._planning.begin(self._controller)
+        if not self._is_told and (report.switched or report.bytes_out < report.bytes_in):
+            self._is_told = True
+            if self._group.rank() == 0:
+                _LOG.info("%s", self.report())
         if report.switched:
             trim_memory()
             if self._device is not None:

@@ -8,6 +8,8 @@ use crate::controller::{self, Config, Contents, Controller, Loaded, MemoryUse, R
 use crate::exchange::{Request, Round};
 use crate::gradient::ValuesMut;
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -96,6 +98,18 @@ impl Levels {
         match self {
             Levels::One(controller) => Some(0..controller.tensors().get(layer)?.shape().elements()),
             Levels::Two(training) => training.shard(layer),
+        }
+    }
+
+    /// The present settings in one line; see [`Controller::summary`]. With two levels, layers and bytes are those of this rank's
+    /// shards.
+    pub fn summary(&self) -> String {
+        match self {
+            Levels::One(controller) => controller.summary().to_string(),
+            Levels::Two(training) => {
+                let (Topology { nodes, per_node, .. }, shards) = (training.topology(), training.controller().summary());
+                format!("two levels, {nodes} nodes of {per_node} ranks, each rank's shards: {shards}")
+            }
         }
     }
 

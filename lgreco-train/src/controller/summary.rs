@@ -1,0 +1,126 @@
+//! What a controller compresses, as one line for a log.
+
+use super::decision::LayerSetting;
+use super::{Controller, Tensor, Uncompressed};
+use crate::Error;
+use crate::compress::{Aggregation, Compressor, Setting};
+use crate::exchange::Route;
+use crate::gradient::{Dtype, Shape};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Names of layers that are written for each reason.
+const NAMES: usize = 3;
+
+/// The present settings in one line: what is compressed, to how many bytes, over which route, and which layers are
+/// uncompressed for which reason. See [`Controller::summary`].
+///
+/// ```
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let text = controller.summary().to_string();
+/// assert!(text.starts_with("step 3: 1 of 2 layers compressed (1 topk), 16640 bytes of gradients as "), "{text}");
+/// assert!(text.ends_with("; all-gather over 1 rank; uncompressed: 1 small (bias; 256 bytes)"), "{text}");
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Summary<'a>(&'a Controller);
+
+impl Controller {
+    /// The present settings in one line, for a log.
+    ///
+    /// Bytes are those that this rank compresses and sends in a step by all-gather. Where the length of a payload depends on
+    /// the gradients, the longest counts.
+    ///
+    /// # Complexity
+    /// O(n log n) in the layers.
+    pub fn summary(&self) -> Summary<'_> {
+        Summary(self)
+    }
+}
+
+/// Bytes that are sent for a layer whose payload's length is known without the payload.
+pub(super) fn known_len(
+    setting: &Setting,
+    shape: Shape,
+    dtype: Dtype,
+    reduce_dtype: Dtype,
+) -> Result<Option<u64>, Error> {
+    Ok(match setting {
+        // Uncompressed values travel without a header.
+        Setting::Dense => Some((shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64),
+        _ if setting.traits().aggregation != Aggregation::WholePayloads => {
+            Some(setting.exchanged_len(shape, dtype, reduce_dtype)? as u64)
+        }
+        _ => None,
+    })
+}
+
+fn longest_len(setting: &Setting, tensor: &Tensor, reduce_dtype: Dtype) -> Result<u64, Error> {
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    match known_len(setting, shape, dtype, reduce_dtype)? {
+        Some(len) => Ok(len),
+        None => Ok(setting.payload_len(shape, dtype)? as u64),
+    }
+}
+
+/// Uncompressed layers with the same reason.
+#[derive(Default)]
+struct Left<'a> {
+    layers: usize,
+    bytes: u64,
+    names: Vec<&'a str>,
+}
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let controller = self.0;
+        let (config, tensors) = (&controller.scheduler.config, controller.tensors());
+        let (mut given, mut sent) = (0, 0);
+        let mut methods = BTreeMap::<&str, usize>::new();
+        let mut left = BTreeMap::<u8, Left<'_>>::new();
+        for (layer, tensor) in tensors.iter().enumerate() {
+            let LayerSetting { setting, uncompressed } = controller.states[layer].choice;
+            // Settings in use have a length.
+            let bytes = longest_len(&setting, tensor, config.search.reduce_dtype).unwrap_or_default();
+            given += (tensor.shape().elements() * tensor.dtype().bytes()) as u64;
+            sent += bytes;
+            match uncompressed {
+                None => *methods.entry(setting.name()).or_default() += 1,
+                Some(reason) => {
+                    let left = left.entry(reason as u8).or_default();
+                    left.layers += 1;
+                    left.bytes += bytes;
+                    if left.names.len() < NAMES {
+                        left.names.push(tensor.name());
+                    }
+                }
+            }
+        }
+        let compressed: usize = methods.values().sum();
+        write!(f, "step {}: {compressed} of {} layers compressed", controller.steps(), tensors.len())?;
+        for (at, (method, layers)) in methods.iter().enumerate() {
+            write!(f, "{}{layers} {method}", if at == 0 { " (" } else { ", " })?;
+        }
+        f.write_str(if compressed > 0 { ")" } else { "" })?;
+        write!(f, ", {given} bytes of gradients as {sent}")?;
+        if sent > 0 {
+            write!(f, " ({:.1} times fewer)", given as f64 / sent as f64)?;
+        }
+        let route = match config.route {
+            Route::AllGather => "all-gather",
+            Route::ScatterReduce => "scatter-reduce",
+            Route::Sharded => "sharded",
+        };
+        let world = controller.world;
+        write!(f, "; {route} over {world} {}", if world == 1 { "rank" } else { "ranks" })?;
+        for (at, (&reason, Left { layers, bytes, names })) in left.iter().enumerate() {
+            let reason = Uncompressed::ALL.get(reason as usize).map_or("", |reason| reason.name());
+            write!(f, "{}{layers} {reason} ({}", if at == 0 { "; uncompressed: " } else { ", " }, names.join(", "))?;
+            write!(f, "{}; {bytes} bytes)", if *layers > names.len() { ", …" } else { "" })?;
+        }
+        Ok(())
+    }
+}
