@@ -58,10 +58,13 @@ impl Setting {
         Ok(len - values * of_payload.saturating_sub(reduce_dtype.bytes()))
     }
 
-    /// The setting for one piece of a tensor with `elements` elements. TopK keeps a proportional share of its values in
-    /// the piece, at least one.
+    /// The setting for one piece of a tensor with `elements` elements. TopK and CLT-k keep a proportional share of their
+    /// values in the piece, at least one.
     pub fn of_piece(mut self, range: core::ops::Range<usize>, elements: usize) -> Setting {
-        if let Setting::TopK(TopK { keep, .. }) | Setting::QuantisedTopK(QuantisedTopK { keep, .. }) = &mut self {
+        if let Setting::TopK(TopK { keep, .. })
+        | Setting::QuantisedTopK(QuantisedTopK { keep, .. })
+        | Setting::CltK(CltK { keep }) = &mut self
+        {
             let before = |end: usize| (*keep as u64 * end as u64 / elements.max(1) as u64) as u32;
             *keep = (before(range.end) - before(range.start)).max(1);
         }

@@ -92,9 +92,22 @@ def test_means_are_the_same_on_all_ranks_and_nothing_is_lost() -> None:
             assert scheme == "seconds" or any(setting != "dense" for setting in of["settings"].values()), scheme
 
 
-def test_nodes_may_be_any_groups() -> None:
-    found = on_ranks(WORLD, _run, {"route": "two_level"}, [[0, 2], [1, 3]])
-    assert [of["place"] for of in found] == [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]
+@pytest.mark.parametrize(
+    "nodes, places",
+    [
+        ([[0, 2], [1, 3]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
+        # Ranks 3 and 2 are peers, and a group's ranks are in the order of their numbers.
+        ([[0, 3], [1, 2]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
+    ],
+)
+def test_nodes_may_be_any_groups(nodes: list[list[int]], places: list[list[int]]) -> None:
+    found = on_ranks(WORLD, _run, {"route": "two_level"}, nodes)
+    assert [of["place"] for of in found] == places
+    for of in found:
+        assert any(setting != "dense" for setting in of["settings"].values())
+        for name in SHAPES:
+            expected = sum(mean(WORLD, at, name) for at in range(STEPS))
+            torch.testing.assert_close(of["whole"][name], expected, atol=1e-4, rtol=1e-4)
     for of in found:
         for name in SHAPES:
             assert torch.equal(of["sums"][name], found[0]["sums"][name]), f"{name}: ranks differ"
@@ -277,3 +290,29 @@ def test_what_cannot_be_is_refused() -> None:
         ]
         for words, text in zip(expected, told, strict=True):
             assert words in text, text
+
+
+def _refused(rank: int) -> list[str]:
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    dist.new_group([0])  # other numbers of groups on the ranks
+    own = groups[rank // 2]
+    given: list[dict[str, Any]] = [
+        {"node_group": own, "route": "all_gather"},
+        {"node_group": "node" if rank == 1 else own},
+        {"method": "powersgd", "default": 2} if rank == 1 else {},
+    ]
+    errors = []
+    for options in given:
+        with pytest.raises(LgrecoError) as raised:
+            make(2, **options)
+        errors.append(str(raised.value))
+    step(make(2)[0], gradients(rank, 0))
+    return errors
+
+
+def test_groups_that_have_no_effect_and_options_that_differ_are_named() -> None:
+    for rank, (idle, wrong, differ) in enumerate(on_ranks(WORLD, _refused)):
+        assert "node_group is given, which has no effect beside route='all_gather'" in idle, idle
+        assert "node_group is 'node', expected a process group" in wrong, wrong
+        assert rank == 1 or "rank 1 failed" in wrong, wrong
+        assert "on rank 1" in differ and ("method" in differ or "default" in differ), differ

@@ -1,21 +1,18 @@
 use super::collective::lgreco_collective;
-use super::context::{device, lgreco_context};
-use super::gradient::{GradientLayer, Gradients, lgreco_layer};
+use super::gradient::Gradients;
 use super::request::{Groups, lgreco_request};
-use super::setting::{lgreco_setting, read_settings};
 use super::table::Texts;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
-use crate::options::{self, ControllerOptions};
-use crate::pointers::{slice, write};
+use crate::pointers::write;
 use crate::status::lgreco_status;
-use crate::structs::{fill, fill_unless_null, read_struct, read_structs, sized_struct};
-use core::ffi::{c_char, c_void};
+use crate::structs::{fill, fill_unless_null, read_struct, sized_struct};
+use core::ffi::c_void;
 use lgreco_train::Error;
-use lgreco_train::controller::two_level::{Levels, Topology};
-use lgreco_train::controller::{Outcome, Report, Tensor};
-use lgreco_train::exchange::{Collective, Route};
+use lgreco_train::controller::two_level::Levels;
+use lgreco_train::controller::{Outcome, Report};
+use lgreco_train::exchange::Collective;
 use std::sync::{Arc, Weak};
 
 /// One worker's part of compressed training. It decides when and how strongly to compress each layer, compresses,
@@ -30,7 +27,7 @@ pub(crate) struct ControllerState {
     pub(super) levels: Levels,
     /// The device that measures.
     pub(super) device: Device,
-    rank: u32,
+    pub(super) rank: u32,
     pub(super) world_size: u32,
     /// Identifies this controller to its buckets and tasks.
     pub(super) owner: Arc<()>,
@@ -43,7 +40,7 @@ pub(crate) struct ControllerState {
     pub(super) report: Option<Report>,
     /// Names of the layers that the last load found missing, extra and of another shape.
     pub(super) loaded: [Texts; 3],
-    gradients: Gradients,
+    pub(super) gradients: Gradients,
 }
 
 impl ControllerState {
@@ -93,7 +90,8 @@ pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
 /// After a step of buckets in flight: the exchange of some bucket failed on every rank, and its gradients are unusable.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
-/// The report of a step. Everything except the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+/// The report of a step. Everything except the seconds is the same on every rank; on nodes, the bytes are those of a rank's
+/// shards. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_report {
@@ -139,178 +137,6 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// The arguments of lgreco_controller_create.
-struct Given {
-    context: *const lgreco_context,
-    collective: *const lgreco_collective,
-    layers: *const lgreco_layer,
-    layers_len: usize,
-    settings: *const lgreco_setting,
-    options: *const *const c_char,
-}
-
-/// How ranks divide the layers.
-enum Shares {
-    /// Every rank has whole layers.
-    None,
-    /// lgreco_controller_create_sharded.
-    Sharded(*const u64),
-    /// lgreco_controller_create_on_nodes.
-    PerNode(u32),
-}
-
-impl Given {
-    /// # Safety
-    /// README.md, handles and pointers; `shares` are as lgreco_controller_create_sharded says.
-    unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
-        let Given { context, collective, layers, layers_len, settings, options } = self;
-        // SAFETY: passed on, here and below.
-        let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
-        let mut tensors = Vec::new();
-        // SAFETY: as above.
-        for layer in unsafe { read_structs(layers, layers_len) }? {
-            // SAFETY: as above.
-            let tensor = unsafe { layer.tensor() }?;
-            tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
-        }
-        let world = collective.world_size() as usize;
-        if let (Shares::Sharded(shards), true) = (&shares, world > 0) {
-            // SAFETY: as above.
-            let shards = unsafe { slice(*shards, tensors.len().saturating_mul(world), "shards") }?;
-            let rows = tensors.into_iter().zip(shards.chunks(world));
-            tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
-        }
-        let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
-        let named = |failure: Failure| failure.with_name(&names);
-        // SAFETY: as above.
-        let options = unsafe { options::read::<ControllerOptions>(options) }?;
-        let fixed = (!settings.is_null()).then(|| {
-            // SAFETY: as above.
-            unsafe { read_settings(settings, tensors.len(), "settings") }
-        });
-        let config = options.config(
-            fixed.transpose().map_err(named)?,
-            matches!(shares, Shares::Sharded(_)).then_some(Route::Sharded),
-        )?;
-        let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
-        let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
-        let (rank, world_size) = (collective.rank(), collective.world_size());
-        let place = match shares {
-            Shares::PerNode(per_node) => Some(place_of(rank, world_size, per_node)?),
-            Shares::None | Shares::Sharded(_) => None,
-        };
-        let levels = Levels::new(config, tensors, [rank, world_size], place).map_err(|error| named(error.into()))?;
-        Ok(ControllerState {
-            levels: levels.with_backend(Box::new(device.clone())),
-            device,
-            rank: collective.rank(),
-            world_size: collective.world_size(),
-            owner: Arc::new(()),
-            loads: 0,
-            report: None,
-            loaded: Default::default(),
-            gradients: Gradients::new(layers),
-            texts,
-            names,
-        })
-    }
-}
-
-/// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
-/// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides.
-/// Otherwise there is one setting per layer, kept until lgreco_controller_set_settings. The call performs no collective.
-///
-/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
-/// lgreco_setting, LGRECO_DUPLICATE_NAME.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_create(
-    context: *const lgreco_context,
-    collective: *const lgreco_collective,
-    layers: *const lgreco_layer,
-    layers_len: usize,
-    settings: *const lgreco_setting,
-    options: *const *const c_char,
-    controller: *mut *mut lgreco_controller,
-) -> lgreco_status {
-    create!(controller, || {
-        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::None)
-    })
-}
-
-/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of its
-/// own shards, at their place in the gradients; the other elements are then unusable.
-///
-/// `shards` has world_size numbers per layer, layer after layer: the end of each rank's shard, in elements. The shard of
-/// rank r begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of
-/// elements. The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo
-/// and AdaComp are gathered whole and decoded by every rank. The option `route` has no effect.
-///
-/// Also fails with LGRECO_NULL_POINTER for `shards`, LGRECO_PARAMETER for invalid ends.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_create_sharded(
-    context: *const lgreco_context,
-    collective: *const lgreco_collective,
-    layers: *const lgreco_layer,
-    layers_len: usize,
-    shards: *const u64,
-    settings: *const lgreco_setting,
-    options: *const *const c_char,
-    controller: *mut *mut lgreco_controller,
-) -> lgreco_status {
-    create!(controller, || {
-        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::Sharded(shards))
-    })
-}
-
-/// The place of a rank among nodes of `per_node` ranks each, numbered node by node.
-fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
-    let wrong = |what, value: u32, expected| {
-        let value = value.into();
-        Err(Error::Core(lgreco_train::CoreError::Parameter { what, value, expected }).into())
-    };
-    if per_node == 0 || !world_size.is_multiple_of(per_node) {
-        return wrong("the number of ranks per node", per_node, "a divisor of the number of workers");
-    }
-    if rank >= world_size {
-        return wrong("rank", rank, "below the number of workers");
-    }
-    Ok(Topology { nodes: world_size / per_node, node: rank / per_node, per_node, local: rank % per_node })
-}
-
-/// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
-/// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
-/// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
-/// link once per other node.
-///
-/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
-/// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
-/// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
-/// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
-/// buckets have reached them.
-///
-/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
-/// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
-/// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
-/// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
-/// shards in them.
-///
-/// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_create_on_nodes(
-    context: *const lgreco_context,
-    collective: *const lgreco_collective,
-    ranks_per_node: u32,
-    layers: *const lgreco_layer,
-    layers_len: usize,
-    settings: *const lgreco_setting,
-    options: *const *const c_char,
-    controller: *mut *mut lgreco_controller,
-) -> lgreco_status {
-    create!(controller, || {
-        Given { context, collective, layers, layers_len, settings, options }.controller(Shares::PerNode(ranks_per_node))
-    })
-}
-
 /// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
 /// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
 ///
@@ -347,7 +173,8 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
 /// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
 ///
-/// Errors that leave everything unchanged, so that the step may be repeated: LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
+/// Errors that leave everything unchanged, so that the step may be repeated (for nodes see
+/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
 /// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
 /// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
 /// lgreco_controller_begin_step is under way; codes of planning.

@@ -42,6 +42,7 @@ mod collective;
 mod compressor;
 mod context;
 mod controller;
+mod create;
 mod cuda;
 mod cuda_bucket;
 mod cuda_measure;
@@ -69,7 +70,7 @@ mod testing;
 #[cfg(feature = "testing")]
 pub use testing::*;
 pub use {
-    bucket::*, collective::*, compressor::*, context::*, controller::*, cuda::*, cuda_bucket::*, cuda_measure::*,
+    bucket::*, collective::*, compressor::*, context::*, controller::*, create::*, cuda::*, cuda_bucket::*, cuda_measure::*,
     cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*,
     plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
 };

@@ -34,6 +34,7 @@ mod saved;
 mod schedule;
 mod settings;
 mod shards;
+mod summary;
 mod transactions;
 mod two_level;
 

@@ -163,13 +163,6 @@ impl<'a> Layers<'a> {
         Ok(Layers { owner, places: layers.iter().map(|layer| layer.name).zip(0..).collect(), layers })
     }
 
-    /// Adds further parts of the state.
-    pub(super) fn extend(&mut self, other: Layers<'a>) -> Result<(), Error> {
-        let layers = core::mem::take(&mut self.layers).into_iter().chain(other.layers).collect();
-        *self = Layers::new(self.owner, layers)?;
-        Ok(())
-    }
-
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {
         self.places.get(name).map(|&place| &self.layers[place])
     }

@@ -62,6 +62,10 @@ class Checkpointed(Generic[Told]):
         """Whether this rank can continue from this state, saved under its number, without states of other ranks."""
         return True
 
+    def _alike(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The state whose plan suits this rank best."""
+        return states[0]
+
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The states whose residuals this rank takes over from other ranks. They are dealt to the ranks in turn."""
         ranks = self._ranks()
@@ -100,7 +104,7 @@ class Checkpointed(Generic[Told]):
             saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
             raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor a complete one of other ranks: ranks that have saved there are {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
-        return self.load_state_dict(states[0], self._taken(states))
+        return self.load_state_dict(self._alike(states), self._taken(states))
 
 
 def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:

@@ -1,6 +1,5 @@
 """Compressed gradients for DistributedDataParallel: the communication hook and its state."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,15 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
 from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled
-from lgreco.torch.nodes import Nodes, nodes_of
+from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Scaler
-from lgreco.torch.route import choose, described
+from lgreco.torch.route import methods_of, routed_over
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 else:
     from torch.distributed import GradBucket  # register_comm_hook compares annotations with this class.
-
-
-_LOG = logging.getLogger("lgreco")
 
 
 def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -254,9 +250,13 @@ class LGreCoState(Training):
         if not (node_group is None or isinstance(node_group, dist.ProcessGroup)):
             expected = "a process group of torch.distributed that this process is in, or None"
             refused, node_group = LgrecoError(f"node_group is {node_group!r}, expected {expected}"), None
+        if node_group is not None and (cuda is not None or route not in (None, "two_level")):
+            beside = "gradients on a GPU" if cuda is not None else f"route={route!r}"
+            refused = refused or LgrecoError(f"node_group is given, which has no effect beside {beside}: leave it out, or give route=\"two_level\"")
 
         def routed(own: dist.ProcessGroup) -> tuple[Nodes | None, str]:
-            return _routed(own, route, node_group, _methods(method, settings), cuda is None, self._uncompressed)
+            may = cuda is None and not self._uncompressed and refused is None
+            return routed_over(own, route, node_group, methods_of(method, settings), may, self._uncompressed)
 
         super().__init__(process_group, layers, cuda, besides, refused, routed, **told)
         self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)
@@ -323,37 +323,6 @@ class LGreCoState(Training):
             was = f"the parameter was {self._dtypes[layer]} when the state was made"
             raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
         return layer
-
-
-def _methods(method: object, settings: object) -> frozenset[str]:
-    """The names of the methods whose payloads travel."""
-    if isinstance(settings, Mapping):
-        words = (str(setting).partition(" ")[0] for setting in settings.values())
-        return frozenset(word for word in words if word != "dense")
-    return frozenset(name.strip() for name in str(method or "hybrid").split(","))
-
-
-def _routed(
-    own: dist.ProcessGroup,
-    given: str | None,
-    node_group: dist.ProcessGroup | None,
-    methods: frozenset[str],
-    on_host: bool,
-    uncompressed: bool,
-) -> tuple[Nodes | None, str]:
-    """The nodes, if gradients are averaged in two levels, and the route of payloads between them, or else between all ranks."""
-    nodes = nodes_of(own, given, on_host and not uncompressed, node_group)
-    if given not in (None, "two_level"):
-        return None, given
-    if uncompressed:
-        return None, "all_gather"
-    count, per_node = (own.size(), 1) if nodes is None else (len(nodes), len(nodes[0]))
-    route = choose(count, per_node, methods, on_host)
-    if given is None and own.rank() == 0 and count * per_node > 1:
-        _LOG.info("%s", described(route, count, per_node))
-    if nodes is None or route.name != "two_level":
-        return None, route.between
-    return Nodes(nodes, own), route.between
 
 
 def _called_by_user() -> bool:

@@ -35,22 +35,33 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     of = group if group is not None else dist.group.WORLD
     if of is None:
         raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")
-    return _new(dist.get_process_group_ranks(of), of, backend)
+    ranks = dist.get_process_group_ranks(of)
+    return _new(ranks, of, backend, _is_world(of))
 
 
-def group_of(ranks: list[int], of: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Makes a Gloo group of some ranks of a group, including this one. These ranks, and no others, must call it together."""
-    return _new(ranks, of, "gloo")
+def part_of(parts: list[list[int]], of: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Makes a Gloo group of each part of a group's ranks, and returns this rank's. All ranks of ``of`` must call it together.
+
+    A group orders its ranks by their numbers.
+    """
+    rank, is_world = dist.get_rank(), _is_world(of)
+    # Where all processes take part, each makes every group. PyTorch before 2.15 names groups that only their own ranks make
+    # by the number of groups on each rank, which may differ.
+    made = [_new(part, of, "gloo", is_world) for part in parts if is_world or rank in part]
+    return next(group for group in made if isinstance(group, dist.ProcessGroup))
 
 
-def _new(ranks: list[int], of: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
+def _is_world(group: dist.ProcessGroup) -> bool:
+    return group.size() == dist.get_world_size()
+
+
+def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) -> dist.ProcessGroup:
+    """``with_all`` says that all processes make the group together, not just its own ranks."""
     timeout = of._get_backend(of._device_types[0]).options._timeout
-    is_world = ranks == dist.get_process_group_ranks(dist.group.WORLD)
     _await_threads_at_exit()
     with meeting(of):
-        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=not is_world)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=not with_all)
+    return made  # type: ignore[return-value]
 
 
 def release_with(owner: object, group: dist.ProcessGroup) -> None:

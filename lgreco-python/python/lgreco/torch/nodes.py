@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError, Request
-from lgreco.torch.groups import group_of, meeting
+from lgreco.torch.groups import meeting, part_of
 
 
 class Nodes:
@@ -15,17 +15,14 @@ class Nodes:
 
     def __init__(self, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> None:
         """``nodes`` are ranks among all processes."""
-        rank = dist.get_rank()
         self.ranks = [list(node) for node in nodes]
-        self._node = next(number for number, node in enumerate(self.ranks) if rank in node)
-        self._local = self.ranks[self._node].index(rank)
-        self.node = group_of(self.ranks[self._node], group)
-        self.peers = group_of([node[self._local] for node in self.ranks], group)
+        self.node = part_of(self.ranks, group)
+        self.peers = part_of([list(peers) for peers in zip(*self.ranks)], group)
 
     @property
     def place(self) -> list[int]:
         """Nodes, this rank's node, ranks per node, this rank's local rank."""
-        return [len(self.ranks), self._node, len(self.ranks[0]), self._local]
+        return [self.peers.size(), self.peers.rank(), self.node.size(), self.node.rank()]
 
     def group(self, request: Request) -> dist.ProcessGroup:
         """The group that performs a collective."""

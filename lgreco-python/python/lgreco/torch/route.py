@@ -1,6 +1,14 @@
 """The choice of the route of payloads, by the bytes that leave each node."""
 
+import logging
+from collections.abc import Mapping
 from typing import NamedTuple
+
+import torch.distributed as dist
+
+from lgreco.torch.nodes import Nodes, nodes_of
+
+_LOG = logging.getLogger("lgreco")
 
 _SCATTERED = frozenset({"qsgd", "eden"})
 """Methods that lose little when a mean is compressed again."""
@@ -61,3 +69,36 @@ def described(route: Route, nodes: int, per_node: int) -> str:
     if route.name != "all_gather":
         text += f", by all-gather {most:.3g}"
     return f"{text}; fix it by route=\"{route.name}\""
+
+
+def methods_of(method: object, settings: object) -> frozenset[str]:
+    """The names of the methods whose payloads travel."""
+    if isinstance(settings, Mapping):
+        words = (str(setting).partition(" ")[0] for setting in settings.values())
+        return frozenset(word for word in words if word != "dense")
+    return frozenset(name.strip() for name in str(method or "hybrid").split(","))
+
+
+def routed_over(
+    own: dist.ProcessGroup,
+    given: str | None,
+    node_group: dist.ProcessGroup | None,
+    methods: frozenset[str],
+    may_two_levels: bool,
+    uncompressed: bool,
+) -> tuple[Nodes | None, str]:
+    """The nodes, if gradients are averaged in two levels, and the route of payloads between them, or else between all ranks."""
+    # PowerSGD's factors are summed by rings, which cross each link once. With two levels, each shard has its own factors.
+    may_two_levels = may_two_levels and (given is not None or methods != {"powersgd"})
+    nodes = nodes_of(own, given, may_two_levels, node_group)
+    if given not in (None, "two_level"):
+        return None, given
+    if uncompressed:
+        return None, "all_gather"
+    count, per_node = (own.size(), 1) if nodes is None else (len(nodes), len(nodes[0]))
+    route = choose(count, per_node, methods, may_two_levels)
+    if given is None and own.rank() == 0 and count * per_node > 1:
+        _LOG.info("%s", described(route, count, per_node))
+    if nodes is None or route.name != "two_level":
+        return None, route.between
+    return Nodes(nodes, own), route.between

@@ -202,7 +202,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return {name: self._controller.metrics(layer) for layer, name in enumerate(self.names)}
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """The compression ratio of this process so far, the bytes of all gradients, and the bytes sent for them."""
+        """The compression ratio of this process so far, the bytes of all gradients, and the bytes sent for them.
+
+        With ``route="two_level"``, bytes are those of this rank's shards, and of their payloads between nodes.
+        """
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
 
@@ -251,6 +254,11 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
+
+    def _alike(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The first state of a rank whose shards were cut at the same places, or else the first one."""
+        cut = self._place()[2:]
+        return next((state for state in states if state.get("place", [0, 0, 1, 0])[2:] == cut), states[0])
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The states of all ranks of some former nodes. Former nodes are dealt to the nodes in turn."""

@@ -1,7 +1,8 @@
 //! Two levels: what each rank gets, against a controller over the nodes that has the nodes' means as gradients.
 
 use super::*;
-use lgreco_train::controller::two_level::{Group, Topology, TwoLevel};
+use lgreco_train::compress::clt::CltK;
+use lgreco_train::controller::two_level::{Group, Levels, Topology, TwoLevel};
 use lgreco_train::exchange::{Request, Route};
 use lgreco_train::gradient::{Bf16, Element};
 
@@ -322,4 +323,44 @@ fn layers_without_gradients_on_a_node_keep_their_residuals() {
         assert_eq!(before == after, rank >= 2, "rank {rank}");
         assert_eq!(*means, before_and_after[0].2);
     }
+}
+
+/// The bits of CLT-k are those of each shard's part of k, and LEGACY's bounds are for whole layers.
+#[test]
+fn settings_and_bounds_are_for_whole_layers() {
+    on_nodes((2, 2), |place, node, peers| {
+        let mut settings = vec![Setting::Dense; 6];
+        settings[0] = Setting::CltK(CltK { keep: 300 });
+        let mut training = new(config(Method::TopK, Policy::Fixed(settings)), place);
+        (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+        assert_eq!(training.controller().setting(0), Setting::CltK(CltK { keep: 150 }));
+
+        let levels = vec![vec![0.5, 0.25]];
+        let legacy = Legacy { sizes: vec![300], levels, steps: 100 };
+        let mut training = new(config(Method::TopK, Policy::Legacy(legacy)), place);
+        (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+        let kept = [0, 2].map(|layer| match training.controller().setting(layer) {
+            Setting::TopK(TopK { keep, .. }) => keep,
+            other => panic!("{other}"),
+        });
+        assert_eq!(kept, [192 / 4, 100 / 2], "384 elements are above the bound, 200 below");
+    });
+}
+
+/// The line says the bytes of the next step's report.
+#[test]
+fn the_summary_is_of_shards() {
+    on_nodes((2, 2), |place, node, peers| {
+        let config = with_undo(Method::Eden, Policy::Uniform);
+        let mut levels = Levels::new(config, layers(), [place.rank(), 4], Some(place)).unwrap();
+        let told = levels.summary();
+        assert!(told.contains("step 0: 0 of 6 layers compressed, ") && told.contains(" 6 warm-up (fc1, bias, wide, …; "), "{told}");
+        let Levels::Two(training) = &mut levels else { panic!("nodes") };
+        let reports = (0..4).map(|_| step(training, node, peers).unwrap().0);
+        let sent = reports.last().unwrap().bytes_out;
+        let told = levels.summary();
+        assert!(told.starts_with("two levels, 2 nodes of 2 ranks, each rank's shards: step 4: "), "{told}");
+        assert!(told.contains(&format!(" bytes of gradients as {sent} (")), "{told}, not {sent}");
+        assert!(told.contains("; all-gather over 2 ranks; uncompressed: "), "{told}");
+    });
 }

@@ -11,7 +11,7 @@
 //! A failure on one rank is told in its node's reduce-scatter, or is found between nodes. All ranks of the node tell their
 //! peers, and the last message tells the ranks of all nodes. So all ranks fail in the same bucket.
 
-use super::messages::{FAULT, Fault, Layer, Messages};
+use super::messages::{FAULT, Fault, Layer, Messages, judge_faults};
 use super::{Group, Topology};
 use crate::Error;
 use crate::controller::Bucket as Shards;
@@ -317,14 +317,14 @@ impl Bucket {
     /// Notes an error that the ranks of the node have found.
     fn note(&mut self, error: Error) {
         let rank = self.topology.rank();
+        let error = self.topology.of_node(error);
         self.fault = match error {
-            Error::Peer { rank, code } => Fault { code: code.into(), rank: self.topology.mate(rank) },
-            Error::PeerPlan { rank } => {
-                self.own = Some(Error::PeerPlan { rank: self.topology.mate(rank) });
-                Fault { code: error.code().into(), rank: self.topology.rank() }
-            }
-            error => Fault { code: error.code().into(), rank },
+            Error::Peer { rank, code } => Fault { code: code.into(), rank, alone: false },
+            error => Fault::new(error, rank),
         };
+        if let Error::PeerPlan { .. } = error {
+            self.own = Some(error);
+        }
     }
 
     /// Submits this rank's shards to the exchange between nodes, or tells the peers of the failure.
@@ -360,20 +360,27 @@ impl Bucket {
                 return;
             }
             Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
+            Err(error) if self.shards.progress == Progress::FailedAlone => {
+                // Peers have ended the exchange. The controller tells them before the next step.
+                self.own = Some(error);
+                self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
+                self.begin_gathering();
+                return;
+            }
             Err(error) => error,
         };
         let known = match (self.fault.code, found) {
             (0, Error::Peer { .. }) => Fault::default(),
             (0, error) => {
-                let error = of_peers(error, &self.topology);
+                let error = self.topology.of_peers(error);
                 if !is_broken {
                     self.own = Some(error);
                 }
-                Fault { code: error.code().into(), rank: self.topology.rank() }
+                Fault::new(error, self.topology.rank())
             }
             _ => self.fault,
         };
-        self.fault = Fault { code: found.code().into(), rank: self.topology.rank() };
+        self.fault = Fault::new(found, self.topology.rank());
         self.words = known.words().repeat(self.topology.nodes as usize);
         self.stage = Stage::Telling;
     }
@@ -398,20 +405,18 @@ impl Bucket {
     fn finish(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let judged = match self.is_empty() {
             true => self.own.map_or(Ok(()), Err),
-            false => judge(self.own, self.messages.faults().map(Fault::slip)),
+            false => judge_faults(self.own, self.messages.faults()),
         };
         let Err(error) = judged else {
+            self.messages.deliver(&self.layers, gradients, &self.topology)?;
             self.stage = Stage::Done;
-            self.messages.deliver(&self.layers, gradients, &self.topology);
             return Ok(());
         };
-        let error = match error {
-            Error::Peer { rank, code } => {
-                let told = self.messages.faults().nth(rank as usize);
-                Error::Peer { rank: told.map_or(rank, |fault| fault.rank), code }
-            }
-            error => error,
-        };
+        let mut found = self.messages.faults().filter(|fault| fault.code != 0);
+        if found.next().is_some_and(|fault| fault.alone) {
+            self.stage = Stage::Failed;
+            return Err(error);
+        }
         self.shards.revoke(error);
         if self.shards.progress != Progress::Broken {
             self.stage = Stage::Failed;
@@ -420,18 +425,5 @@ impl Bucket {
         self.shards.fill_broken(gradients);
         self.stage = Stage::Done;
         Ok(())
-    }
-}
-
-/// An error about peers, with their numbers among all ranks.
-pub(super) fn of_peers(error: Error, topology: &Topology) -> Error {
-    match error {
-        Error::Peer { rank, code } => Error::Peer { rank: topology.peer(rank), code },
-        Error::PeerPlan { rank } => Error::PeerPlan { rank: topology.peer(rank) },
-        Error::PeerMessage { rank, code } => Error::PeerMessage { rank: topology.peer(rank), code },
-        Error::PeerOption { rank, what, found, expected } => {
-            Error::PeerOption { rank: topology.peer(rank), what, found, expected }
-        }
-        error => error,
     }
 }

@@ -1,14 +1,13 @@
 //! The agreement of all ranks before the buckets of a step.
 
-use super::bucket::of_peers;
-use super::messages::Fault;
+use super::messages::{Fault, judge_faults};
 use super::{Group, TwoLevel};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::agreement::{self, Heard};
 use crate::controller::control::check_rate;
 use crate::controller::identity::Field;
-use crate::exchange::{Request, Slip, judge};
+use crate::exchange::Request;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -36,21 +35,38 @@ impl TwoLevel {
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
+        self.expect_idle()?;
+        self.begin(learning_rate, None)
+    }
+
+    pub(super) fn expect_idle(&self) -> Result<(), Error> {
         self.controller.control.expect_idle()?;
-        if self.stage != Stage::Idle {
-            return Err(Error::StepOrder {
+        match self.stage {
+            Stage::Idle => Ok(()),
+            _ => Err(Error::StepOrder {
                 what: "a step is under way",
                 expected: "`finish_step` or `abandon_step` before this call",
-            });
+            }),
         }
-        self.rate = learning_rate;
-        if self.met {
+    }
+
+    /// Begins a step. With a `failure` of this rank, the agreement tells it to all ranks if it has a message at this step.
+    pub(super) fn begin(&mut self, learning_rate: f64, failure: Option<Error>) -> Result<(), Error> {
+        (self.rate, self.failure) = (learning_rate, failure);
+        if !self.met {
+            self.stage = Stage::Begun;
+        } else if failure.is_some() && self.config.accordion().is_some() {
+            self.begin_peers(failure)?;
+        } else {
             self.controller.begin_step(learning_rate)?;
             (self.stage, self.failure) = (Stage::Peers, None);
-        } else {
-            self.stage = Stage::Begun;
         }
         Ok(())
+    }
+
+    /// This rank's failure before the step, if there is one.
+    fn own(&self) -> Result<(), Error> {
+        self.failure.map_or_else(|| check_rate(self.rate), Err)
     }
 
     /// Returns the next collective of the agreement, with its group. The one before must be done. `None`: the agreement is
@@ -70,23 +86,23 @@ impl TwoLevel {
             }
             Stage::Open => return Ok(None),
             Stage::Begun => {
-                let own = check_rate(self.rate).map(|()| 0);
+                let own = self.own().map(|()| 0);
                 let fingerprint = self.fingerprint();
                 self.put(|words, topology| agreement::put(topology.local, own, fingerprint, 0, words));
                 self.stage = Stage::Meeting;
             }
-            Stage::Meeting => match agreement::read(check_rate(self.rate).err(), &self.words) {
+            Stage::Meeting => match agreement::read(self.own().err(), &self.words) {
                 Ok(Heard::Answers(_)) => self.begin_peers(None)?,
                 Ok(Heard::Differs(local)) => {
                     let fields = self.fields_of_step();
                     self.words = agreement::put_fields(self.topology.local, self.topology.per_node, &fields);
                     self.stage = Stage::Fields(local);
                 }
-                Err(error) => self.begin_peers(Some(self.of_node(error)))?,
+                Err(error) => self.begin_peers(Some(self.topology.of_node(error)))?,
             },
             Stage::Fields(local) => {
                 let error = agreement::difference(local, &self.fields_of_step(), &self.words);
-                self.begin_peers(Some(self.of_node(error)))?;
+                self.begin_peers(Some(self.topology.of_node(error)))?;
             }
             Stage::Peers => {}
             Stage::Telling(own) => {
@@ -112,13 +128,13 @@ impl TwoLevel {
         let own = match self.controller.advance_control() {
             Ok(true) => return true,
             Ok(false) => None,
-            Err(error) => Some(self.failure.take().unwrap_or(of_peers(error, &self.topology))),
+            Err(error) => Some(self.failure.take().unwrap_or(self.topology.of_peers(error))),
         };
         // Only the rank that found the error keeps it as its own.
         let fault = match own {
             None => Fault::default(),
-            Some(Error::Peer { rank, code }) => Fault { code: code.into(), rank },
-            Some(error) => Fault { code: error.code().into(), rank: self.topology.rank() },
+            Some(Error::Peer { rank, code }) => Fault { code: code.into(), rank, alone: false },
+            Some(error) => Fault::new(error, self.topology.rank()),
         };
         let own = own.filter(|error| !matches!(error, Error::Peer { .. }));
         self.put(|words, topology| {
@@ -138,35 +154,15 @@ impl TwoLevel {
     /// Reads from all ranks of the node whether their peers have begun the step.
     fn hear(&mut self, own: Option<Error>) -> Result<(), Error> {
         let faults = self.words.chunks_exact(agreement::words(1)).map(Fault::read);
-        let slips = faults.clone().map(|Fault { code, .. }| Slip { code, fingerprint: 0 });
-        let Err(error) = judge(own, slips) else {
+        let Err(error) = judge_faults(own, faults) else {
             (self.stage, self.met) = (Stage::Open, true);
             return Ok(());
-        };
-        let error = match error {
-            Error::Peer { rank, code } => {
-                Error::Peer { rank: faults.clone().nth(rank as usize).map_or(rank, |fault| fault.rank), code }
-            }
-            error => error,
         };
         (self.stage, self.met) = (Stage::Idle, false);
         if !self.controller.control.is_idle() {
             self.controller.abandon_step()?;
         }
         Err(error)
-    }
-
-    /// An error about ranks of the node, with their numbers among all ranks.
-    fn of_node(&self, error: Error) -> Error {
-        let mate = |rank| self.topology.mate(rank);
-        match error {
-            Error::Peer { rank, code } => Error::Peer { rank: mate(rank), code },
-            Error::PeerPlan { rank } => Error::PeerPlan { rank: mate(rank) },
-            Error::PeerOption { rank, what, found, expected } => {
-                Error::PeerOption { rank: mate(rank), what, found, expected }
-            }
-            error => error,
-        }
     }
 
     /// Everything that the ranks of a node must agree on at a step.

@@ -83,10 +83,21 @@ pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Top
     CoreError::require(config.route != Route::Sharded, what, 2.0, expected)?;
     let mut config = config.clone();
     config.search.min_elements = config.search.min_elements.div_ceil(topology.per_node as usize);
-    if let Policy::Fixed(settings) = &mut config.policy {
-        for (setting, tensor) in settings.iter_mut().zip(whole) {
-            *setting = setting_of_shard(*setting, tensor.shape(), topology);
+    match &mut config.policy {
+        Policy::Fixed(settings) => {
+            for (setting, tensor) in settings.iter_mut().zip(whole) {
+                *setting = setting_of_shard(*setting, tensor.shape(), topology);
+            }
         }
+        Policy::Legacy(legacy) => {
+            // Bounds must ascend.
+            let mut least = 0;
+            for size in &mut legacy.sizes {
+                *size = size.div_ceil(topology.per_node.into()).max(least);
+                least = *size + 1;
+            }
+        }
+        _ => {}
     }
     Ok(config)
 }

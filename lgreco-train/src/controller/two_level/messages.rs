@@ -13,7 +13,7 @@ use crate::Error;
 use crate::controller::Tensor;
 use crate::controller::buffers::grow;
 use crate::controller::tensor::{check_layer, expect_finite};
-use crate::exchange::{Slip, widen_part};
+use crate::exchange::{Slip, judge, widen_part};
 use crate::gradient::{Bf16, Dtype, F16, Gradient, Shape, ValuesMut};
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
@@ -28,20 +28,37 @@ pub(super) struct Fault {
     pub code: u64,
     /// The rank that found it, among all ranks.
     pub rank: u32,
+    /// Whether that rank failed after its last message to its peers, so that other nodes have their means.
+    pub alone: bool,
 }
 
 impl Fault {
+    /// The fault of a rank that found this error.
+    pub(super) fn new(error: Error, rank: u32) -> Fault {
+        Fault { code: error.code().into(), rank, alone: false }
+    }
+
     pub(super) fn words(self) -> [u64; FAULT] {
-        [self.code, self.rank.into()].map(u64::to_le)
+        [self.code, u64::from(self.rank) | u64::from(self.alone) << 32].map(u64::to_le)
     }
 
     pub(super) fn read(words: &[u64]) -> Fault {
         let word = |at: usize| words.get(at).map_or(0, |&word| u64::from_le(word));
-        Fault { code: word(0), rank: word(1) as u32 }
+        Fault { code: word(0), rank: word(1) as u32, alone: word(1) >> 32 != 0 }
     }
 
     pub(super) fn slip(self) -> Slip {
         Slip { code: self.code, fingerprint: 0 }
+    }
+}
+
+/// The error of the first rank that has a fault, or this rank's `own`.
+pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = Fault> + Clone) -> Result<(), Error> {
+    match judge(own, faults.clone().map(Fault::slip)) {
+        Err(Error::Peer { rank, code }) => {
+            Err(Error::Peer { rank: faults.nth(rank as usize).map_or(rank, |fault| fault.rank), code })
+        }
+        judged => judged,
     }
 }
 
@@ -133,10 +150,7 @@ impl Messages {
         gradients: &[ValuesMut<'_>],
         topology: &Topology,
     ) -> Result<(), Error> {
-        expect_len("gradients, one per layer", layers.len(), gradients.len())?;
-        for (layer, gradient) in layers.iter().zip(gradients) {
-            check_layer(layer.index, layer.shape, layer.dtype, gradient.values())?;
-        }
+        check(layers, gradients)?;
         let share = share(topology.per_node);
         let mut sums = self.sums();
         for local in 0..topology.per_node {
@@ -226,7 +240,16 @@ impl Messages {
     }
 
     /// Writes all ranks' means to the gradients.
-    pub(super) fn deliver(&mut self, layers: &[Layer], gradients: &mut [ValuesMut<'_>], topology: &Topology) {
+    ///
+    /// # Errors
+    /// Those of gradients that do not fit their layers.
+    pub(super) fn deliver(
+        &mut self,
+        layers: &[Layer],
+        gradients: &mut [ValuesMut<'_>],
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        check(layers, gradients)?;
         let mut means = self.means();
         for local in 0..topology.per_node {
             let _ = take(&mut means, FAULT);
@@ -237,12 +260,19 @@ impl Messages {
                     (ValuesMut::F32(from), ValuesMut::F32(to)) => to[range].copy_from_slice(from),
                     (ValuesMut::F16(from), ValuesMut::F16(to)) => to[range].copy_from_slice(from),
                     (ValuesMut::Bf16(from), ValuesMut::Bf16(to)) => to[range].copy_from_slice(from),
-                    // `fill` has checked the types.
+                    // `check` has compared the types.
                     _ => {}
                 }
             }
         }
+        Ok(())
     }
+}
+
+fn check(layers: &[Layer], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+    expect_len("gradients, one per layer", layers.len(), gradients.len())?;
+    let mut both = layers.iter().zip(gradients);
+    both.try_for_each(|(layer, gradient)| check_layer(layer.index, layer.shape, layer.dtype, gradient.values()))
 }
 
 /// This rank's part of the means.

@@ -58,7 +58,7 @@ use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -130,7 +130,7 @@ pub struct TwoLevel {
     /// Messages of the node's ranks before a step.
     words: Vec<u64>,
     /// Memory of closed buckets, for later ones.
-    spare: Vec<Messages>,
+    spare: VecDeque<Messages>,
 }
 
 impl TwoLevel {
@@ -162,7 +162,7 @@ impl TwoLevel {
             rate: 0.0,
             failure: None,
             words: vec![],
-            spare: vec![],
+            spare: VecDeque::new(),
         };
         training.identity = checksum(&training.fields());
         Ok(training)
@@ -231,13 +231,11 @@ impl TwoLevel {
     /// Those of [`Controller::memory`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let per_node = self.topology.per_node as usize;
-        let of_shards = bucket_bytes.map(|bytes| bytes.div_ceil(per_node));
-        let of_shards =
-            self.controller.memory(of_shards.or(Some(self.config.bucket_bytes.div_ceil(per_node))), at_once)?;
+        let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes);
+        let of_shards = self.controller.memory(Some(bucket_bytes.div_ceil(per_node)), at_once)?;
         let elements: u64 = self.layers.iter().map(|tensor| tensor.shape().elements() as u64).sum();
         let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
-        let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes) as u64;
-        let bytes = bucket_bytes.saturating_mul(at_once as u64).min(all);
+        let bytes = (bucket_bytes as u64).saturating_mul(at_once as u64).min(all);
         // An f32 per element, and the means in their type.
         let messages = bytes as f64 * (4 * elements + all) as f64 / all.max(1) as f64;
         Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })

@@ -122,17 +122,17 @@ fn load(
     let place = placed_or(place.place, &layers);
     let plan = reshard::of_plan(whole, topology, &Shards { place, layers })?;
 
-    let mut given: Vec<Shards<'_>> = vec![];
+    let mut of_places: Vec<(Option<Topology>, Vec<&[u8]>)> = vec![];
     for Placed { place, bytes } in read(residuals)? {
-        let (_, layers) = sorted(&[bytes], methods)?;
-        for layers in layers {
-            let place = placed_or(place, &layers);
-            let known = given.iter_mut().find(|known| known.place == place && known.layers.owner == layers.owner);
-            match known {
-                Some(known) => known.layers.extend(layers)?,
-                None => given.push(Shards { place, layers }),
-            }
+        match of_places.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, parts)) => parts.push(bytes),
+            None => of_places.push((place, vec![bytes])),
         }
+    }
+    let mut given: Vec<Shards<'_>> = vec![];
+    for (place, parts) in of_places {
+        let (_, layers) = sorted(&parts, methods)?;
+        given.extend(layers.into_iter().map(|layers| Shards { place: placed_or(place, &layers), layers }));
     }
     let taken = reshard::of_residuals(whole, topology, &given)?;
     let taken = taken.iter().map(|state| state.layers()).collect::<Result<Vec<_>, _>>()?;

@@ -38,7 +38,7 @@ impl TwoLevel {
     fn lend(&mut self, layers: &[usize], agreement: Agreement, shards: Shards) -> Result<Bucket, Error> {
         let list: Vec<Layer> =
             layers.iter().map(|&layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect();
-        let mut messages = self.spare.pop().unwrap_or_default();
+        let mut messages = self.spare.pop_front().unwrap_or_default();
         if let Err(error) = messages.reserve(&list, self.topology.per_node) {
             self.controller.close(shards)?;
             return Err(error);
@@ -72,7 +72,7 @@ impl TwoLevel {
             self.agreed.insert(bucket.layers().collect());
         }
         self.met &= !bucket.shards.differs;
-        self.spare.push(bucket.messages);
+        self.spare.push_back(bucket.messages);
         self.controller.close(bucket.shards)
     }
 
@@ -128,6 +128,8 @@ impl TwoLevel {
     /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
     /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
     /// [`Error::OtherPlace`], on this rank only, when the groups are not those of [`topology`](TwoLevel::topology).
+    /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
+    /// [`Error::InFlight`], on this rank only, if a bucket has a layer of that step.
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -163,11 +165,16 @@ impl TwoLevel {
             let (rank, world) = (found.rank(), found.world_size());
             return Err(Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() });
         }
+        if let Err(error) = self.expect_idle() {
+            // The other ranks wait for this one's messages, so they are told.
+            self.abandon_step()?;
+            return self.run(node, peers, Err(error), learning_rate);
+        }
         let mut perform = |group: Group, request: Request<'_>| match group {
             Group::Node => request.perform(&mut *node),
             Group::Peers => request.perform(&mut *peers),
         };
-        self.begin_step(learning_rate)?;
+        self.begin(learning_rate, gradients.as_ref().err().copied())?;
         let agreed = loop {
             match self.control() {
                 Ok(Some((group, request))) => match perform(group, request) {

@@ -57,6 +57,16 @@ impl Topology {
         node.saturating_mul(self.per_node).saturating_add(self.local)
     }
 
+    /// An error about ranks of the node, with their numbers among all ranks.
+    pub(super) fn of_node(&self, error: Error) -> Error {
+        renumbered(error, |rank| self.mate(rank))
+    }
+
+    /// An error about peers, with their numbers among all ranks.
+    pub(super) fn of_peers(&self, error: Error) -> Error {
+        renumbered(error, |rank| self.peer(rank))
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let Topology { nodes, node, per_node, local } = *self;
         let require = CoreError::require;
@@ -66,5 +76,17 @@ impl Topology {
         require(world <= f64::from(u32::MAX), "the number of ranks", world, "below 2^32")?;
         require(node < nodes, "the node", node.into(), "below the number of nodes")?;
         Ok(require(local < per_node, "the local rank", local.into(), "below the number of ranks per node")?)
+    }
+}
+
+fn renumbered(error: Error, number: impl Fn(u32) -> u32) -> Error {
+    match error {
+        Error::Peer { rank, code } => Error::Peer { rank: number(rank), code },
+        Error::PeerPlan { rank } => Error::PeerPlan { rank: number(rank) },
+        Error::PeerMessage { rank, code } => Error::PeerMessage { rank: number(rank), code },
+        Error::PeerOption { rank, what, found, expected } => {
+            Error::PeerOption { rank: number(rank), what, found, expected }
+        }
+        error => error,
     }
 }

@@ -212,3 +212,69 @@ fn buckets_of_other_layers_are_found() {
         assert_eq!(*result, Err(Error::PeerPlan { rank: 2 * (rank as u32 / 2) + 1 }), "rank {rank}");
     }
 }
+
+/// The rank that had begun another step gives it up, and tells all.
+#[test]
+fn a_step_within_a_step_fails_on_all_ranks() {
+    for steps in [1, 3] {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let mut training = new(with_undo(Method::TopK, LGRECO), place);
+            (0..steps).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            if place.rank() == 2 {
+                training.begin_step(1.0).unwrap();
+            }
+            let result = step(&mut training, node, peers).map(drop);
+            (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            result
+        });
+        let own = results[2].unwrap_err();
+        assert!(matches!(own, Error::StepOrder { .. }), "{own}");
+        expect_told(&results, 2, &own, &format!("after {steps} steps"));
+    }
+}
+
+/// A rank whose trainer fails does not know this step's learning rate, which Accordion compares.
+#[test]
+fn a_failure_is_told_whatever_the_learning_rate() {
+    for steps in [0, 3] {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let accordion = Some(Accordion::new(0.5, 0.1));
+            let mut training = new(with_undo(Method::TopK, Policy::LGreco { solver: Default::default(), accordion }), place);
+            let mut run = |rate: f64, fails: bool| {
+                let mut values = values(place.rank(), 0);
+                as_gradients(&mut values, |gradients| match fails {
+                    true => Err(training.step_failed(node, peers, FAILURE)),
+                    false => training.step(node, peers, gradients, rate).map(drop),
+                })
+            };
+            (0..steps).for_each(|step| run(1.0 / f64::from(1 + step), false).unwrap());
+            let result = run(0.01, place.rank() == 1);
+            run(0.01, false).unwrap();
+            result
+        });
+        expect_told(&results, 1, &FAILURE, &format!("after {steps} steps"));
+    }
+}
+
+/// The last call of a bucket writes the means, and checks where to.
+#[test]
+fn means_are_not_written_to_other_gradients() {
+    on_nodes((2, 2), |place, node, peers| {
+        let mut training = new(with_undo(Method::TopK, LGRECO), place);
+        agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+        let mut values = values(place.rank(), 0).swap_remove(0);
+        let mut gradients = [ValuesMut::F32(&mut values)];
+        let mut bucket = training.open(&[0]).unwrap();
+        bucket.submit(&mut gradients).unwrap();
+        while !bucket.is_last() {
+            let (group, request) = bucket.next(&mut gradients).unwrap().unwrap();
+            perform(group, request, node, peers);
+        }
+        let mut short = [1.0; 3];
+        assert!(matches!(bucket.next(&mut [ValuesMut::F32(&mut short)]), Err(Error::LayerMismatch { layer: 0, .. })));
+        assert!(bucket.next(&mut []).is_err());
+        assert!(bucket.next(&mut gradients).unwrap().is_none());
+        training.close(bucket).unwrap();
+        training.finish_step().unwrap();
+    });
+}
