@@ -287,7 +287,7 @@ impl CudaBackend {
             }
         }
         let parts = [layers, layer_of, head, messages, means];
-        // If a step fails, this launch fills the means of layers under EDEN.
+        // If a step fails, this launch overwrites all means with zeros or NaN, also those of layers under EDEN.
         let pieces = spans.max(program.head.own_rotated).max(1);
         gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(pieces.into()))
     }

@@ -184,7 +184,7 @@ fn check_memory(bytes: &[u8]) {
     let _ = worker.step(&gradient(&zeros, saved.shape()));
 }
 
-/// Every format, with gains 1 and 0.2.
+/// Error-feedback rules: every storage format with gains 1 and 0.2, and a reset every 3 steps.
 pub fn rules() -> Vec<Residual> {
     let storages = [Storage::F32, Storage::Bf16, Storage::Int8];
     let with = |storage| [1.0, 0.2].map(|gain| Residual { gain, reset_every: 3, storage });

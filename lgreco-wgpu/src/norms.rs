@@ -1,5 +1,5 @@
-//! Squared norms of gradients on the device: enqueued as rows are, and read after the embedder has brought them to the
-//! host.
+//! Squared norms of gradients on the device. `enqueue_norms` submits the work. After the caller has brought the results
+//! to the host, `read_norms` makes the norms from them.
 
 use crate::Error;
 use crate::backend::WgpuBackend;

@@ -132,7 +132,7 @@ impl Matrix<'_> {
         rectangles(batch, self.compressed.tensor, self.compressed.shape, cuts)
     }
 
-    /// The bands that a rectangle needs, and the parameters for both.
+    /// The bands of `P` and `Q` that belong to a rectangle of the matrix, and the kernels' parameters for them.
     pub(crate) fn of(&self, rectangle: &Rectangle) -> (&Band, &Band, Params) {
         let (p, q) = (self.p.band_of(rectangle.row), self.q.band_of(rectangle.col));
         let params = Params {

@@ -50,7 +50,7 @@ impl Labels {
         self.taken.push(area);
     }
 
-    /// No text comes onto this mark of a point, or nearer to it than to its own point.
+    /// Keeps texts off this mark. If there is room, each text also stays nearer to its own point than to this mark.
     pub fn take_mark(&mut self, (x, y): (f64, f64)) {
         self.take(Area::new(x - 6.0, y - 6.0, x + 6.0, y + 6.0));
         self.marks.push((x, y));

@@ -30,7 +30,7 @@ pub fn of_plan(
     Ok(drawn(&picture, table, solved, facts, times))
 }
 
-/// The same, of a picture that has been made already.
+/// Like [`of_plan`], but takes the picture of the plan instead of making it.
 pub(crate) fn drawn(
     picture: &Picture,
     table: &NamedTable,

@@ -1,4 +1,4 @@
-//! The plans that no other beats, with the default's and the chosen one.
+//! Draws the Pareto frontier of plans, and the points of the default setting and of the chosen plan.
 
 use super::{Picture, heading};
 use crate::chart::{Area, Axis, BLUE, Chart, Colour, GREY, Kind, Series, Svg};

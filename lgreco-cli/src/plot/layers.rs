@@ -8,7 +8,7 @@ use crate::chart::{
 /// Colours of the methods, by the word a label begins with.
 const METHODS: [(&str, Colour); 5] =
     [("eden", BLUE), ("qsgd", RED), ("topk", ORANGE), ("powersgd", GREEN), ("dense", VIOLET)];
-/// What other methods' layers are called together.
+/// Label and colour that all other methods share.
 const OTHER: (&str, Colour) = ("other", TEAL);
 
 fn method(label: &str) -> (&'static str, Colour) {

@@ -107,7 +107,8 @@ impl<'a> Reader<'a> {
         count
     }
 
-    /// The high part of the position whose set bit has the index `one`, the `nth` of a block.
+    /// The high part of a position. `one` is the index of its set bit, and `nth` the number of positions before it in
+    /// the block.
     #[inline(always)]
     fn high_part(&self, one: u32, nth: usize) -> u64 {
         match self.layout.coding {

@@ -319,7 +319,8 @@ impl ExchangeProgram {
         if self.is_gathered() { apart * u64::from(world) + sent } else { 0 }
     }
 
-    /// Values of each owner's part of the first buffer, including status records.
+    /// Length of each owner's part of the buffer of the first sum, in values, including status records. An owner is a
+    /// rank that averages its own part; without shards, all ranks average one part.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();

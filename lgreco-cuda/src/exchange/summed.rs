@@ -93,7 +93,7 @@ pub(super) fn slip_values(dtype: Dtype) -> u64 {
     if dtype == Dtype::F32 { 1 } else { 3 }
 }
 
-/// The layers of a bucket that travel as sums.
+/// The layers of a bucket that are summed by collectives: uncompressed layers and those under PowerSGD.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,

@@ -23,7 +23,7 @@ pub(crate) use {
     plan::PlanOptions, search::SearchOptions,
 };
 
-/// An option that a call knows.
+/// An option that a function of the C API accepts.
 pub(crate) struct Known<T> {
     name: &'static str,
     /// What the value may be, for the message about another one.

@@ -144,7 +144,8 @@ impl External<'_> {
     }
 
     /// Between two steps: begins the window of the next decision anew, because the last step, whose gradients were
-    /// [observed](External::observe), has failed on the device. The result of a task that was taken is no longer awaited.
+    /// [observed](External::observe), has failed on the device. If a plan task was taken before,
+    /// [`hand_in`](super::Planning::hand_in) drops its result.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;

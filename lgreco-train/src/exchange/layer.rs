@@ -102,8 +102,9 @@ pub enum Rest<'a> {
     /// As `Beside`. The slice holds the residual that was added, and its next value replaces it. If that is not finite, the residual
     /// stays.
     Replacing(&'a mut [f32]),
-    /// These f32, the sum of gradient and residual, are compressed in place of the layer's values, and become the next residual. For
-    /// gradients of 16 bits, and for AdaComp, which also looks at the gradient alone.
+    /// This slice holds the f32 sum of gradient and residual, which is compressed in place of the layer's values. The exchange
+    /// subtracts this worker's decoded payload from it. For gradients of 16 bits, and for AdaComp, which also looks at the gradient
+    /// alone.
     Instead(&'a mut [f32]),
 }
 

@@ -71,7 +71,7 @@ pub enum Op {
     Project,
     /// Encodes payloads for all ranks into this rank's message.
     Encode,
-    /// Encodes payloads of pieces into the messages for the other owners.
+    /// Encodes each piece of a layer into the message for the rank that averages it. A rank does not encode its own pieces.
     EncodePieces,
     /// CLT-k: writes this rank's values at the leader's positions to the sums.
     Pick,
@@ -96,7 +96,7 @@ pub enum Op {
     WidenShards,
     /// Dense: writes the mean of this rank's shard.
     AverageShards,
-    /// Encodes payloads of shards into the messages for their owners. This rank's own is behind those.
+    /// Encodes payloads of shards into the messages for their owners. Each rank's message to itself comes last.
     EncodeShards,
     /// Adds the decoded payloads of this rank's shard in the order of ranks, and writes its mean.
     SumShards,

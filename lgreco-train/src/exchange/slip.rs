@@ -30,8 +30,8 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// Codes of ranks that found an error of another rank, and so were not the first to fail.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
-/// Whether all ranks have failed because they differ, and none by itself. The error, or that of a peer, is then one about other ranks.
-/// The result is the same on all ranks.
+/// Whether all ranks have failed because they differ, and none by itself. Then the error is about other ranks, or it reports a peer
+/// whose error is about other ranks. The result is the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -72,7 +72,7 @@ impl Slip {
         Slip { code: word(0), fingerprint: word(1) }
     }
 
-    /// The slip as one number of an all-reduce, in a place that is zero on all other ranks.
+    /// The status record as one f32 for an all-reduce. All other ranks have zero in its place.
     pub fn to_sum(self) -> f32 {
         match self.code {
             0 => (FINGERPRINTS + self.fingerprint % (END - FINGERPRINTS)) as f32,

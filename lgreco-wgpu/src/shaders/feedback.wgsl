@@ -1,5 +1,5 @@
 // Error feedback: the offered values, which are compressed, and the next residual. The bits are those of
-// lgreco_core::feedback.
+// lgreco_train::feedback.
 
 struct Params {
     offset: u32,

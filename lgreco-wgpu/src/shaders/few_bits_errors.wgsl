@@ -117,7 +117,8 @@ fn down(a: vec4<u32>, by: u32) -> vec4<u32> {
     return (words >> vec4<u32>(bits)) | (vec4<u32>(words.yzw, 0u) << vec4<u32>(32u - bits));
 }
 
-// Statistics of a bin's magnitudes, in units of 2^-31 of the power of two with this exponent.
+// Statistics of a bin's magnitudes. `exponent` is an exponent field of f32. `sum` is in units of 2^(exponent - 158),
+// and `squares` in squares of this unit.
 struct Among {
     count: u32,
     exponent: u32,

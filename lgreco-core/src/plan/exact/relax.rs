@@ -148,7 +148,8 @@ pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     }
 }
 
-/// A Lagrange multiplier: it prices a coarse unit at `price / 2^shift` of the objective.
+/// A Lagrange multiplier: the price of a coarse unit is `price / 2^shift`, in units of the objective. A coarse unit is
+/// 2^57 units.
 ///
 /// Its arithmetic is exact: `value` is an integer in units of `2^-shift` of the objective.
 #[derive(Clone, Copy, Debug)]

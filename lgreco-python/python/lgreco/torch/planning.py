@@ -35,7 +35,7 @@ def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -
 class Planning:
     """Makes plans on a thread, on the rank that measures gradients. Other ranks have no work.
 
-    Without this, the controller makes the plan in the plan's own step.
+    Without it, the controller would make each plan during the step in which the plan takes effect.
     """
 
     def __init__(self, leads: bool, device: Buckets | None) -> None:

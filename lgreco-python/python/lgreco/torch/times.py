@@ -1,9 +1,9 @@
 """Seconds of exchanges in a GPU's memory, for plans by seconds.
 
-The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream do: one before the first bucket
-of a step, one behind its last means, and two around each computation between collectives. They are read when the next step begins,
-which waits for the result of the step before anyway. So no step waits for them. The controller treats these seconds like those that it
-measures on the host, and tells the other ranks.
+The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream time them instead. One
+precedes the first bucket of a step, and one follows its last means. Two enclose each computation between collectives. They are read
+when the next step begins, which waits for the result of the step before anyway. So no step waits for them. The controller treats
+these seconds like those that it measures on the host, and tells the other ranks.
 
 Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the buckets.
 After that step, the rank that plans times each method that the plan may choose: it compresses one bucket of the step's gradients, and

@@ -133,7 +133,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
     }
 }
 
-/// Most ranks for whose places another core has memory.
+/// Largest number of ranks for which chunks are divided between cores. Further cores keep a read position per rank on the stack.
 const RANKS: usize = 64;
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     fn elements(&self) -> usize {
