@@ -4,11 +4,11 @@
 //! several words go unnoticed with a probability of 2^-64, or 2^-32 where a checksum has 32 bits.
 //!
 //! A saved state ends with the [`struct@Hash`] of all bytes before it. Readers check it right after magic and version.
-//! Without it, most flips of a single bit would load, for example in the step of the next decision.
+//! Without the checksum, most states with a flipped bit would load, for example with a wrong step of the next decision.
 //!
-//! A part inside another state has no checksum, such as a memory in a controller or a setting in an end of a cut. Only
-//! layers of a controller that is saved by layer have one each. `lgreco_testing::reseal` corrects the last eight bytes of a
-//! changed state.
+//! A state inside another state has no checksum of its own; an example is the error-feedback memory in a controller's
+//! state. The exception is a controller that is saved layer by layer: each layer's part has a checksum.
+//! `lgreco_testing::reseal` corrects the last eight bytes of a changed state.
 
 use crate::{Error, Result};
 

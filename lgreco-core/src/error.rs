@@ -11,7 +11,7 @@ use word::{Found, Meant};
 
 /// Any failure of this crate, with its place and numbers. It holds no allocated strings.
 ///
-/// Layers and options are named by index, counted from 0. Callers that know names add them.
+/// Layers and options are named by index, counted from 0. Callers that know the names add them to the message.
 /// [`Error::code`] is permanent and shared with the C API.
 ///
 /// ```
@@ -176,7 +176,8 @@ pub enum Error {
         budget: f64,
         /// The smallest error of any plan, rounded up. It suffices as a budget.
         smallest: f64,
-        /// The size in bits of the plan with that error. Of equally exact options it has the smaller.
+        /// The size in bits of the plan with that error. If options of a layer have equal errors, the plan has the
+        /// smallest of them.
         size: u64,
     },
     /// The plan's error exceeds its budget.
@@ -199,7 +200,8 @@ pub enum Error {
         limit: u64,
         /// The smallest size of any plan, in bits. It suffices as a limit.
         smallest: u64,
-        /// The error of the plan with that size, rounded up. Of equally small options it has the most exact.
+        /// The error of the plan with that size, rounded up. If options of a layer have equal sizes, the plan has the
+        /// most exact of them.
         error: f64,
     },
     /// The plan's size exceeds its limit.
@@ -226,7 +228,7 @@ pub enum Error {
         "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}; compare their labels and fixed options"
     )]
     NoSharedOption {
-        /// Index of the layer without any option that the earlier layers of its group share.
+        /// Index of the first layer that has none of the options which the group's earlier layers share.
         layer: usize,
         /// Index of the group's first layer.
         first: usize,
@@ -308,7 +310,7 @@ pub enum Error {
     },
 }
 
-/// Result of a call of this crate: a `T` or an [`Error`]. Other crates may name another error type.
+/// Result of a call of this crate: a `T` or an [`Error`]. Other crates may pass another error type as `E`.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 impl Error {

@@ -2,7 +2,7 @@
 //!
 //! A [`table`] lists the options of each layer of a model. Each option has a size in bits and an error.
 //! A [`plan`] chooses one option per layer. It minimises the size within an error budget, or the error within a size limit.
-//! The caller measures the options: `lgreco-compress` has compressors, and `lgreco` measures them.
+//! The caller measures the options. The crate `lgreco` does so with the compressors of `lgreco-compress`.
 //!
 //! ```
 //! use lgreco_core::plan::{Limit, check, dp};
@@ -21,7 +21,8 @@
 //! # Ok::<(), lgreco_core::Error>(())
 //! ```
 //!
-//! The crate also holds what all crates share: [`gradient`]s as borrowed slices, random [streams](rng) and [`Error`].
+//! The crate also holds types that all lgreco crates share: [`gradient`]s as borrowed slices, random [streams](rng) and
+//! [`Error`].
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.

@@ -1,4 +1,5 @@
-//! Compressors from outside lgreco: the trait [`Method`] that they implement, their settings, and a program's list of them.
+//! Compression methods from outside lgreco: the trait [`Method`] that they implement, their settings, and a program's
+//! list of methods.
 
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
@@ -10,7 +11,7 @@ use core::panic::RefUnwindSafe;
 /// (`f32::to_bits`).
 pub type Parameters = [u32; 4];
 
-/// The smallest [`id`](Method::id) that an outside method may have. Smaller ones are lgreco's.
+/// The smallest [`id`](Method::id) that an outside method may have. Smaller ids belong to lgreco's own methods.
 pub const FIRST_ID: u8 = 0x80;
 
 /// Names of lgreco's own methods. Outside methods cannot use them.
@@ -27,8 +28,8 @@ pub const MAX_NAME: usize = 32;
 /// into settings, the program passes the methods that it knows ([`Methods`]).
 ///
 /// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the parameters.
-/// Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on each.
-/// On bytes that `encode` never writes, it must return an error and not panic.
+/// Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on every rank. On
+/// bytes that `encode` never writes, it must return an error and not panic.
 ///
 /// ```
 /// use lgreco_core::method::{Method, Methods, OwnSetting, Parameters};
@@ -79,7 +80,8 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         Ok(())
     }
 
-    /// Number of parameters that the method has, at most 4. Texts contain these; the others are 0. Defaults to one.
+    /// Number of parameters that the method has, at most 4. A setting's text contains these parameters, and the
+    /// remaining ones are 0. Defaults to one.
     fn parameters(&self) -> usize {
         1
     }
@@ -114,7 +116,7 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
     ///
     /// `body` has room for [`body_len`](Method::body_len) bytes. Gradients are finite and not empty. Random bits come from
     /// `stream`.
-    /// `workspace` and `body` hold arbitrary old content, not zeros. A panic ends the program.
+    /// `workspace` and `body` hold arbitrary old content, not zeros. If this function panics, the program ends.
     ///
     /// # Errors
     /// For example [`Error::ElementOverflow`], when a number is too large for the type in which it is sent.
@@ -204,7 +206,7 @@ impl fmt::Debug for OwnSetting {
 
 /// The outside methods that a program knows. Defaults to none.
 ///
-/// Everything that reads settings takes one: readers of plan files, and decoders of payloads with unknown settings.
+/// All code that reads settings takes this list: readers of plan files, and decoders of payloads with unknown settings.
 /// Controllers need it for plans from other ranks and for saved states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Methods(&'static [&'static dyn Method]);

@@ -69,7 +69,7 @@ impl FromIterator<f64> for Sum {
     }
 }
 
-/// The greatest common divisor. That of 0 and a number is the number.
+/// The greatest common divisor. `gcd(0, b)` is `b`, and `gcd(a, 0)` is `a`.
 pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b > 0 {
         (a, b) = (b, a % b);

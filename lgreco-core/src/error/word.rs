@@ -72,8 +72,8 @@ impl fmt::Display for Meant<'_> {
     }
 }
 
-/// Whether `found` is probably a misspelling of `known`. That holds if `found` is a part of `known`, has the same letters in
-/// another order, or differs in at most one of three letters.
+/// Whether `found` is probably a misspelling of `known`. That holds if `found` is a part of `known` of at least 4
+/// letters, has the same letters in another order, or needs at most one edit per three letters of `known`.
 fn is_near(found: &str, known: &str) -> bool {
     let count = |word: &str, letter: char| word.chars().filter(|&c| c == letter).count();
     let is_part = found.len() > 3 && known.contains(found);

@@ -1,7 +1,7 @@
 //! Element types of gradients: f32, f16 and bf16.
 //!
-//! The 16-bit types only hold bits, and no other crate can add element types. So this crate does not need `half`. Tests
-//! compare every conversion with it.
+//! The 16-bit types only wrap their bits, so this crate does not depend on the crate `half`. Tests compare the
+//! conversions with those of `half`. No other crate can add element types.
 
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
@@ -35,7 +35,7 @@ mod sealed {
     impl Sealed for super::Bf16 {}
 }
 
-/// An element type of gradients. All arithmetic is done in f32, to which each element converts exactly.
+/// An element type of gradients. Every element converts exactly to f32, and all arithmetic is done in f32.
 ///
 /// ```
 /// use lgreco_core::gradient::{Bf16, Element, F16};

@@ -44,10 +44,11 @@ fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64)> {
     Ok((chosen.clone().map(|choice| choice.error).collect(), chosen.map(|choice| choice.size).sum()))
 }
 
-/// Finds a place by bisection. Places are ordered by increasing size and decreasing error, which `at` returns.
+/// Finds a place in a sequence of plans by bisection. `at` returns error and size of the plan at a place. Along the
+/// sequence, sizes increase and errors decrease.
 ///
-/// Under an error budget it is the first place within the budget, or the last place if none is. Under a size limit it is the
-/// last place within the limit, or the first place if none is.
+/// Under an error budget, the result is the first place within the budget, or the last place if none is within it.
+/// Under a size limit, the result is the last place within the limit, or the first place if none is within it.
 fn place(
     limit: Limit,
     places: core::ops::RangeInclusive<usize>,

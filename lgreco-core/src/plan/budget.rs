@@ -1,4 +1,4 @@
-//! Budgets: a largest error or a largest size, absolute or as a multiple of a reference plan's.
+//! Budgets: a largest error or a largest size. Each is absolute, or a multiple of a reference plan's error or size.
 
 use super::{Limit, goal::parts};
 use crate::{Error, Result, num::Sum, table::Table};
@@ -20,19 +20,20 @@ use crate::{Error, Result, num::Sum, table::Table};
 pub enum Budget<'a> {
     /// The largest error, in the table's metric.
     Absolute(f64),
-    /// A multiple of a reference plan's error. The reference plan is known to keep accuracy; usually it has one setting
-    /// everywhere.
+    /// A multiple of a reference plan's error. The reference plan is known to keep the model's accuracy. Usually it has
+    /// one setting for all layers.
     Defaults {
-        /// The factor, finite and at least 0. From 1 on, the reference plan is within the budget.
+        /// The factor, finite and at least 0. With a factor of at least 1, the reference plan is within the budget.
         alpha: f64,
         /// The reference plan: one option per layer.
         options: &'a [u32],
     },
     /// The largest size in bits.
     Size(u64),
-    /// A multiple of a reference plan's size. With 1, the plan has at most the same size and the least error.
+    /// A multiple of a reference plan's size. With factor 1, the plan has the least error among all plans that are not
+    /// larger than the reference plan.
     DefaultSize {
-        /// The factor, finite and at least 0. From 1 on, the reference plan is within the budget.
+        /// The factor, finite and at least 0. With a factor of at least 1, the reference plan is within the budget.
         alpha: f64,
         /// The reference plan: one option per layer.
         options: &'a [u32],

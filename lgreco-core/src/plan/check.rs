@@ -9,8 +9,8 @@ use crate::{Error, Result, table::Table};
 
 /// Verifies a plan: one option for every layer, the stated size and error, and the stated budget or size limit.
 ///
-/// The stated error may differ in its last bit. The size must be exact. The lower bound must not exceed the quantity that it
-/// bounds.
+/// The stated error may differ from the exact sum in its last bit. The size must be exact. The lower bound must not
+/// exceed the quantity that it bounds.
 ///
 /// ```
 /// use lgreco_core::{Error, plan::{Proof, Summary, check}, table::{Choice, Table}};

@@ -50,13 +50,14 @@ impl Merged<'_> {
             let error = chosen.clone().map(|choice| choice.error).collect();
             limit.expect_met(error, chosen.map(|choice| choice.size).sum())?;
         }
-        // Errors rounded down lose no plan. So a lower bound for this merged table holds for the original one.
+        // Rounding errors down excludes no plan. So a lower bound for this merged table holds for the original table.
         let (options, Summary { proof, .. }) = choose(&self.low(), limit, solver)?;
         match self.summary(&options, proof) {
             Err(Error::OverBudget { .. }) => {}
             found => return found,
         }
-        // Only the rounding puts the plan over the budget. With errors rounded up, no plan is.
+        // This plan is over the budget only because errors were rounded down. With errors rounded up, no plan exceeds
+        // it.
         match choose(&self.view(), limit, solver).and_then(|(options, _)| self.summary(&options, proof)) {
             Err(Error::Infeasible { .. } | Error::OverBudget { .. }) => self.summary(&most_exact, proof),
             found => found,

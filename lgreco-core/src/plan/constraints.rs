@@ -45,7 +45,8 @@ impl Constraints {
     /// For each layer, the first layer of its group. A layer without a group is its own first layer.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a layer that the table lacks; [`Error::NoSuchOption`] for an option that it lacks.
+    /// [`Error::Parameter`] for a layer that the table lacks; [`Error::NoSuchOption`] for a fixed option that its layer
+    /// lacks.
     pub(super) fn first_of_group(&self, table: &Table) -> Result<Vec<usize>> {
         let layers = table.layers();
         for layer in self.groups.iter().flatten().chain(self.fixed.keys()) {

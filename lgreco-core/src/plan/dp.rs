@@ -12,13 +12,13 @@
 //!
 //! # Where this differs from the released NumPy code, and why
 //! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here every
-//!   layer uses `>=`, as Algorithm 1 does. Otherwise a plan that uses the exact budget is lost.
-//! * In their code every option costs at least one cell. Here an error of zero costs none. So "do not compress" is free, and
-//!   a budget of zero has plans.
+//!   layer uses `>=`, as Algorithm 1 does. With `>`, a plan that uses exactly the budget would be lost.
+//! * In their code every option costs at least one cell. Here an error of zero costs no cells. So "do not compress" is
+//!   free, and a budget of zero has plans.
 //! * If the last row has no finite entry, their code traces back from cell 0, and returns a plan over budget. Here this is
 //!   [`Error::Infeasible`], with the smallest possible error.
-//! * Their code lets NaN through, because it discards the result of its check. It divides by a reference error of zero. Here
-//!   both cases are excluded before the grid is built.
+//! * Their code lets NaN through, because it discards the result of its check. It also divides by the reference error,
+//!   even if that is zero. Here both cases are excluded before the grid is built.
 //! * **Deviation from Algorithm 1:** rounding up can make every plan miss the grid although some meet the budget. Then the
 //!   plan of smallest error is returned if it meets the budget. Ties take the smallest size, then the lowest index.
 //!
@@ -26,9 +26,10 @@
 //! * A cell holds one number, `objective · 2^k + option`. So relaxing a cell takes one addition and one minimum, and the
 //!   minimum also breaks ties. Sizes are divided by their greatest common divisor. While all numbers are below 2^52, an f64
 //!   holds them exactly; otherwise they have 128 bits. Both use the same code.
-//! * A block of cells stays in the first-level cache over all options of a layer. Four options are relaxed per pass.
-//! * Dominated options are dropped: those that need no fewer cells and no less of the objective than another. Neither the
-//!   optimum nor the tie rule can choose them.
+//! * A block of cells stays in the first-level cache while all options of a layer are applied to it. Four options are
+//!   relaxed per pass.
+//! * Dominated options are dropped: an option is dominated if another one needs at most as many cells and has at most
+//!   the same objective. The tie rule never chooses a dominated option.
 //! * The cells of each layer's cheapest option are deducted in advance, which leaves fewer cells to fill. Cells that the
 //!   layers so far cannot reach are skipped.
 //! * The trace takes one byte per layer and cell. It takes two bytes if a layer has more than 256 options, and four if more
@@ -68,7 +69,8 @@ impl Layout {
         Layout { unit, index_bits, narrow }
     }
 
-    /// The layout for a size limit. It is narrow if [`of`](Layout::of) is. Objectives sum below 2^([`bits`](Layout::bits)).
+    /// The layout for a size limit. It never needs more workspace than that of [`of`](Layout::of). The sum of
+    /// objectives is below 2^([`bits`](Layout::bits)).
     fn of_errors(table: &Table) -> Layout {
         let index_bits = index_bits(table);
         Layout { unit: 1, index_bits, narrow: index_bits <= NARROW }
@@ -94,7 +96,7 @@ impl Layout {
     }
 }
 
-/// Most index bits that leave room for objectives in an f64.
+/// Largest number of index bits that leaves room for objectives in an f64.
 const NARROW: u32 = 16;
 
 fn index_bits(table: &Table) -> u32 {
@@ -190,7 +192,8 @@ pub fn solve(
     Summary::of(table, options, goal.proof(lower_bound))
 }
 
-/// Chooses for each layer the option that needs least of the limit, and returns a lower bound of the objective.
+/// Chooses for each layer the option of least error under an error budget, or of least size under a size limit. Returns
+/// a lower bound of the objective.
 fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     let (mut error, mut size, mut lower_bound) = (Sum::default(), 0, 0u64);
     for (option, choices) in options.iter_mut().zip(table.iter()) {

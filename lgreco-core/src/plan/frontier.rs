@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 pub struct Frontier {
     /// The points, in order of increasing size.
     pub points: Vec<Point>,
-    /// Whether these are proved to be all points of the frontier.
+    /// Whether `points` is proved to contain all points of the frontier.
     pub complete: bool,
 }
 
@@ -35,8 +35,8 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether the point is proved to be on the frontier. No plan with at most this error is smaller, and no plan of at most
-    /// this size has less error (to [`Proof::RESOLUTION`]).
+    /// Whether the point is proved to be on the frontier. Then no plan with at most this error is smaller, and no plan
+    /// of at most this size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION
@@ -105,7 +105,7 @@ impl Merged<'_> {
     }
 }
 
-/// Whether the errors of all plans within the size overflow f64.
+/// Whether a solver failed because the errors of all plans within the size limit overflow f64.
 fn is_beyond(error: &Error) -> bool {
     matches!(error, Error::Parameter { .. })
 }

@@ -8,7 +8,8 @@ use crate::num::Sum;
 use crate::table::{Choice, Table};
 use core::cmp::Ordering;
 
-/// If a table's largest errors are within this factor of its smallest, `Goal::new` needs no known plan as a ceiling.
+/// `Goal::new` needs no known plan as a ceiling if the layers' largest errors sum to at most this multiple of their
+/// smallest.
 const NEAR: f64 = (1u32 << 16) as f64;
 
 /// A limit, and the integer objective within it.
@@ -64,7 +65,7 @@ impl Goal {
             total = sum(f64::max, 0.0, ceiling);
         }
         let above = if total.is_finite() { exponent_above(total) } else { 1024 + table.layers().ilog2() as i32 + 1 };
-        // One bit more, because `total` is rounded.
+        // Adds one bit, because `total` is rounded.
         Goal { limit, exponent: (above + 1 - bits as i32).max(-1074), ceiling }
     }
 
@@ -135,9 +136,9 @@ impl Goal {
 
 /// The error of one plan within `size` bits, or infinity if there is none.
 ///
-/// It is at most about 2·layers times the smallest error. The search bisects over thresholds that are powers of two. For a
-/// threshold, each layer takes its smallest option with at most that error. The result is the plan of the smallest threshold
-/// that fits.
+/// The result is at most about 2·layers times the smallest possible error. The search bisects over thresholds that are
+/// powers of two. For a threshold, each layer takes its smallest option with at most that error. The result is the plan
+/// of the smallest threshold that fits.
 ///
 /// # Complexity
 /// O(options), in about 12 passes.

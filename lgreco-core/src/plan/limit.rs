@@ -44,7 +44,8 @@ impl Limit {
         }
     }
 
-    /// Fails if no plan is within the limit. `error` and `size` belong to the plan that needs least of the limit.
+    /// Fails if no plan is within the limit. `error` and `size` belong to the plan of least error under an error
+    /// budget, or of least size under a size limit.
     pub(super) fn expect_met(self, error: Sum, size: u64) -> Result<()> {
         match self {
             Limit::Error(budget) if !error.at_most(budget) => Err(Error::infeasible(budget, error, size)),

@@ -11,7 +11,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 /// A table with constraints, presented as a table without constraints.
 ///
-/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) do everything. To use another planner, such as a
+/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) plan on it directly. To use another planner, such as a
 /// [`baseline`](super::baseline), pass it [`view`](Merged::view), then [`expand`](Merged::expand) its options.
 ///
 /// ```
@@ -36,7 +36,7 @@ pub struct Merged<'a> {
     ends: Vec<usize>,
     /// The merged options, with errors rounded down.
     low: Vec<Choice>,
-    /// The merged options with errors rounded up, unless equal to `low`.
+    /// The merged options with errors rounded up. `None` if no error is rounded.
     high: Option<Vec<Choice>>,
 }
 
@@ -76,8 +76,8 @@ impl<'a> Merged<'a> {
 
     /// Merges the groups of a table whose options have keys. Options with equal keys match.
     ///
-    /// A group has the keys that all its layers have. `keys` returns the keys of a layer's options; they must differ within
-    /// the layer.
+    /// The merged layer has the keys that all layers of the group share. `keys` returns the keys of a layer's options;
+    /// they must differ within the layer.
     ///
     /// ```
     /// # use lgreco_core::{plan::{Constraints, Merged}, table::{Choice, Table}};

@@ -44,12 +44,12 @@ impl Solver {
     }
 }
 
-/// States of the exact solver's first attempt. Tables from real gradients need fewer. Clearing the workspace for the full
-/// limit would take many times longer than solving them.
+/// Number of states in the exact solver's first attempt. Tables from real gradients need fewer. To clear the workspace
+/// of all states would take many times longer than to solve such a table.
 const FIRST_STATES: usize = 1 << 14;
 
-/// Solves exactly in up to three attempts: with few states, by Algorithm 1 where it might win, and with all states. Keeps
-/// the best plan and the largest lower bound.
+/// Solves exactly in up to three attempts: with few states, by Algorithm 1 if it may find a better plan, and with all
+/// states. Keeps the best plan and the largest lower bound.
 fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -80,7 +80,7 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
     Ok(summary)
 }
 
-/// Chooses one option per layer. The reference plan is the budget's, if it names one.
+/// Chooses one option per layer. The reference plan is that of the budget, if the budget names one.
 ///
 /// The plan is within the budget, and [`check`](super::check) verifies it. The solver makes the other quantity as small as
 /// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least that of the relaxation.
@@ -174,7 +174,7 @@ pub(super) fn verified_against(
 }
 
 impl Plan {
-    /// Makes a plan of given options, such as a [`baseline`](super::baseline)'s or the reference plan's.
+    /// Makes a plan of given options, such as those of a [`baseline`](super::baseline) or of the reference plan.
     ///
     /// Its lower bound is that of the relaxation. `solver` is a name for display.
     ///
@@ -208,7 +208,7 @@ fn relaxed(table: &Table, limit: Limit) -> Result<Proof> {
 }
 
 /// Allocates zeroed memory. The system maps its pages at their first use, so a large workspace that is little used is cheap.
-/// `vec!` aborts without memory; so this first asks for the room.
+/// `vec!` aborts if it gets no memory, so this function tries to reserve the memory first.
 fn workspace(words: usize) -> Result<Vec<u64>> {
     Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
     Ok(vec![0; words])

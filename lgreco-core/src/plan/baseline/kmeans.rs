@@ -17,8 +17,9 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// CGX's adaptive setting: it clusters layers by size and metric, and gives each cluster one compression level.
 ///
 /// A layer is the point (log `elements`, `metric`). Each axis is divided by its standard deviation over the layers. Clusters
-/// are ordered by the metric of their centres. Their levels run from each layer's smallest option to a finest one, evenly
-/// over its efficient options. An option is efficient if no other beats it in both size and error.
+/// are ordered by the metric of their centres. A level is a position among a layer's efficient options. Levels are
+/// spaced evenly, from the layer's smallest option to a finest level. An option is efficient if no other beats it in
+/// both size and error.
 ///
 /// CGX fixes the finest level by hand. Here it is the coarsest one that keeps the budget, or the finest one that keeps the
 /// size limit. If none keeps the budget, the layer with the largest error per bit takes its next larger efficient option.
@@ -28,9 +29,9 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// error of the default option. `clusters` is the number of levels. CGX has one per bit width; the L-GreCo paper has 6 for
 /// ranks 8 to 64. If there are fewer distinct points than clusters, the coarsest levels are not used.
 ///
-/// The result is deterministic. Lloyd's iteration starts from up to 8 farthest-first sets of centres, each from another
-/// layer. The clustering of lowest inertia wins; ties take the first. An empty cluster restarts at the point farthest from
-/// its centre.
+/// The result is deterministic. Lloyd's iteration runs from up to 8 sets of centres. Each set begins with another
+/// layer, and adds the farthest points one by one. The clustering of lowest inertia wins; ties take the first. An empty
+/// cluster restarts at the point farthest from its centre.
 ///
 /// ```
 /// use lgreco_core::{plan::baseline, table::{Choice, Table}};
@@ -177,7 +178,7 @@ fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
     farthest.0
 }
 
-/// Clusters the points, and returns the number of clusters, at most that of `centres`.
+/// Clusters the points, and returns the number of clusters, at most the length of `centres`.
 ///
 /// Writes each point's cluster to `best`, and each cluster's position in the order of metrics to `rank`.
 fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: &mut [u64], rank: &mut [u64]) -> usize {

@@ -3,7 +3,7 @@
 use super::grid::Kept;
 use crate::num::Wide;
 
-/// Cells of one block. A block stays in the first-level cache over all options of a layer.
+/// Cells of one block. A block stays in the first-level cache while all options of a layer are applied to it.
 pub(super) const LANES: usize = 256;
 
 /// Number of options that one pass over a block relaxes.
@@ -135,7 +135,8 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
         previous[..3 * LANES].fill(C::UNREACHABLE);
         previous[LANES] = C::ZERO;
         next[..LANES].fill(C::UNREACHABLE);
-        // `reach`: most cells that the layers so far can use. `filled`: cells of the blocks that hold them.
+        // `reach`: largest number of cells that the layers so far can use. `filled`: number of cells in the blocks up
+        // to it.
         let (mut reach, mut filled, mut start) = (0, LANES, 0);
         for (&end, trace) in ends.iter().zip(trace.chunks_exact_mut(stride)) {
             let options = &kept[start..end as usize];

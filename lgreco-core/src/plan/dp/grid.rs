@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(keep_layer(&choices, &goal, 10, 1, &mut kept), (2, 1));
         assert_eq!(kept[0], Kept { objective: 9, cells: 0, option: 1 });
         assert_eq!(kept[1], Kept { objective: 4, cells: 2, option: 2 });
-        // Two of these options fit 4 bits, and neither dominates the other.
+        // Options 2, 3 and 5 fit 4 bits. Option 3 equals option 2; of options 2 and 5, neither dominates the other.
         let goal = Goal::new(&table, Limit::Size(4), 63);
         assert_eq!(keep_layer(&choices, &goal, 4, 1, &mut kept), (2, 1));
         let objective = |option: usize| goal.objective(&choices[option]).unwrap();

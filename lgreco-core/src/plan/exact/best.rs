@@ -56,12 +56,12 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// Whether the plan of these items has a smaller objective.
+    /// Whether the plan of these items has a smaller objective than the best plan.
     pub(super) fn beaten_by(&self, items: &[Item], plan: &[u32]) -> bool {
         plan.iter().map(|&item| items[item as usize].objective).sum::<u64>() < self.objective
     }
 
-    /// Offers the plan whose options need least of the limit.
+    /// Offers the plan with the least error under an error budget, or the least size under a size limit.
     pub(super) fn offer_least(&mut self) {
         let (table, goal) = (self.table, self.goal);
         self.offer(table.iter().map(|row| {

@@ -6,7 +6,7 @@ use super::repair;
 use super::rows::{Item, Span};
 use super::tail::Tail;
 
-/// Number of merged extensions per state of the arena after which branching ends.
+/// Branching ends after this many extensions of partial plans per state that the arena can hold.
 const EFFORT: usize = 8;
 
 /// Branches, improves `best`, and returns the proved bound.
@@ -16,7 +16,7 @@ const EFFORT: usize = 8;
 /// the best plan, or when the list outgrows the arena.
 ///
 /// # Complexity
-/// At most 8 extensions per state of the arena, and O(options) for each layer added.
+/// At most 8 extensions of partial plans per state that the arena can hold, and O(options) for each layer added.
 pub(super) fn branch(
     items: &[Item],
     spans: &[Span],

@@ -11,7 +11,7 @@ pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
 
 /// Keeps, in place, the items that a plan with an objective of at most `target` can contain.
 ///
-/// `least` is the sum over layers of the least value.
+/// `least` is the sum over layers of the least Lagrangian value.
 ///
 /// # Complexity
 /// O(n) time for n items.
@@ -38,7 +38,7 @@ pub(super) fn fix(
     }
 }
 
-/// Sorts each layer's items by increasing value, then by option.
+/// Sorts each layer's items by increasing Lagrangian value, then by option.
 pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Multiplier) {
     for span in spans {
         let key = |item: &Item| (multiplier.value(item.objective, item.units()), item.option);
@@ -46,8 +46,8 @@ pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Mult
     }
 }
 
-/// The possible objectives of plans of the remaining items: those equal to `residue` modulo `step`. With a step of 0 there
-/// is only one.
+/// The objectives that plans of the remaining items can have: all numbers equal to `residue` modulo `step`. With a step
+/// of 0, `residue` is the only objective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lattice {
     step: u64,

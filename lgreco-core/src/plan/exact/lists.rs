@@ -40,7 +40,7 @@ impl State {
 pub(super) const LINES: usize = 17;
 /// Index of the bound at the relaxation's price.
 pub(super) const CENTRE: usize = LINES / 2;
-/// The prices as multiples of the relaxation's, from 0.1 to 10.
+/// The bounds' prices as multiples of the relaxation's price.
 pub(super) const PRICES: [f64; LINES] =
     [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
 
@@ -109,7 +109,7 @@ pub(super) struct Arena<'w> {
     states: &'w mut [State],
     heads: &'w mut [State],
     used: usize,
-    /// Number of extensions that may still be merged.
+    /// Number of extended partial plans that may still be merged into lists.
     effort: usize,
 }
 
@@ -119,7 +119,7 @@ impl<'w> Arena<'w> {
         Arena { states, heads, used: 0, effort: 0 }
     }
 
-    /// Drops all lists. Allows `effort` merged extensions per state of the arena from now on.
+    /// Drops all lists. From now on, `effort` extended partial plans per state of the arena may be merged into lists.
     pub(super) fn clear(&mut self, effort: usize) {
         (self.used, self.effort) = (0, self.states.len().saturating_mul(effort));
     }
@@ -148,9 +148,9 @@ impl<'w> Arena<'w> {
 
     /// Extends every state of `list` by each of `options`, and keeps the states that are admitted and undominated.
     ///
-    /// The first option is item `first`. If the result exceeds `cap` states and `thinning` is set, states close to others
-    /// are dropped. Returns the new list, and whether no state was dropped. Returns `None` when the arena has no room or the
-    /// effort is used up.
+    /// `first` is the item index of the first option. If the result exceeds `cap` states and `thinning` is set, states
+    /// close to others are dropped. Returns the new list, and whether no state was dropped. Returns `None` when the
+    /// arena has no room or the effort is used up.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.

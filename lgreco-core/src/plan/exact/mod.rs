@@ -6,13 +6,13 @@
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
 //!    exact. Sizes are integer objectives already. Errors as objectives become integers; their largest sum has 63 bits.
 //! 2. Each layer's undominated options and their lower convex hull are found. Taking hull edges by falling slope until the
-//!    limit is reached solves the linear relaxation. The limit *cuts* the edge of which only a part fits. The slope of that
-//!    edge is the Lagrange multiplier of the bound.
-//! 3. The relaxation is rounded in two ways. Single changes improve each rounding to a first plan.
-//! 4. A list of partial plans starts with the empty one. The relaxation completes the most promising partial plan, which
-//!    gives a plan. The layer whose edge is cut in that relaxation is then added to all partial plans. A partial plan is
-//!    dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is a lower bound. If no
-//!    partial plan remains, the best plan is optimal, as it is for most tables.
+//!    limit is reached solves the linear relaxation. Only a part of the last edge fits: the limit *cuts* this edge. Its
+//!    slope is the Lagrange multiplier of the bound.
+//! 3. The relaxation is rounded in two ways. Changes of single layers then improve each rounded plan.
+//! 4. A list of partial plans starts with the empty one. In each step, the relaxation completes the most promising
+//!    partial plan to a full plan. The layer whose edge is cut in that relaxation is then added to all partial plans. A
+//!    partial plan is dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is
+//!    a lower bound. If no partial plan remains, the best plan is optimal. That is so for most tables.
 //! 5. An option is dropped if its Lagrangian bound is not below the best plan's objective.
 //! 6. A search looks for plans of at most a target objective, by matching two Pareto lists. It finds the optimum or proves
 //!    that no plan reaches the target. Targets rise from the bound to the best known plan.
@@ -21,15 +21,15 @@
 //! The lower bound is computed in integers.
 //!
 //! Under an error budget, no plan within the budget is smaller than the bound. The solver returns a plan only if its errors,
-//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have lower bits than
-//! these 120. If such bits decide whether a plan fits, the plan found may stay unproved.
+//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have bits below
+//! the 120 bits of the budget. If such bits decide whether a plan fits, the plan found may stay unproved.
 //!
 //! Under a size limit, sizes are exact. The bound adds errors that are rounded down to multiples of a unit. The unit is a
 //! power of two, about 2^-62 of the sum of the layers' largest errors. If the rounded error of a plan equals the bound, its
 //! true error is larger by at most one unit per layer. [`Summary::proven`] allows for this difference with
 //! [`Proof::RESOLUTION`](super::Proof).
 //!
-//! An option with more error than a whole known plan cannot be in an optimal plan. Such options do not count for the unit.
+//! An option with more error than a whole known plan cannot be in an optimal plan. Such options do not affect the unit.
 //! If the remaining errors still span more than 63 bits, the plan found may stay unproved.
 //!
 //! # Ties
@@ -42,11 +42,11 @@
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
 //! "A minimal algorithm for the multiple-choice knapsack problem" (1995).
 //!
-//! Our deviations: the core grows by the layer that the relaxation of the best partial plan cuts, not by reduced costs. The
-//! whole relaxation bounds completions, not one multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and
-//! Sahni, 1974) with a rising target. The certificate uses integer arithmetic.
+//! Our deviations: the core grows by the layer that the relaxation of the best partial plan cuts, not by reduced costs.
+//! The bound of completions comes from the whole relaxation instead of one multiplier. Beyond 2^10 partial plans, two
+//! lists are matched (Horowitz and Sahni, 1974) with a rising target. The certificate uses integer arithmetic.
 //!
-//! [`Limits`] count states, not seconds, so that a plan depends only on its input.
+//! [`Limits`] count partial plans, not seconds, so that a plan depends only on the input.
 
 mod best;
 mod branch;
@@ -75,7 +75,8 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::table::Table;
 
-/// Limits of the search. If it reaches them, it returns the best plan and the proved gap. They count states, not time.
+/// Limits of the search. If the search reaches them, it returns the best plan and the proved gap. They count partial
+/// plans, not time.
 ///
 /// ```
 /// use lgreco_core::plan::exact::Limits;
@@ -99,7 +100,7 @@ impl Default for Limits {
 ///
 /// # Complexity
 /// O(options) time. The result is 9 words per option, 3 for each of the first 2^10 options, 2 1/2 per layer and 4 per state.
-/// It is at least what [`dp`] needs.
+/// It is at least the workspace of [`dp`].
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
     attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))
@@ -151,8 +152,8 @@ fn states(limits: Limits) -> usize {
 /// # Complexity
 /// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) and O(options of
 /// the largest layer) for each of at most 2^10 states. Few tables need searches. There are at most 34, each O(states *
-/// options of the largest layer). Where the bound proves neither the plan nor that Algorithm 1 is no better, the time of
-/// [`dp`] is added. [`workspace_len`] words.
+/// options of the largest layer). The time of [`dp`] is added unless the bound proves that the plan is optimal, or that
+/// Algorithm 1 finds no better one. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
     limit: impl Into<Limit>,
@@ -209,7 +210,7 @@ const BITS: u32 = 63;
 
 /// Runs all steps with `states` states. Returns the proved bound, and whether Algorithm 1 might find a better plan.
 ///
-/// Both hold for the table only when units are rounded down.
+/// Both results are valid only when units are rounded down.
 fn improve(
     rounding: Rounding,
     states: usize,

@@ -61,7 +61,7 @@ pub(super) fn fine(coarse: u128) -> u128 {
     coarse << COARSE
 }
 
-/// Fills `edges` with the hull edges of all layers, each layer's by strictly falling slope. Returns their number.
+/// Fills `edges` with the hull edges of all layers, and returns their number. Within a layer, slopes strictly fall.
 ///
 /// The hulls are exact in coarse units: no item lies below its layer's hull.
 fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
@@ -87,7 +87,7 @@ fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     len
 }
 
-/// The solution of the linear relaxation. The edges before `taken` fit the limit as a whole.
+/// The solution of the linear relaxation. The limit has room for all edges before `taken`.
 pub(super) struct Solution<'w> {
     /// All hull edges. Those before `taken` precede the others in [`Edge::order`].
     pub(super) edges: &'w mut [Edge],
@@ -137,7 +137,8 @@ pub(super) fn solve<'w>(
     Solution { edges, taken }
 }
 
-/// Sets `plan` to the items at the end of the edges.
+/// Sets each layer's item in `plan`: the end of the layer's last edge in `edges`, or the first item if it has no edge
+/// there.
 pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     for (span, item) in spans.iter().zip(plan.iter_mut()) {
         *item = span.start() as u32;

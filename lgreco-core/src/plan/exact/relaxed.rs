@@ -96,8 +96,8 @@ impl<'w> Relaxed<'w> {
         })
     }
 
-    /// Offers two roundings of the relaxation: one without the cut edge, and one with it, for which another layer steps
-    /// back.
+    /// Offers two roundings of the relaxation: one without the cut edge, and one with it. In the second, the change of
+    /// one layer brings the plan back within the limit.
     pub(super) fn round(&mut self, best: &mut Best<'_>) {
         let (items, spans) = (&*self.items, &*self.spans);
         self.trial.copy_from_slice(self.plan);
@@ -132,7 +132,7 @@ impl<'w> Relaxed<'w> {
         fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
     }
 
-    /// Searches targets from the bound up to the best plan. Improves both.
+    /// Searches with rising target objectives, from the bound up to the best plan. Improves bound and plan.
     pub(super) fn search(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;
@@ -154,8 +154,8 @@ impl<'w> Relaxed<'w> {
     /// Whether Algorithm 1 may find a better plan than the best one. This does not run it.
     ///
     /// Fixing drops only options that no better plan contains. Algorithm 1 rounds the limited quantity up to cells. So this
-    /// computes the Lagrangian bound of the remaining options with their units in cells. Algorithm 1 finds no better plan
-    /// with an objective below that bound.
+    /// computes the Lagrangian bound of the remaining options with their units in cells. If Algorithm 1 finds a better
+    /// plan, its objective is at least that bound.
     ///
     /// # Complexity
     /// O(n) time for n remaining options.

@@ -1,12 +1,11 @@
-//! Feasible plans near the relaxed one, by changes of single layers.
+//! Finds feasible plans near the relaxed plan, by changes of single layers.
 
 use super::rows::{Item, Span};
 
-/// Most changes that `spend` makes. Each takes the single change that saves most. The search finds further improvements
-/// better.
+/// Largest number of changes that `spend` makes. Further improvements are left to the search.
 const ROUNDS: usize = 64;
 
-/// The last item of the layer with at most `units`. Of these it has the least objective.
+/// The layer's last item that needs at most `units`. Among such items it has the least objective.
 fn within(items: &[Item], span: Span, units: u128) -> Option<usize> {
     let fitting = items[span.range()].partition_point(|item| item.units() <= units);
     (fitting > 0).then(|| span.start() + fitting - 1)
@@ -17,7 +16,7 @@ pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Uses the capacity that `plan` leaves: makes the single change that saves most, as long as one fits.
+/// Uses the capacity that `plan` leaves. Repeats the change of a single layer that saves most, as long as one fits.
 ///
 /// # Complexity
 /// O(layers * log options) per change, at most 64 changes.

@@ -52,8 +52,9 @@ impl Span {
 
 /// Finds the undominated options that a plan within `capacity` can contain. Writes them to `items`, with one span per layer.
 ///
-/// Of options with equal objectives, the one that needs less stays, then the lower index. Every layer keeps at least the
-/// option that needs least. The caller has checked that those options fit the limit together.
+/// Of options with equal objectives, it keeps the one that needs fewest units, then the one of lowest index. Every
+/// layer keeps at least the option that needs fewest units. The caller has checked that these options together fit the
+/// limit.
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

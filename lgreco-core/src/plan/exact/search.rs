@@ -5,14 +5,14 @@ use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// Number of merged extensions per state of the arena after which a search without thinning gives up.
+/// A search without thinning gives up after this many extensions of partial plans per state that the arena can hold.
 const EFFORT: usize = 8;
-/// Number of matching steps per state of the arena after which a search without thinning gives up.
+/// A search without thinning gives up after this many matching steps per state that the arena can hold.
 const PAIRS: usize = 128;
-/// Number of extensions merged per layer when lists are thinned.
+/// Number of extended partial plans per layer when lists are thinned.
 const THIN: usize = 1 << 14;
 
-/// The items that remain after fixing. A search needs each layer's items by increasing value.
+/// The items that remain after fixing. A search needs each layer's items by increasing Lagrangian value.
 pub(super) struct Core<'w> {
     pub(super) items: &'w [Item],
     pub(super) spans: &'w [Span],
@@ -35,7 +35,7 @@ impl Core<'_> {
         self.multiplier.value(self.items[item].objective, self.items[item].units())
     }
 
-    /// Largest excess over a layer's least value that an option of a plan within `target` can have.
+    /// How far the value of an option may exceed its layer's least value in a plan within `target`.
     fn room(&self, target: u64) -> u128 {
         self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
     }
@@ -58,8 +58,8 @@ impl Core<'_> {
     /// Finds the plan of least objective, if that is at most `target`, and writes its items to `plan`.
     ///
     /// Two Pareto lists grow side by side, each over half of the layers that still have a choice. The layer with most
-    /// options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is dropped when
-    /// the least values of its missing layers prove it too large.
+    /// options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is dropped
+    /// when the least values of its missing layers prove that it cannot reach the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
@@ -130,7 +130,8 @@ impl Core<'_> {
         Outcome { found: found.is_some(), complete }
     }
 
-    /// Writes the layers that have a choice to `order`, by decreasing difference of units. Returns their number.
+    /// Writes the open layers, those with more than one option, to `order`. Sorts them by decreasing difference between
+    /// largest and smallest units. Returns their number.
     fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
         let mut open = 0;
         for layer in 0..self.spans.len() {
@@ -147,7 +148,7 @@ impl Core<'_> {
         open
     }
 
-    /// Raises the limits of a list when it takes in a layer, by the layer's least values and units.
+    /// Raises the limits of a list by a layer's least values and units, when the list takes in that layer.
     fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {
@@ -156,8 +157,8 @@ impl Core<'_> {
         limit.units += options.iter().map(Item::units).min().unwrap_or(0);
     }
 
-    /// The limits of the two lists before they contain open layers, and the state of the layers without a choice. Writes the
-    /// items of those layers to `plan`. Returns `None` when nothing fits.
+    /// The limits of the two lists before they contain open layers, and the state of the layers with a single option.
+    /// Writes the items of those layers to `plan`. Returns `None` when nothing fits.
     fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Envelope; 2], State)> {
         let (mut objective, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
@@ -195,8 +196,8 @@ impl Core<'_> {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The best plan made of `item` and one state of each list. Its objective must be below that of `bar`, or equal with
-    /// fewer units.
+    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units: the plan
+    /// must have less of the first, or as much and less of the second.
     fn best_pair(
         &self,
         arena: &Arena<'_>,

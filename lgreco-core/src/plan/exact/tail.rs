@@ -1,4 +1,5 @@
-//! The linear relaxation of the layers that a list lacks, as a function of the limit that remains for them.
+//! The tail: the layers that a list's partial plans do not contain yet. Their linear relaxation is a function of the
+//! limit that remains for them.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,10 +9,10 @@ use super::relax::{self, Edge, Solution, coarse};
 use super::repair;
 use super::rows::{Item, Span};
 
-/// Largest number of edges that are kept around the cut one.
+/// Largest number of edges that are kept around the cut edge.
 const STEPS: usize = 1 << 10;
 
-/// An edge of the tail, with the objective saved and the units used by it and all steps before it.
+/// An edge of the tail. `saved` and `coarse` are sums over this edge and all steps before it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Step {
@@ -29,7 +30,8 @@ pub(super) fn steps(options: usize) -> usize {
 /// Saved objective and coarse units of an edge: its slope as a fraction.
 type Slope = (u64, u64);
 
-/// The layers that a list lacks. Each is at its base item; the steps lead on from there.
+/// The layers that a list's partial plans do not contain yet. Each starts at its base item, and steps continue from
+/// there.
 pub(super) struct Tail<'w> {
     items: &'w [Item],
     spans: &'w [Span],
@@ -152,8 +154,8 @@ impl<'w> Tail<'w> {
         (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
-    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer that the relaxation
-    /// cuts, if the steps reach that far. `plan` may exceed the capacity.
+    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer that the
+    /// relaxation cuts, if the steps reach that far. Returns `None` if `plan` exceeds the capacity.
     pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
         let used = repair::total_units(self.items, plan);
         let mut left = self.capacity.checked_sub(used)?;

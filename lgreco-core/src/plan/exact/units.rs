@@ -9,13 +9,13 @@ const BITS: i32 = 120;
 /// Rounding of bits below 2^-120 of the budget. Ordinary errors have no such bits, and sizes never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
-    /// Every plan within the budget is within it in units, as lower bounds need.
+    /// Every plan within the budget is also within it in units. Lower bounds need this.
     Down,
-    /// Every plan within the budget in units is within the budget, as plans need.
+    /// Every plan within the budget in units is also within the budget itself. Feasible plans need this.
     Up,
 }
 
-/// Converts errors, or under a size limit sizes, to units.
+/// Converts errors to units, or sizes if the size is limited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     limit: Limit,
