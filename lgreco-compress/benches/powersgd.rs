@@ -1,7 +1,7 @@
-//! PowerSGD: the row of all ranks against one simulation, the products and whole encodes against `matrixmultiply`.
+//! Compares PowerSGD's row of all ranks with one simulation, and products and whole encodings with `matrixmultiply`.
 //!
-//! `cargo bench -p lgreco-core --bench powersgd`, once as it is for our own products and once with `--features gemm`.
-//! Answers are asserted; times are minima over interleaved runs.
+//! Run `cargo bench -p lgreco-compress --bench powersgd` for our own products, and again with `--features gemm`. The
+//! benchmark also checks the answers. Times are minima over interleaved runs.
 //!
 //! On one core of a Sapphire Rapids Xeon, GFLOP/s for `M Q` and `Mᵀ P` at 1024 × 4096:
 //!
@@ -12,9 +12,10 @@
 //! | 32 | 61, 57 | 90, 90 | 79, 84 |
 //! | 64 | 66, 61 | 113, 113 | 96, 100 |
 //!
-//! With the feature the row of ranks 16..=64 takes 27 ms in place of 33 after one iteration, where half the time goes
-//! into reconstructing, and 72 in place of 102 after five. The crate `gemm` (0.19) is the fastest at rank 1 (13, 13; the
-//! others 4), and for `Mᵀ P` at ranks 4 and 8 (37, 44); for `M Q` it stays behind from rank 4 on (7 to 70).
+//! With the feature, the row of ranks 16..=64 takes 27 ms instead of 33 ms for one iteration, and 72 ms instead of 102
+//! ms for five. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest
+//! at rank 1 (13, 13; the others 4), and for `Mᵀ P` at ranks 4 and 8 (37, 44). For `M Q` it is slower than the others
+//! from rank 4 on (7 to 70).
 
 use lgreco_compress::powersgd::{self, PowerSgd, decode, measure, measure_workspace_len, start_matrix};
 use lgreco_compress::{Compressor, wire::Payload};
@@ -36,7 +37,7 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
-    // Noise keeps most of its norm beyond rank 64; the second matrix keeps less than 1/32 of it.
+    // Beyond rank 64, noise has most of its norm, but the second matrix has less than 1/32.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
         for iterations in [1, 5] {
             row(name, shape, values, iterations)?;
@@ -57,7 +58,7 @@ fn nearly_low_rank(noise: &[f32]) -> Vec<f32> {
     noise.iter().enumerate().map(|(i, x)| element(i) + 0.1 * x).collect()
 }
 
-/// Least seconds of each contestant, run in turn.
+/// Smallest time of each contestant in seconds. The contestants run in turn.
 fn race<const N: usize>(mut contestants: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut best = [f64::INFINITY; N];
     for _ in 0..REPEATS {
@@ -75,7 +76,7 @@ fn assert_close(a: &[f32], b: &[f32]) {
     assert!(a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-4 * largest));
 }
 
-/// `M Q` and `Mᵀ P` against `matrixmultiply`, which is given M as it lies in memory too.
+/// Compares `M Q` and `Mᵀ P` with `matrixmultiply`, which also reads M in row-major order.
 fn products(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
     let gradient = Gradient::new(Values::F32(values), shape)?;
     let (q, p) = (unit_columns(uniform(COLS * rank, 4), COLS), uniform(ROWS * rank, 5));
@@ -97,7 +98,7 @@ fn products(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Columns whose largest magnitude is in [1, 2), which `project` leaves as they are.
+/// Makes the largest magnitude of each column lie in [1, 2), so that `project` does not scale the columns.
 fn unit_columns(mut q: Vec<f32>, len: usize) -> Vec<f32> {
     q.chunks_mut(len).for_each(|column| column[0] = 1.0);
     q
@@ -122,7 +123,7 @@ fn sgemm([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: 
     unsafe { matrixmultiply::sgemm(m, k, n, 1.0, a, rs, cs, b, 1, k_stride, 0.0, out, 1, m_stride) }
 }
 
-/// Whole encodes, one iteration, of f32 and bf16 gradients against the two products by `matrixmultiply` alone.
+/// Compares encoding of f32 and bf16 gradients, with one iteration, with only the two products by `matrixmultiply`.
 fn encode(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
     let narrow: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
     let compressor = PowerSgd { rank: rank as u32, iterations: 1 };
@@ -160,7 +161,7 @@ fn squared_norm_of_q(payload: &[u8], rank: usize) -> f64 {
     numbers.iter().map(|&x| (f32::from_le_bytes(x) as f64).powi(2)).sum()
 }
 
-/// The row for ranks 16..=64 against one simulation at rank 64.
+/// Compares the row of ranks 16..=64 with one simulation at rank 64.
 fn row(name: &str, shape: Shape, values: &[f32], iterations: u32) -> Result<(), Error> {
     let gradient = Gradient::new(Values::F32(values), shape)?;
     let ranks: Vec<u32> = (16..=64).collect();

@@ -1,6 +1,8 @@
-//! Speed of QSGD and EDEN on one core against a sum-of-squares pass over the same 16 M values; asserts the answers.
+//! Compares the speed of QSGD and EDEN on one core with a sum-of-squares pass over the same 16 M values. Also checks
+//! the answers.
 //!
-//! Prints one line per figure: what, its time divided by the pass's (smallest of several interleaved runs), the target.
+//! Prints one line per figure: its name, its time divided by the time of the pass, and the target. Each time is the
+//! smallest of several interleaved runs.
 
 use lgreco_compress::eden::{self, Eden};
 use lgreco_compress::payload::{Combine, combine};
@@ -15,7 +17,7 @@ const ROWS: usize = 1 << 12;
 const COLS: usize = 1 << 12;
 const RUNS: usize = 7;
 
-/// The floor: one pass that reads everything and does next to nothing.
+/// The floor: one pass that reads all values and computes little.
 struct SumOfSquares<'a>(&'a [f32]);
 
 impl pulp::WithSimd for SumOfSquares<'_> {
@@ -112,7 +114,7 @@ fn main() -> Result<(), lgreco_core::Error> {
     eden(&values, &gradient)
 }
 
-/// Rows of 1 to 4 bits, and each width's encode, decode and decode-and-add.
+/// Times the row of 1 to 4 bits, and for each width encoding, decoding, and decoding with addition.
 fn eden(values: &[f32], gradient: &Gradient<'_>) -> Result<(), lgreco_core::Error> {
     let arch = pulp::Arch::new();
     let (mut decoded, mut errors) = (vec![0.0; values.len()], [0.0; 4]);

@@ -1,6 +1,6 @@
-//! TopK on 16 M values, one core, against one sum-of-squares pass over the same buffer.
+//! Compares TopK on 16 M values, on one core, with a sum-of-squares pass over the same buffer.
 //!
-//! Prints one line per figure: name, ratio to the floor, target. Answers are asserted; times are not.
+//! Prints one line per figure: name, ratio to the floor, target. The benchmark checks the answers, but not the times.
 
 use lgreco_compress::wire::Payload;
 use lgreco_compress::{Compressor, topk, topk::TopK};
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const ROUNDS: usize = 7;
 
-/// The floor: as fast as memory delivers.
+/// The floor: a pass that memory bandwidth limits.
 fn sum_of_squares(values: &[f32]) -> f32 {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -27,7 +27,8 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     )
 }
 
-/// Normal values whose scale changes from stretch to stretch, and a few far out: heavy tails, as gradients have.
+/// Heavy-tailed values, like those of gradients: normal values with a scale that changes every 4096 values, and
+/// outliers.
 fn heavy_tailed(elements: usize) -> Vec<f32> {
     let stream = Stream { seed: 1, ..Stream::default() };
     let unit = |word: u32| (word as f32 + 0.5) * (1.0 / 4_294_967_296.0);
@@ -46,7 +47,7 @@ fn uniform(elements: usize) -> Vec<f32> {
     (0..elements).map(|i| stream.block(i as u32)[0] as i32 as f32 * (1.0 / 2_147_483_648.0)).collect()
 }
 
-/// Ascending squared magnitudes summed from the smallest up, for the k asked for.
+/// For each k of `keeps`, the exact squared error: the sum of all squares except the k largest.
 fn oracle(values: &[f32], keeps: &[u32]) -> Vec<f64> {
     let mut sorted: Vec<f32> = values.iter().map(|x| x.abs()).collect();
     sorted.sort_unstable_by(f32::total_cmp);
@@ -57,7 +58,7 @@ fn oracle(values: &[f32], keeps: &[u32]) -> Vec<f64> {
     keeps.iter().map(|&k| sums[values.len() - k as usize]).collect()
 }
 
-/// The least time of each of `tasks`, taken in turns.
+/// Smallest time of each task in seconds. The tasks run in turn.
 fn least<const N: usize>(mut tasks: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut best = [f64::INFINITY; N];
     for _ in 0..ROUNDS {

@@ -92,7 +92,7 @@ pub fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
 }
 
 /// The inverse of [`pack`]: writes one code per byte of `codes`. `codes` has a multiple of 8 entries, at least as many
-/// as `packed` holds, counting a partial one.
+/// as `packed` holds, including a partial last code.
 #[inline(always)]
 pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))

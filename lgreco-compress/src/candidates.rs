@@ -1,7 +1,7 @@
 //! One row of the error table as a value: candidates that are measured together.
 //!
-//! [`Candidates`] is one method with one parameter that varies, because one pass can measure exactly that. A hybrid
-//! table has several rows side by side.
+//! [`Candidates`] holds one method with one varying parameter, because one pass can measure such a row. A table with
+//! several methods has several rows per layer.
 
 use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
@@ -52,8 +52,8 @@ pub enum Candidates<'a> {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
-    /// TopK with each number of kept elements in `keeps`, and values in each of `bits` bits. The row first has all bits
-    /// of the first `keep`, then all bits of the next. One pass measures the whole row.
+    /// TopK with each number of kept elements in `keeps`, and values in each of `bits` bits. The row lists all bit
+    /// widths of the first `keep`, then those of the next. One pass measures the whole row.
     QuantisedTopK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],

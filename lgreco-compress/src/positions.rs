@@ -29,8 +29,8 @@ pub enum Coding {
 }
 
 /// Layout of k sorted positions below n, in the bytes at the end of a TopK payload. It is a function of k and n.
-/// [`topk`](crate::topk) describes the format. Encoders and decoders elsewhere, such as on a GPU, use these numbers.
-/// [`TopK::layout`](crate::topk::TopK::layout) and [`of_payload`](crate::topk::of_payload) make it.
+/// [`topk`](crate::topk) describes the format. Encoders and decoders on other devices, such as GPUs, use these numbers.
+/// [`TopK::layout`](crate::topk::TopK::layout) and [`of_payload`](crate::topk::of_payload) return it.
 ///
 /// ```
 /// use lgreco_compress::topk::{Coding, TopK};
@@ -100,8 +100,8 @@ impl Layout {
 }
 
 /// Finds where [`for_each_block`] continues at `start`, a multiple of 64. Returns the number of positions before
-/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. `None` where
-/// counting does not suffice.
+/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. `None` if
+/// counting does not suffice: with Elias–Fano, `start` must be a multiple of `2^low_bits`.
 pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
     let Layout { coding, low_bits, low_bytes, .. } = layout;
     match coding {

@@ -48,7 +48,7 @@ macro_rules! methods {
 }
 
 methods! {
-    /// A compressor with all its parameters. A plan gives each layer one.
+    /// A compressor with all its parameters. A plan gives each layer one setting.
     ///
     /// # As text
     /// A setting is written as one line of text ([`Display`](core::fmt::Display)) and parsed from it

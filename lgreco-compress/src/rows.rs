@@ -4,8 +4,8 @@ use super::quantised_topk::QuantisedTopK;
 use super::{Candidates, Compressor, Setting};
 use alloc::vec::Vec;
 
-/// A list of settings, grouped into [`Candidates`]. Neighbours of one method that differ in one parameter are measured
-/// together.
+/// A list of settings, grouped into [`Candidates`]. Consecutive settings of one method that differ in one parameter are
+/// measured together.
 ///
 /// ```
 /// use lgreco_compress::{Candidates, Rows, Setting};

@@ -7,9 +7,9 @@ use crate::error::expect_room;
 /// Bytes that [`seal`] adds to a payload. Sizes in tables and plans do not include them.
 pub const SEAL_LEN: usize = checksum::LEN;
 
-/// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it. Returns the length of both, in bytes.
-/// [`unseal`] refuses a payload that has changed since. Without a checksum, a changed bit is found only if it makes the
-/// payload unreadable. Most changes of a code or a value decode to other numbers.
+/// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it. Returns the length of payload and checksum
+/// in bytes. [`unseal`] refuses a payload that has changed since. Without a checksum, a changed bit is found only if it
+/// makes the payload unreadable. Most changes of a code or a value decode to other numbers.
 ///
 /// ```
 /// use lgreco_core::Error;
@@ -34,7 +34,7 @@ pub fn seal(payload: &mut [u8], len: usize) -> Result<usize, Error> {
     Ok(sealed)
 }
 
-/// Returns the payload that [`seal`] closed. Any bytes may be given.
+/// Checks a message from [`seal`], and returns the payload in it. The message may be any bytes.
 ///
 /// # Errors
 /// [`Error::Checksum`] when a bit of the payload or the checksum has changed, or when the end is missing.

@@ -30,7 +30,7 @@ macro_rules! searched {
                 }
             }
 
-            /// The parameter that a search varies. For [`Hybrid`](Method::Hybrid) it is EDEN's.
+            /// The parameter that a search varies. For [`Hybrid`](Method::Hybrid) it is the parameter of EDEN.
             pub const fn planned(self) -> &'static Planned {
                 match self {
                     $(Method::$name => &$module::PLANNED,)*
@@ -42,7 +42,7 @@ macro_rules! searched {
 }
 
 searched! {
-    /// A compression method that a user can ask a search for.
+    /// A compression method that a user can request for a search.
     ///
     /// ```
     /// use lgreco_compress::SearchMethod as Method;

@@ -3,7 +3,8 @@
 //! The code compares magnitudes by the bits of |x| as f32 without the sign. These integers have the same order as the
 //! magnitudes. A sample gives a bracket for the answer. One vectorised pass collects the few magnitudes inside the
 //! bracket and counts those outside. An exact selection among the collected ones follows; if they are many, it
-//! recurses. A bracket that misses costs a second pass with everything inside. The result never depends on the sample.
+//! recurses. If the answer is outside the bracket, a second pass uses a bracket of all magnitudes. The result never
+//! depends on the sample.
 
 pub mod mark;
 
@@ -81,7 +82,7 @@ impl Bracket {
     }
 }
 
-/// Position of sample `i`, among the `i`-th run of `stride` elements. Positions are scattered, so that periodic data
+/// Position of sample `i`, within the `i`-th run of `stride` elements. Positions are scattered, so that periodic data
 /// does not bias the sample.
 pub fn sampled_position(i: usize, stride: usize) -> usize {
     let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64;

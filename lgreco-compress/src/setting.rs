@@ -71,7 +71,7 @@ impl Setting {
         self
     }
 
-    /// The CLT-k setting, if this is one. All its workers share a leader's positions
+    /// The CLT-k setting, if this is one. Under CLT-k, all workers send values at the positions of one leader
     /// ([`Aggregation::SharedPositions`](crate::Aggregation)).
     pub fn shared_positions(&self) -> Option<&CltK> {
         match self {
@@ -231,7 +231,7 @@ pub fn combine(
 }
 
 /// Length in bytes of the payload at the start of `bytes`, as its first bytes state it. Payloads can therefore be
-/// concatenated. Of the body, only the length is checked. [`decode`] requires exactly this many bytes.
+/// concatenated. Only the length of the body is checked. [`decode`] requires exactly this many bytes.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, Setting, decode, stated_len};

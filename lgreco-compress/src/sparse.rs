@@ -8,7 +8,8 @@ use crate::simd::Kernel;
 use crate::spread::{Divide, spread};
 use crate::{Error, Result};
 
-/// Elements of a stretch. As f32 they stay in a core's caches while several payloads are added.
+/// Number of elements in a stretch, a run of consecutive elements. As f32, a stretch stays in a core's caches while
+/// several payloads are added to it.
 pub const STRETCH: usize = 1 << 13;
 
 /// The body of a sparse payload.
@@ -18,9 +19,9 @@ pub(super) trait Sparse<'a>: Copy + Send {
 
     fn positions(&self) -> (Layout, &'a [u8]);
 
-    /// Combines the kept values of the elements from `start` on with `values`. `place` is the number of earlier kept
-    /// values and the place in [`positions::for_each_block`]. Elements that are not kept may be combined with `unkept`,
-    /// a zero that changes nothing.
+    /// Combines the kept values of the elements from `start` on with `values`. `place` holds the number of earlier kept
+    /// values and the bit where their positions end, as in [`positions::for_each_block`]. Elements that are not kept
+    /// may be combined with `unkept`, a zero that changes nothing.
     fn scatter(
         &self,
         start: usize,
@@ -52,14 +53,14 @@ pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, va
 }
 
 /// Finds where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without reading the earlier positions.
-/// Their errors are then not found. `None` if the earlier positions must be read.
+/// Errors in the earlier positions are then not found. `None` if the earlier positions must be read.
 pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>> {
     let (layout, positions) = S::of(payload)?.positions();
     Ok(positions::find(layout, positions, start as u64))
 }
 
 /// Adds the values of the elements from `start` on, a multiple of 64, or with `replace` writes them. `place` is the
-/// place where the last stretch ended.
+/// reading position where the last stretch ended.
 pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     payload: &Payload<'a>,
     replace: bool,

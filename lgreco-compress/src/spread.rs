@@ -141,10 +141,10 @@ impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for
     }
 }
 
-/// Runs a loop over `elements` elements on all cores of the pool. `run` is an `#[inline(always)]` function. It is
-/// called with the `parts` of some elements, a multiple of `unit` except at the end, and with `with`. Like
-/// [`dispatch_with!`](crate::simd), this is a macro: a function passed as a value would not be inlined, and would be
-/// compiled for the baseline instructions only.
+/// Runs a loop over `elements` elements on all cores of the pool. `run` is an `#[inline(always)]` function. Each call
+/// gets the `parts` of some elements, and `with`. The number of these elements is a multiple of `unit`, except at the
+/// end. Like [`dispatch_with!`](crate::simd), this is a macro: a function passed as a value would not be inlined, and
+/// would be compiled for the baseline instructions only.
 #[macro_export]
 macro_rules! spread_parts {
     ($elements:expr, $unit:expr, $parts:expr, $with:expr, $run:expr $(,)?) => {

@@ -15,8 +15,8 @@ pub fn reads_stretches(method: Method) -> bool {
 ///
 /// `values` are the elements from `start` on, a multiple of [`STRETCH`]. A stretch has [`STRETCH`] elements, or fewer
 /// at the end of the tensor. Stretches are read in order: `place` is two zeros before the first one, and is updated for
-/// the next one. Reading all stretches gives the result and the errors of [`combine`](super::setting::combine). Only
-/// the last stretch finds some of these errors.
+/// the next one. Reading all stretches gives the result and the errors of [`combine`](super::setting::combine). Some of
+/// these errors are found only in the last stretch.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,
@@ -30,8 +30,8 @@ pub fn combine_stretch(
     }
 }
 
-/// The `place` for [`combine_stretch`] at `start` without reading the earlier stretches. Their errors are then not
-/// found. `None` if the earlier stretches must be read.
+/// The `place` for [`combine_stretch`] at `start` without reading the earlier stretches. Errors in the earlier
+/// stretches are then not found. `None` if the earlier stretches must be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
 }
@@ -90,7 +90,7 @@ mod tests {
         let payload = Payload::parse(payload)?;
         let mut result = Ok(());
         for (i, stretch) in values.chunks_mut(STRETCH).enumerate().rev() {
-            // Below one value in 2^13, stretches would have to be read in order.
+            // If fewer than one value in 2^13 were kept, stretches would have to be read in order.
             let mut place = place_of(&payload, i * STRETCH)?.expect("a place");
             result = combine_stretch(&payload, false, i * STRETCH, &mut place, stretch).and(result);
         }

@@ -84,14 +84,14 @@ pub struct Traits {
     /// Tensors can be cut at multiples of this many elements. Each piece is then compressed as a separate tensor. At
     /// least 1; `None` where the setting does not travel in pieces.
     pub piece: Option<usize>,
-    /// The kind of residual by default.
+    /// The default kind of residual.
     pub residual: ResidualKind,
     /// Whether the residual stays bounded even when the error is larger than the gradient.
     pub bounded: bool,
     /// Whether the encoder reads the gradient as well as the sum of gradient and residual
     /// ([`encode_with_gradient`](crate::Compressor::encode_with_gradient)).
     pub sees_gradient: bool,
-    /// Whether the error is at no position larger in magnitude than the encoder's input there.
+    /// Whether the error at each position is at most as large in magnitude as the encoder's input there.
     pub shrinks: bool,
     /// Estimated cost.
     pub cost: Cost,

@@ -87,7 +87,7 @@ impl<const N: usize> Grid<N> {
     #[inline(always)]
     fn level(&self, index: u32) -> f32 {
         if N <= FEW {
-            // Each bit of the index halves the choice.
+            // Each bit of the index halves the remaining levels.
             let mut choice = self.levels;
             let (mut left, mut bit) = (N, 1);
             while left > 1 {

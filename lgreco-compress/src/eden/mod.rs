@@ -19,10 +19,10 @@
 //!
 //! These errors hold for blocks of many values, none of which dominates. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
 //! holds for every seed and every block. The other components of a decoded block average to zero over the seeds if z is
-//! normal. This is nearly so for long blocks, but not for short blocks or blocks with a few dominating values. A block
-//! with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow, for
-//! blocks where all other values are 0. It is 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and .01
-//! % for 64 (4000 seeds).
+//! normal. This is nearly true for long blocks, but not for short blocks or blocks with a few dominating values. A
+//! block with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow,
+//! for blocks where all other values are 0. It is 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and
+//! .01 % for 64 (4000 seeds).
 //!
 //! # Numerics
 //! Norms and scales are computed in f64. Coordinates are computed in f32 from values divided by the norm, so blocks of
@@ -169,8 +169,8 @@ impl Eden {
     }
 }
 
-/// The seed in a payload: the first two words of the encoder's stream, the first one low. Compressors on other devices
-/// use it.
+/// The seed in a payload: the first two words of the encoder's stream, the first one in the low half. Compressors on
+/// other devices use it.
 ///
 /// ```
 /// use lgreco_compress::eden::seed;

@@ -16,8 +16,8 @@ pub const fn measure_workspace_len(lambdas: usize) -> usize {
 /// Measures the squared error of sending all magnitudes that reach λ, for each of `lambdas` (in any order). Values are
 /// sent as `values`. Calls `found` with the index and the length in bytes of each payload.
 ///
-/// Under error feedback, both should be measured on the compressor's input: gradient plus residual. The long-run
-/// traffic depends on how fast residuals reach λ, not on one gradient.
+/// Under error feedback, error and length should be measured on the compressor's input: gradient plus residual. The
+/// long-run traffic depends on how fast residuals reach λ, not on one gradient.
 ///
 /// # Complexity
 /// O(n log m) for n elements and m thresholds: two passes, one of which only searches for NaN and infinity.

@@ -2,7 +2,7 @@
 //!
 //! One λ serves all layers and the whole run. It sends the largest elements over all layers and steps. Under error
 //! feedback, this minimises the total error of a run for the number of elements sent. The unit of λ is that of the
-//! gradient. So λ must be scaled with a loss scale, or for sums instead of means over the batch.
+//! gradient. So λ must be scaled with the loss scale, and also if gradients are sums instead of means over the batch.
 //!
 //! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If the positions would take
 //! more bytes than they save, all elements are sent, including those below λ. So a payload is never longer than the

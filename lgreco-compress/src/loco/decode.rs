@@ -21,9 +21,9 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when the length of `values` or of the body differs from the header's. [`Error::PayloadHeader`]
-/// when the payload is not LoCo's. [`Error::Parameter`] on a group size of 0. [`Error::PayloadBody`] when a scale is
-/// negative or not finite, or when padding is not zero.
+/// [`Error::Length`] when `values` or the body does not have the length that the header implies.
+/// [`Error::PayloadHeader`] when the payload is not LoCo's. [`Error::Parameter`] on a group size of 0.
+/// [`Error::PayloadBody`] when a scale is negative or not finite, or when padding is not zero.
 ///
 /// # Complexity
 /// O(elements). Needs no workspace.

@@ -2,8 +2,8 @@
 //!
 //! A group of consecutive elements is scaled by its largest magnitude `M`. A code is `x · 8 / M`, rounded to the
 //! nearest integer (ties to even) and limited to −8 to 7. It decodes to `code / 8 · M`. So `−M` is exact, but `M`
-//! decodes to 7/8 of `M`. Only error feedback corrects this error of a whole step. LoCo's residual is a moving average
-//! of errors in 8 bits, with resets: `feedback::Residual::LOCO` of `lgreco-train`.
+//! decodes to 7/8 of `M`. This is an error of a whole level, which only error feedback corrects. LoCo's residual is a
+//! moving average of errors in 8 bits, with resets: `feedback::Residual::LOCO` of `lgreco-train`.
 //!
 //! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd). Only `c` and one product
 //! are rounded. So only values within 2^-22 of a tie may be rounded to the other side. The bits are the same on every

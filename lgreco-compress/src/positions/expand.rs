@@ -4,10 +4,10 @@ use super::word;
 use crate::lanes::{LaneKernel, Lanes};
 use crate::{Error, Result};
 
-/// Words of the bitmap whose values are fetched together.
+/// Number of bitmap words that one fetch of values covers.
 const TOGETHER: usize = 4;
 
-/// Buffer for the values of these words. The last 64 places allow reading 64 values from any fetched value on.
+/// Buffer for the values of `TOGETHER` words. The last 64 places allow reading 64 values from any fetched value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
 /// Combines the kept values of the elements from `start` on, a multiple of 64, with `values`. Returns the number of

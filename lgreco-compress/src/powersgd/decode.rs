@@ -28,8 +28,8 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::PayloadHeader`] on another method or variant. [`Error::PayloadBody`] when the rank does not fit the shape
-/// or a factor is not finite. [`Error::Length`] when the length of the body or of `values` differs from the header's.
-/// [`Error::Overflow`] when the product leaves the range of f32; `values` must not be used then.
+/// or a factor is not finite. [`Error::Length`] when `values` or the body does not have the length that the header
+/// implies. [`Error::Overflow`] when the product leaves the range of f32; `values` must not be used then.
 ///
 /// # Complexity
 /// O(rows · cols · r). Needs no workspace and 32 KiB of stack.
@@ -45,7 +45,7 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
     }
 }
 
-/// Calls `multiply` with the factors and `values`. It returns whether the new values are finite.
+/// Calls `multiply` with the factors and `values`. `multiply` returns whether the new values are finite.
 fn with_factors<'a>(
     payload: &Payload<'a>,
     values: &mut [f32],
@@ -72,7 +72,7 @@ pub struct Factors<'a> {
     pub q: &'a [[u8; 4]],
 }
 
-/// Splits a payload into its factors and checks its length. Decoders elsewhere use this, such as on a GPU. Does not
+/// Splits a payload into its factors and checks its length. Decoders on other devices, such as GPUs, use this. Does not
 /// check the values of the factors, which [`decode`] may still refuse.
 ///
 /// ```

@@ -19,7 +19,7 @@ pub(super) struct Work<'a> {
     pub(super) rest: &'a mut [u64],
 }
 
-/// Maximum number of words skipped, so that rows of panels do not straddle cache lines.
+/// Largest number of words that are skipped so that rows of panels do not straddle cache lines.
 const ALIGN: usize = 7;
 
 pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
@@ -133,7 +133,7 @@ pub(super) fn iterate<T: Element>(
 
 /// Returns an error if decoding would refuse the factors, because their product or a partial sum is not finite.
 pub(super) fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<()> {
-    /// Below this, no sum overflows: `P̂` is orthonormal, so sums exceed `‖M‖` only by rounding.
+    /// Below this norm, no sum overflows: `P̂` is orthonormal, so sums exceed `‖M‖` only by rounding.
     const SAFE: f64 = f32::MAX as f64 / 2.0;
     if rank == 0 || scan.squared_norm < SAFE * SAFE {
         return Ok(());

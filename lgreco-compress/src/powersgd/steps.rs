@@ -99,7 +99,7 @@ pub fn project(gradient: &Gradient<'_>, rank: u32, q: &[f32], workspace: &mut [u
 /// O(rows · r²).
 ///
 /// # Source
-/// Vogels et al. 2019, Algorithm 1, line 5. Gram–Schmidt runs on blocks of 16 columns, everything twice.
+/// Vogels et al. 2019, Algorithm 1, line 5. Deviation: Gram–Schmidt runs twice, on blocks of 16 columns.
 pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f32]) -> Result<()> {
     let (rank, work) = prepare(shape, rank, p.len(), None, workspace)?;
     check_finite("factor P", p)?;
@@ -146,7 +146,7 @@ pub fn back_project(gradient: &Gradient<'_>, rank: u32, p: &[f32], workspace: &m
 }
 
 /// Computes `values = P Qᵀ`, row-major. Each element is summed over the columns in order. Decoding a payload gives the
-/// same.
+/// same values.
 ///
 /// ```
 /// use lgreco_compress::powersgd::reconstruct;

@@ -115,8 +115,8 @@ impl Qsgd {
     }
 }
 
-/// The compressor that made `payload`, for decoders elsewhere, such as on a GPU. If this succeeds, [`decode`] accepts
-/// the payload. The payload does not tell the rounding, so the result always has [`Rounding::Nearest`].
+/// The compressor that made `payload`, for decoders on other devices, such as GPUs. If this succeeds, [`decode`]
+/// accepts the payload. The payload does not tell the rounding, so the result always has [`Rounding::Nearest`].
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};

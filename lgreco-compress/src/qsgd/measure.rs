@@ -21,10 +21,10 @@ const LANES: usize = 32;
 /// The second is a bucket with all values on one side of zero, because decoded values may be much larger than Δ. The
 /// third is a bucket with magnitudes below 2^-100, because decoded values may be rounded to subnormal numbers.
 ///
-/// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5 for
-/// more than a few values. It never exceeds `2e-6 + s·2^-21` for stochastic and 2e-6 for nearest rounding, plus, per
-/// value, `2^-44` of the squared length of the bucket's interval. GPUs do not model rounding to subnormal numbers,
-/// which adds at most `Δ·2^-148 + 2^-298` per value.
+/// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5,
+/// unless the tensor has only a few values. It never exceeds `2e-6 + s·2^-21` for stochastic and 2e-6 for nearest
+/// rounding, plus, per value, `2^-44` of the squared length of the bucket's interval. GPUs do not model rounding to
+/// subnormal numbers, which adds at most `Δ·2^-148 + 2^-298` per value.
 ///
 /// # Errors
 /// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a parameter is out of

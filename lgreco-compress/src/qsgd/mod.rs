@@ -1,7 +1,7 @@
 //! QSGD and CGX: bucketed quantisation to 1–8 bits per element.
 //!
-//! A tensor is cut into buckets of consecutive elements. Each bucket has a grid of `s + 1` equally spaced levels, which
-//! its values span. Every element is sent as the number of a neighbouring level.
+//! A tensor is cut into buckets of consecutive elements. Each bucket has a grid of `s + 1` equally spaced levels that
+//! covers its values. Every element is sent as the number of a neighbouring level.
 //!
 //! # Numerics
 //! The encoder decides on integers, so that every instruction set and every backend sends the same bits:

@@ -21,7 +21,8 @@ impl Bins {
         self.count as usize
     }
 
-    /// The bin of a magnitude up to the end of the range, by definition. [`Edges`] finds the bins of many magnitudes.
+    /// The bin of a magnitude, by definition. No magnitude may be above the range. [`Edges`] finds the bins of many
+    /// magnitudes.
     #[cfg(test)]
     pub(super) fn of(&self, magnitude: u32) -> usize {
         (magnitude.saturating_sub(self.low) as u64 * self.count as u64 / self.span as u64) as usize
@@ -55,7 +56,7 @@ impl Edges {
         Edges { bins, ends, inverse: ((bins.count as u64) << 32) / bins.span as u64 }
     }
 
-    /// The bins of magnitudes up to the end of the range.
+    /// The bins of these magnitudes. No magnitude may be above the range.
     #[inline(always)]
     pub(super) fn bins_of(&self, magnitudes: &[u32; BLOCK]) -> [u32; BLOCK] {
         let mut bins = [0; BLOCK];

@@ -17,7 +17,8 @@ fn digits(magnitude: u32, exponent_of_unit: u32) -> u32 {
     if shift < 32 { ((magnitude & 0x007f_ffff | implied) << 8) >> shift } else { 0 }
 }
 
-/// Sums of the magnitudes in each bin, in units of the bin's largest one. `look` must see all magnitudes before `add`.
+/// Sums of the magnitudes in each bin, in a unit that follows from the bin's largest magnitude. `look` must see all
+/// magnitudes before `add`.
 pub(super) struct Sums {
     edges: Edges,
     bins: usize,

@@ -2,7 +2,7 @@
 
 use crate::num::{exp, ln};
 
-/// ln Γ(x) for x > 0, with an error within 1e-14 of its magnitude or of 1.
+/// ln Γ(x) for x > 0. The error is at most 1e-14 times the result's magnitude, or 1e-14 if the magnitude is below 1.
 fn ln_gamma(x: f64) -> f64 {
     // Lanczos approximation with g = 7 and nine coefficients.
     const COEFFICIENTS: [f64; 8] = [

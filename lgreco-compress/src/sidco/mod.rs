@@ -7,11 +7,11 @@
 //! threshold are sent, in [`topk`]'s payload. All elements are sent if that takes fewer bytes, because then no
 //! positions are needed.
 //!
-//! The accuracy of the density depends on the tail and the number of stages. With heavy tails, more stages send fewer
-//! elements; with light tails, more. The number sent is always between half and twice the wanted number, unless the
-//! gradient is zero. If the fit gives a number outside this range, the largest elements are sent, exactly half or twice
-//! the wanted number. The wanted number of largest elements is sent if no distribution fits (all magnitudes are equal),
-//! or if the tensor has fewer than [`SMALLEST`] elements.
+//! The accuracy of the density depends on the tail and the number of stages. With heavy tails, further stages reduce
+//! the number of sent elements; with light tails, they increase it. The number sent is always between half and twice
+//! the wanted number, unless the gradient is zero. If the fit gives a number outside this range, the largest elements
+//! are sent, exactly half or twice the wanted number. The wanted number of largest elements is sent if no distribution
+//! fits (all magnitudes are equal), or if the tensor has fewer than [`SMALLEST`] elements.
 //!
 //! # Fits
 //! Thresholds for density δ, where μ and σ² are mean and variance of the fitted magnitudes:

@@ -209,7 +209,7 @@ impl<'a> Bins<'a> {
     }
 }
 
-/// The smallest candidates: a set of dropped ones that grows.
+/// The dropped candidates, which are the smallest ones. Their number grows.
 struct Dropped<'a> {
     /// First bin that is not completely dropped.
     bin: usize,

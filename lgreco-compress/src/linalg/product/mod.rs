@@ -4,10 +4,10 @@
 //! `gemm`. `M` is read once per product. An element of the result is the same sum in the same order for every rank and
 //! element type.
 //!
-//! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`,
-//! which the command turns on, uses `matrixmultiply` through `ndarray`. That needs no unsafe code here, and a column of
-//! the result still does not depend on the rank. But the last bits differ between processors, and products allocate
-//! packing buffers. Code outside this module does not depend on the choice.
+//! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`
+//! uses `matrixmultiply` through `ndarray`; the command-line tool turns it on. That needs no unsafe code here, and a
+//! column of the result still does not depend on the rank. But the last bits differ between processors, and products
+//! allocate packing buffers. Code outside this module does not depend on the choice.
 
 #[cfg(feature = "gemm")]
 mod gemm;
