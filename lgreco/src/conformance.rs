@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 
 /// Checks the properties of a setting that searches, exchanges and saved states rely on:
 ///
-/// * Payloads have the promised length and state it. They depend only on gradient and stream, not on old content of
-///   workspace or payload.
+/// * Payloads have the promised length, and their first bytes state it. They depend only on gradient and stream, not on
+///   old content of workspace or payload.
 /// * Payloads decode to finite values, which do not depend on old content either. The measured error equals the error of the
 ///   decoded values.
 /// * A cut payload is an error. A damaged one gives an error or a result, but no panic.

@@ -1,8 +1,8 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
-//! Readers accept any bytes, and return a value or an [`Error`] with its place. Keys that begin with `x-` are private to the
-//! writer, and ignored. Other unknown keys, and keys that occur twice in an object, are errors. Floats are written with
-//! enough digits to read back the same bits.
+//! Readers accept any bytes, and return a value or an [`Error`] that names the place. Keys that begin with `x-` are
+//! private to the writer, and ignored. Other unknown keys, and keys that occur twice in an object, are errors. Floats
+//! are written with enough digits to read back the same bits.
 
 mod model;
 mod plan;
@@ -29,7 +29,7 @@ pub const VERSION: u64 = 1;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are not JSON, or not the JSON that is expected there.
+    /// The bytes are not JSON, or not the JSON that is expected at this place.
     #[error("{}{what}", Prefix(place))]
     Json {
         /// Layer and option, as far as they are known. Empty at the top level.
@@ -63,7 +63,7 @@ pub enum Error {
         /// The expected kind.
         expected: &'static str,
     },
-    /// Version 1 does not know a key.
+    /// The file has a key that version 1 does not define.
     #[error("{}key `{key}` is unknown: is `{nearest}` meant? (keys of your own begin with `x-`)", Prefix(place))]
     Key {
         /// Layer and option. Empty at the top level.

@@ -27,8 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Codec`] also has calls that do not allocate. [`search`] and [`plan`](mod@plan) offer the same steps one by one, with
-//! all options.
+//! [`Codec`] also has calls that do not allocate. The modules [`search`] and [`plan`](mod@plan) offer the steps of this
+//! example one by one, with all options.
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.

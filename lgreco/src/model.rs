@@ -132,8 +132,8 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Plans like the L-GreCo paper: l2 errors, at most the uniform setting's error, and its dynamic program with 10,000
-    /// cells. Such a plan comes without proof.
+    /// Plans like the L-GreCo paper: with l2 errors, within the uniform setting's error, and by the paper's dynamic
+    /// program with 10,000 cells. Such a plan is usually not proved optimal.
     pub fn paper(mut self) -> Self {
         if let Ok(search) = &mut self.search {
             search.metric = Metric::L2;
@@ -203,7 +203,7 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
-    /// One codec per layer of the model. Layers with one dimension and small layers have uncompressed ones.
+    /// One codec per layer of the model. Codecs of small layers and of layers with one dimension do not compress.
     pub fn codecs(&self) -> &[Codec] {
         &self.codecs
     }

@@ -13,8 +13,8 @@ use crate::rng::Stream;
 use crate::{Error, Result};
 use core::fmt;
 
-/// One row to measure: a gradient, candidates and a random stream. The gradient is in host memory, or, for a backend's own
-/// calls, elsewhere.
+/// One row to measure: a gradient, candidates and a random stream. By default the gradient is in host memory. A backend
+/// may use another type `G`, for example for gradients in device memory.
 ///
 /// ```
 /// use lgreco::backend::Job;
@@ -143,7 +143,7 @@ pub trait Backend {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
-/// Whether a row must be measured on the CPU, because no GPU has kernels for its candidates.
+/// Whether a row must be measured on the CPU, because no GPU backend has kernels for its candidates.
 pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }

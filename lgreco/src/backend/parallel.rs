@@ -5,8 +5,8 @@ use crate::error::expect_len;
 use alloc::vec::Vec;
 use rayon::prelude::*;
 
-/// [`Portable`](super::Portable) on rayon's current thread pool. Each thread takes one job at a time. Results are the same
-/// bits.
+/// [`Portable`](super::Portable) on rayon's current thread pool. Each thread takes one job at a time. Results have the
+/// same bits.
 ///
 /// Each thread allocates the workspace of its largest job. The caller's workspace is not used.
 ///

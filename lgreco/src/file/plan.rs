@@ -48,8 +48,8 @@ pub struct PlanFile {
     /// Sum of the chosen options' sizes in bits.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
-    /// Lower bound of the minimised quantity. With a budget, no plan within it has fewer bits; the bound is rounded down
-    /// where f64 cannot hold it. With a size limit, no plan within it has less error.
+    /// Lower bound of the minimised quantity. No plan within the error budget has fewer bits; the bound is rounded down
+    /// where f64 cannot hold it. With a size limit instead, no plan within that limit has less error.
     pub lower_bound: f64,
     /// Whether the plan is proved optimal within its limit, as defined by [`Summary::proven`].
     pub proven: bool,
@@ -70,7 +70,7 @@ pub struct PlanFile {
     pub default_size: Option<u64>,
     /// The layers in the order of the table.
     pub layers: Vec<PlanLayer>,
-    /// The times taken.
+    /// The times that measuring and solving took.
     #[serde(default, skip_serializing_if = "Seconds::is_empty")]
     pub seconds: Seconds,
 }
@@ -286,8 +286,8 @@ impl PlanFile {
     }
 }
 
-/// Parses the file. If there are outside `methods`, it leaves out the layers' settings, which serde reads only for lgreco's
-/// methods.
+/// Parses the file. If there are outside `methods`, it leaves out the layers' settings, because serde reads only
+/// settings of lgreco's own methods.
 fn without_settings(json: &str, methods: &Methods) -> serde_json::Result<PlanFile> {
     if *methods == Methods::NONE {
         return serde_json::from_str(json);

@@ -7,7 +7,7 @@ use alloc::{format, string::String, vec::Vec};
 
 /// A table file: a table with an optional error budget.
 ///
-/// A layer may name a `group`, whose layers share an option, and a `fixed` option.
+/// A layer may name a `group`; all layers of a group share an option. It may also name a `fixed` option.
 ///
 /// ```
 /// use lgreco::{file::TableFile, plan::Limit};

@@ -116,20 +116,21 @@ pub struct Search {
     /// Additional settings for every layer, of lgreco's methods or of [`methods`](Search::methods). A setting is left out
     /// for layers that it does not fit, such as a `topk` of more elements than the layer has.
     pub beside: Vec<Setting>,
-    /// The methods with their ranges, at least one. The first one's default is the reference of the budget.
+    /// The methods with their ranges, at least one. The default of the first method is the reference of the budget.
     families: Vec<Family>,
     /// The metric that turns squared errors into errors.
     pub metric: Metric,
     /// Number of workers whose payloads are averaged. It matters when the search mixes biased and unbiased methods.
     ///
-    /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W workers has
-    /// a W-th of their energy, and the table divides their squared errors by W. Biased methods lose the same part on all
-    /// workers that have the same gradient. `None` means 1; in a controller it means the number of its workers.
+    /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W
+    /// workers has 1/W of the squared error, and the table divides the squared errors of these methods by W. Biased
+    /// methods lose the same part on all workers that have the same gradient. `None` means 1; in a controller it means
+    /// the number of its workers.
     pub workers: Option<NonZeroU32>,
     /// Layers with fewer elements stay uncompressed. Defaults to 1024.
     pub min_elements: usize,
-    /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`]. It enters the
-    /// sizes by [`Setting::exchanged_len`].
+    /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`]. It changes
+    /// sizes as [`Setting::exchanged_len`] states.
     ///
     /// The table's errors do not include the rounding to this type. Each rounding loses at most `2^-16` of the values'
     /// energy; subnormal values lose more. For PowerSGD, a rounded `P` spans another space. This raises or lowers the error
@@ -218,11 +219,11 @@ impl Measured {
 impl Search {
     /// A search of one method with its defaults.
     ///
-    /// QSGD: 4 bits in 2..8. TopK: 1 % in 0.1 %..10 %. PowerSGD: rank 4 in 2..8. These are the ranges of L-GreCo §4. EDEN: 3
-    /// bits in 1..8.
+    /// Defaults and ranges are: QSGD 4 bits, 2 to 8. TopK 1 %, 0.1 % to 10 %. PowerSGD rank 4, 2 to 8. EDEN 3 bits, 1
+    /// to 8. The first three ranges are those of L-GreCo §4.
     ///
-    /// Hybrid offers EDEN, TopK and PowerSGD (there rank 8 in 4..16), with uniform 3-bit EDEN as the reference. It leaves
-    /// out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.
+    /// Hybrid offers EDEN, TopK and PowerSGD (here rank 8, 4 to 16), with uniform 3-bit EDEN as the reference. It
+    /// leaves out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -319,7 +320,8 @@ impl Search {
         }
     }
 
-    /// Replaces the default of the first method (bits, density or rank), and its range by L-GreCo's for that default.
+    /// Replaces the default of the first method (bits, density or rank), and replaces its range by L-GreCo's range
+    /// around that default.
     ///
     /// Bits and ranks range from half the default, rounded up, to twice the default. Densities range from a tenth to ten
     /// times the default. Ranges end at the method's bounds. EDEN's range is always 1 to 8 bits.
@@ -366,7 +368,7 @@ impl Search {
 
     /// Replaces the widths of TopK's kept values; by default they are sent in full. Each density is offered with each width.
     ///
-    /// The default keeps its full values. It is always a candidate if TopK is the first method.
+    /// The default option keeps full values, and is always a candidate if TopK is the first method.
     ///
     /// ```
     /// # use lgreco::search::{Method, Range, Search, Width};
@@ -394,8 +396,9 @@ impl Search {
 
     /// A copy of this search with an intermediate default of the first method, between `first` and the final default.
     ///
-    /// `done`, from 0 to 1, is the completed part of the way. The way is exponential, as for DGC's densities; bits and ranks
-    /// are rounded. L-GreCo's range moves with the default. A range set by [`with_range`](Search::with_range) stays.
+    /// `done`, from 0 to 1, is the completed part of the ramp. The default changes exponentially, like DGC's densities;
+    /// bits and ranks are rounded. L-GreCo's range moves with the default. A range set by
+    /// [`with_range`](Search::with_range) stays.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};

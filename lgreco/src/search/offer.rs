@@ -14,7 +14,8 @@ use alloc::vec::Vec;
 
 /// The candidates that a [`Search`] offers each layer of a model: rows to measure, from which it makes the table.
 ///
-/// The gradients may be anywhere. [`Search::measure`] does all steps for gradients in host memory.
+/// The caller measures the rows, so the gradients may also be in device memory. [`Search::measure`] does all steps for
+/// gradients in host memory.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, Portable};

@@ -22,14 +22,14 @@ fn tidy(x: f64) -> f64 {
 /// errors, so plans may sacrifice one large layer for many small ones.
 ///
 /// When methods mix, bias and noise must be treated differently. TopK and PowerSGD drop the same part of a gradient on every
-/// worker. The mean over the workers lacks all of it; error feedback sends it later. QSGD's stochastic rounding and EDEN's
-/// rotation are independent between workers. So the mean of W payloads has a W-th of the squared error of one.
-/// [`Search::workers`](super::Search::workers) is W; controllers set it.
+/// worker. The mean over the workers lacks this part completely; error feedback sends it later. QSGD's stochastic
+/// rounding and EDEN's rotation are independent between workers. So the mean of W payloads has 1/W of the squared error
+/// of one payload. [`Search::workers`](super::Search::workers) is W; controllers set it.
 ///
-/// docs/src/experiments/which-error.md has the measurement. It trained two models with 48 random plans, and
-/// compared how well each metric ranks the losses. The division by W matters there. The root changes nothing beyond the
-/// scatter between seeds. Nor does a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared
-/// error r (Stich et al., NeurIPS 2018).
+/// The experiment in docs/src/experiments/which-error.md trained two models with 48 random plans, and compared how well
+/// each metric ranks the losses. In it, the division by W matters. The root makes no difference beyond the scatter
+/// between seeds. Weights for the delay of error feedback, 1/(1−r) or 1/(1−r)² for a relative squared error r (Stich et
+/// al., NeurIPS 2018), make no difference either.
 ///
 /// ```
 /// use lgreco::search::Metric;
@@ -220,8 +220,8 @@ impl Family {
     /// The method with its range around `default`.
     ///
     /// QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1, densities [D/10, 10 D]
-    /// with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. For more than [`MAX_OPTIONS`] whole
-    /// parameters, the step is the smallest that gives no more.
+    /// with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. If that gives more than
+    /// [`MAX_OPTIONS`] whole parameters, the step is larger: the smallest one that gives at most so many.
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();
         let [below, above, steps] = planned.around;
@@ -252,7 +252,8 @@ impl Family {
         Ok(family)
     }
 
-    /// The method with a default between `first` and this default, at the part `done` of the way, and the range around it.
+    /// The method with a default between `first` and its own default, after the part `done` of a ramp, and the range
+    /// around it.
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);

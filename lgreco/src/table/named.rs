@@ -74,7 +74,7 @@ impl NamedTable {
     /// The name of a layer.
     ///
     /// # Panics
-    /// When `layer >= self.layers()`. So do all calls that take a layer or an option.
+    /// When `layer >= self.layers()`. All functions that take a layer or an option panic likewise.
     pub fn name(&self, layer: usize) -> &str {
         &self.layers[layer].name
     }
@@ -264,7 +264,7 @@ impl Builder {
     ///
     /// # Errors
     /// Those of [`Table::new`]. [`Error::NoSuchOption`] for a default that its layer lacks. [`Error::DuplicateName`] when
-    /// two layers share a name. All name the layer, and the option if one is at fault.
+    /// two layers share a name. All these errors name the layer, and the option if one is at fault.
     ///
     /// # Complexity
     /// O(options + layers·log(layers)).

@@ -6,7 +6,7 @@ use crate::plan::{Constraints, Merged};
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 /// # Groups and fixed options
-/// [`merged`](NamedTable::merged) plans within them.
+/// [`merged`](NamedTable::merged) prepares the table for planning within them.
 ///
 /// ```
 /// use lgreco::table::{Choice, NamedTable};
