@@ -57,7 +57,7 @@ pub enum Tile {
 pub enum Codec {
     /// The values without compression.
     Dense {
-        /// Type in which they are sent, rounded to nearest.
+        /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
     /// Codes on an even grid from a tile's smallest to its largest value, which are both exact. Sends two f32 per tile.
@@ -87,7 +87,7 @@ pub enum Codec {
     TopK {
         /// Number of values kept per sample, 1 to the number of features. [`Codec::top_k`] takes a fraction.
         keep: u32,
-        /// Type in which they are sent, rounded to nearest.
+        /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
     /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. This
@@ -95,7 +95,7 @@ pub enum Codec {
     SharedIndex {
         /// The `keep` of the forward codec.
         keep: u32,
-        /// Type in which they are sent, rounded to nearest.
+        /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
 }
@@ -194,7 +194,7 @@ impl Codec {
         }
     }
 
-    /// Bytes of the indices that TopK gives to shared-index; 0 for other codecs.
+    /// Bytes of the indices that shared-index takes from a body of this codec, if it is TopK; 0 for other codecs.
     ///
     /// # Errors
     /// The errors of [`body_len`](Codec::body_len).
@@ -372,7 +372,7 @@ impl Codec {
     }
 }
 
-/// Number of values that are quantised together: a sample, or the whole batch.
+/// Number of values that one call of the quantiser takes: a sample, or the whole batch.
 fn span(tile: Tile, elements: usize, features: usize) -> usize {
     match tile {
         Tile::Batch => elements.max(1),

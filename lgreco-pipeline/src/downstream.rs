@@ -36,8 +36,8 @@ impl End<Below> {
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
     /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
-    /// generation and step, or when EF21's ends differ. [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under
-    /// AQ-SGD. [`Error::TooManyInFlight`] when no ticket is free.
+    /// generation and step, or when the EF21 estimates of the two ends differ. [`Error::SampleOutOfStep`] and
+    /// [`Error::DuplicateSample`] under AQ-SGD. [`Error::TooManyInFlight`] when no ticket is free.
     /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
     /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32.
@@ -57,7 +57,7 @@ impl End<Below> {
         Ok(ticket)
     }
 
-    /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the first message again.
+    /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the original message again.
     /// Gives the same activations every time, and changes nothing.
     ///
     /// # Errors
@@ -86,7 +86,8 @@ impl End<Below> {
 
     /// Compresses the gradients of a micro-batch into `message`, closes the ticket, and returns the message's length in
     /// bytes. There are as many gradients as activations. `message` has at least
-    /// [`message_len`](Downstream::message_len) bytes. Micro-batches' gradients may be sent in any order.
+    /// [`message_len`](Downstream::message_len) bytes. The gradients of different micro-batches may be sent in any
+    /// order.
     ///
     /// # Errors
     /// [`Error::NotInFlight`] when the ticket is unknown. [`CoreError::NonFinite`](crate::CoreError::NonFinite) with

@@ -1,9 +1,9 @@
 //! Code that both ends of a cut share.
 //!
 //! The two ends live in two processes and share nothing but messages, so they are two objects. Every message carries
-//! its generation, sequence number and step, and a checksum of the sender's memory. So ends that differ notice it at
-//! the next message, instead of training on noise. Reading or writing a message takes `&self`, and memory is updated
-//! only afterwards. So a failure changes nothing, and evaluation cannot change anything.
+//! its generation, sequence number and step, and a checksum of the sender's memory. So a difference between the ends is
+//! an error at the next message, instead of noise in training. Reading or writing a message takes `&self`, and memory
+//! is updated only afterwards. So a failure changes nothing, and evaluation cannot change anything.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};

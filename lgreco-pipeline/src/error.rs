@@ -2,7 +2,7 @@
 
 use crate::CoreError;
 
-/// All errors at a cut, with place and numbers. Making one builds no strings.
+/// All errors at a cut, with place and numbers. Creating an error builds no strings.
 ///
 /// [`Error::code`] is permanent and shared with the C API.
 ///
@@ -17,7 +17,7 @@ pub enum Error {
     /// An error of the core.
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// An error of error feedback.
+    /// An error of `lgreco-train`, from error feedback.
     #[error(transparent)]
     Train(lgreco_train::Error),
     /// A feedback rule is used where it does not work.
@@ -25,7 +25,7 @@ pub enum Error {
     FeedbackRule {
         /// The rule.
         rule: &'static str,
-        /// What the rule requires.
+        /// The requirement of the rule.
         needs: &'static str,
     },
     /// The two ends of a cut have not seen the same messages. One was lost, repeated, reordered, or belongs to another

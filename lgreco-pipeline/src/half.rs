@@ -21,7 +21,7 @@ pub(super) enum State {
     Nothing,
     /// The residual of each position in the batch.
     Residual(Memory<Vec<u64>>),
-    /// The estimate at the other end, of each position in the batch.
+    /// The EF21 estimate of each position in the batch, which both ends hold.
     Estimate(Estimate),
     /// The row of each sample.
     Samples(Store),
@@ -275,7 +275,8 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
     }
     if let LinkMemory::Samples { .. } = link.memory {
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
-        // Lengths grow evenly with the number of first visits, except for the last sample that the codec compresses.
+        // While the codec has samples, the length is nearly linear in the number of first visits. So one of these three
+        // is longest.
         for first in [0, batch - 1, batch] {
             let values = plain(first)?.saturating_add(link.codec.longest_body(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));

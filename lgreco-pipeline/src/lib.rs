@@ -3,9 +3,9 @@
 //! A cut has two ends, in two processes. [`Upstream`] sends activations and receives gradients; [`Downstream`] does the
 //! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders
 //! them. If a message is lost or reordered, the next call returns an error before anything has changed.
-//! [`Upstream::repeat`] can then make a lost message again. Under a memory by position it cannot, so keep each message
-//! until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. With batch and features they form the
-//! [`CutSetting`].
+//! [`Upstream::repeat`] can then make a lost message again, unless the forward memory is by position (see below). In
+//! that case, keep each message until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. With
+//! batch and features they form the [`CutSetting`].
 //!
 //! ```
 //! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
@@ -56,13 +56,14 @@
 //! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
 //! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: the same, rounded, by sample |
 //!
-//! Every training message updates memories by position. All training batches must then have the same size. The error of
-//! one position is added to the next sample at that position.
+//! `Residual`, `Mixed` and `Ef21` are memories by position: they hold a value for each position in the batch. Every
+//! training message updates them, so all training batches must have the same size. The error of one position is added
+//! to the next sample at that position.
 //!
 //! Only [`commit_step`](Upstream::commit_step) updates the memory of samples, so that all forward passes of a step use
 //! the same rows. Both ends must commit at the same point of the sequence of activation messages. A first visit is a
-//! visit of a sample that is not in memory, in any epoch. This memory pays off when a sample's activations change
-//! little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
+//! visit of a sample that is not in memory, in any epoch. The memory of samples pays off when a sample's activations
+//! change little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
 //! [`Counters::change_ratio`] measures it.
 //!
 //! # What is promised
@@ -77,9 +78,9 @@
 //! Rudakov, Beznosikov, Kholodov, Gasnikov, "Activations and Gradients Compression for Model-Parallel Training", arXiv
 //! 2401.07788: codecs per direction, EF and EF21 by position, shared indices, evaluation with compression. EF21:
 //! Richtárik, Sokolov, Fatkhullin, NeurIPS 2021. AQ-SGD: Wang et al., "Fine-tuning Language Models over Slow Networks
-//! using Activation Quantization with Guarantees", NeurIPS 2022. Deviations from AQ-SGD's code: (1) A visit is the
-//! first if the sample is not in memory, not by epoch. (2) Beyond the capacity, the least recently updated samples are
-//! evicted. (3) Rows are bf16 instead of f16, which overflows.
+//! using Activation Quantization with Guarantees", NeurIPS 2022. Deviations from AQ-SGD's code: (1) A visit counts as
+//! the first if the sample is not in memory, in any epoch. (2) Beyond the capacity, the least recently updated samples
+//! are evicted. (3) Rows are bf16 instead of f16, which overflows.
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -20,10 +20,10 @@
 //! | 56..60 | EF21: checksum of the estimate before this message, else 0 |
 //! | 60..64 | 0 |
 //!
-//! The body usually is the codec's. In [`Mode::EvalPlain`] it is the values in the sender's element type. Under AQ-SGD
-//! in training it has three parts. First come 16 bytes per sample: its id, the checksum of its row in memory or 0, a
-//! kind, and three zeros. The kind is 0 for a first visit, 1 for a change and 2 for a sample without id. Then come the
-//! rows of first visits in the sender's element type, and then the codec's body for all other samples.
+//! The body is usually the output of the codec. In [`Mode::EvalPlain`] it is the values in the sender's element type.
+//! Under AQ-SGD in training it has three parts. First come 16 bytes per sample: its id, the checksum of its row in
+//! memory or 0, a kind, and three zeros. The kind is 0 for a first visit, 1 for a change and 2 for a sample without id.
+//! Then come the rows of first visits in the sender's element type, and then the codec's body for all other samples.
 
 use super::codec::Codec;
 use crate::gradient::{Dtype, Shape};
@@ -138,8 +138,8 @@ impl Header {
         self.memory == 4 && self.mode == Mode::Train
     }
 
-    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With a [`Codec`] for the rest, this makes
-    /// messages of a cut without memory where there is no allocator. The ends of a cut write headers themselves.
+    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. Together with [`Codec::encode`], this makes
+    /// messages of a cut without memory, and needs no allocator. The ends of a cut write headers themselves.
     ///
     /// ```
     /// use lgreco_pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};

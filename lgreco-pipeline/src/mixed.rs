@@ -7,8 +7,9 @@ use crate::gradient::Element;
 use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
 /// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The chosen ones are the ⌈keep/2⌉
-/// largest by abs g and the ⌊keep/2⌋ largest by abs m. Each entry chosen twice is replaced by the largest of the
-/// others. `remembered` holds m and is overwritten. The workspace is that of a selection.
+/// largest by abs g and the ⌊keep/2⌋ largest by abs m. For each entry that is chosen twice, the largest of the others
+/// by abs (m + g) is chosen in addition. `remembered` holds m and is overwritten. `workspace` has the length that a
+/// selection needs.
 pub(super) fn restrict<T: Element>(
     keep: u32,
     gradient: &[T],
@@ -35,7 +36,7 @@ pub(super) fn restrict<T: Element>(
     Ok(())
 }
 
-/// Marks chosen entries among the values of the others. Adding 0.0 keeps those from being −0.
+/// Marks chosen entries in the slice of the other entries' values. These values have 0.0 added, so that none is −0.
 const CHOSEN: f32 = -0.0;
 
 /// The `k` largest magnitudes of a sequence, tested element by element.

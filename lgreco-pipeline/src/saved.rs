@@ -1,6 +1,6 @@
 //! Saves an end as bytes and restores it. The bytes begin with `LSE`, version 3, the side, three zeros, the generation,
-//! the number of steps, and the first sequence number of this step. Then come the setting, the two halves, and a
-//! checksum of everything before it.
+//! the number of steps, and the first sequence number of this step. Then come the setting, the state of the two
+//! directions, and a checksum of all bytes before it.
 
 use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};
@@ -10,7 +10,7 @@ use lgreco::checksum;
 use lgreco::error::{expect_len, expect_room};
 
 const MAGIC: [u8; 4] = *b"LSE\x03";
-/// Number of bytes before the two halves. `SETTING_AT` is the number of bytes before the setting.
+/// Number of bytes before the state of the two directions. `SETTING_AT` is the number of bytes before the setting.
 const HEAD_LEN: usize = SETTING_AT + CutSetting::PART_BYTES;
 const SETTING_AT: usize = 28;
 

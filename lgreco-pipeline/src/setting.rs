@@ -7,7 +7,7 @@ use crate::{CoreError, Error};
 use lgreco::checksum;
 use lgreco::error::expect_len;
 
-/// How AQ-SGD's rows in memory are stored. Rounding is to nearest, so that both ends hold the same bits.
+/// How AQ-SGD stores the samples' rows in memory. Rounding is to nearest, so that both ends hold the same bits.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
@@ -40,7 +40,7 @@ pub enum RowStorage {
     },
 }
 
-/// The memory of the two ends of one direction between messages. According to [Rudakov et
+/// The memory that the two ends keep between messages of one direction. According to [Rudakov et
 /// al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain compression at a cut.
 /// But they reduce the difference between evaluation with and without compression.
 ///
@@ -59,9 +59,9 @@ pub enum LinkMemory {
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
     /// EF-mixed on each sample, for TopK only: error feedback where abs x and abs e each choose half of the `k`
-    /// entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry chosen twice frees
-    /// a place for the largest abs p among the others, where p = x + e. Every chosen entry sends `p`. So neither large
-    /// fresh values nor old residuals can suppress the other.
+    /// entries. Here x are the new values, and e the residuals. The largest abs x choose ⌈k/2⌉ entries, and the largest
+    /// abs e choose ⌊k/2⌋. An entry chosen twice frees a place for the largest abs p among the others, where p = x + e.
+    /// Every chosen entry sends `p`. So neither large fresh values nor old residuals can suppress the other.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
     Ef21,
@@ -112,7 +112,7 @@ pub struct Link {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CutSetting {
-    /// Number of the cut in the model: that of the stage above it, from 0.
+    /// Number of the cut in the model: the number of the stage above it, counted from 0.
     pub cut: u32,
     /// Samples per message, at least 1. It is exact in training if either direction has a memory by position
     /// ([`LinkMemory::Residual`], [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]). Otherwise it is a maximum.
@@ -144,7 +144,7 @@ pub enum Compatibility {
         /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation is that of another model than the trained one.
+    /// Evaluation gives other numbers than with the setting of training.
     EvaluatesDifferently {
         /// Name of the first field that differs.
         what: &'static str,

@@ -16,7 +16,7 @@ use lgreco::compress::bits;
 
 /// Number of codes per block: a multiple of 8, so that blocks start on byte boundaries.
 const BLOCK: usize = 512;
-/// The number 1.5 · 2^23. Adding it to a small number leaves that, rounded to even, in the low bits.
+/// The number 1.5 · 2^23. Adding it to a small number rounds the number to an integer, ties to even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// Which values share a scale.
@@ -44,7 +44,8 @@ pub enum Scope {
     Sample,
     /// The values of a channel, over all samples of a message. Feature `j` belongs to channel `j mod channels`.
     Channel {
-        /// Number of channels, a divisor of the number of features. Equal numbers give one scale per feature.
+        /// Number of channels, a divisor of the number of features. With as many channels as features, each feature has
+        /// a scale.
         channels: u32,
     },
 }

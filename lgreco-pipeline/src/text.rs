@@ -45,7 +45,8 @@ impl<'a> Words<'a> {
         if self.is(word) { self.number() } else { Some(default) }
     }
 
-    /// The list's value whose name comes next, or the first value of the list.
+    /// Consumes the next word if it is a name in `list`, and returns its value. Otherwise returns the first value of
+    /// `list`.
     fn one_of<T: Copy>(&mut self, list: &[(&str, T)]) -> T {
         list.iter().find(|(name, _)| self.is(name)).unwrap_or(&list[0]).1
     }

@@ -21,8 +21,8 @@ use crate::gradient::Values;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Evaluation {
-    /// By the forward codec, without memory. A model trained with TopK works only with it, because the codec has become
-    /// part of the model.
+    /// By the forward codec, without memory. A model trained with TopK works only in this way, because the codec has
+    /// become part of the model.
     Compressed,
     /// Without compression.
     Plain,
@@ -159,7 +159,7 @@ impl End<Above> {
         self.forward.evaluate(self.clock, evaluation.mode(), activations, workspace, message)
     }
 
-    /// Number of samples of a micro-batch in flight. It has samples × features gradients.
+    /// Number of samples of a micro-batch in flight. The micro-batch has samples × features gradients.
     ///
     /// # Errors
     /// [`Error::NotInFlight`] when the ticket is unknown.
@@ -172,8 +172,8 @@ impl End<Above> {
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
     /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
-    /// generation, or when EF21's ends differ. [`Error::NotInFlight`] when its ticket is unknown.
-    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
+    /// generation, or when the EF21 estimates of the two ends differ. [`Error::NotInFlight`] when its ticket is
+    /// unknown. [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
     /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32. After an error, the end
     /// is unchanged, and `gradients` must not be used.
