@@ -9,8 +9,8 @@ use crate::value::{WireValue, with_wire_type};
 use crate::wire::HEADER_LEN;
 use crate::{Error, Result};
 
-/// Number of stretches that one call marks. With several cores it is larger, because cores wait for each other after a
-/// call.
+/// Number of stretches that one call of [`mark_at_least`] marks. With the feature `rayon` it is larger, because the
+/// cores wait for each other after every call.
 const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
 
 /// Writes a payload's body without the header. `workspace` and `body` must have the required lengths.

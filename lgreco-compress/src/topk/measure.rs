@@ -27,7 +27,7 @@ const fn bins(elements: usize) -> usize {
 /// and at most 24,833 more.
 pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     let bins = bins(shape.elements());
-    // Sorted keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
+    // The parts are: sorted keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
     keeps + shape.elements().div_ceil(2) + bins + bins.div_ceil(2) + 1 + bins / 64
 }
 

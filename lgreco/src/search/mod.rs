@@ -219,8 +219,8 @@ impl Measured {
 impl Search {
     /// A search of one method with its defaults.
     ///
-    /// Defaults and ranges are: QSGD 4 bits, 2 to 8. TopK 1 %, 0.1 % to 10 %. PowerSGD rank 4, 2 to 8. EDEN 3 bits, 1
-    /// to 8. The first three ranges are those of L-GreCo §4.
+    /// The defaults, with ranges in parentheses, are 4 bits (2 to 8) for QSGD, 1 % (0.1 % to 10 %) for TopK, rank 4 (2
+    /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges are those of L-GreCo §4.
     ///
     /// Hybrid offers EDEN, TopK and PowerSGD (here rank 8, 4 to 16), with uniform 3-bit EDEN as the reference. It
     /// leaves out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.

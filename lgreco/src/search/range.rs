@@ -71,7 +71,8 @@ pub(super) struct Weighing {
 }
 
 impl Weighing {
-    /// The divisor of the squared error in the mean of all workers: `workers` for unbiased methods, else 1.
+    /// The number by which averaging over the workers divides the squared error: `workers` for unbiased methods, else
+    /// 1.
     fn averaged(self, setting: &Setting) -> f64 {
         if setting.is_unbiased() { self.workers } else { 1.0 }
     }

@@ -6,7 +6,8 @@ use super::repair;
 use super::rows::{Item, Span};
 use super::tail::Tail;
 
-/// Branching ends after this many extensions of partial plans per state that the arena can hold.
+/// Limit on extended partial plans, as a multiple of the number of states that the arena can hold. Branching ends
+/// there.
 const EFFORT: usize = 8;
 
 /// Branches, improves `best`, and returns the proved bound.
@@ -16,7 +17,7 @@ const EFFORT: usize = 8;
 /// the best plan, or when the list outgrows the arena.
 ///
 /// # Complexity
-/// At most 8 extensions of partial plans per state that the arena can hold, and O(options) for each layer added.
+/// At most 8 extended partial plans per state that the arena can hold, and O(options) for each layer added.
 pub(super) fn branch(
     items: &[Item],
     spans: &[Span],

@@ -42,9 +42,10 @@
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
 //! "A minimal algorithm for the multiple-choice knapsack problem" (1995).
 //!
-//! Our deviations: the core grows by the layer that the relaxation of the best partial plan cuts, not by reduced costs.
-//! The bound of completions comes from the whole relaxation instead of one multiplier. Beyond 2^10 partial plans, two
-//! lists are matched (Horowitz and Sahni, 1974) with a rising target. The certificate uses integer arithmetic.
+//! Our deviations: reduced costs do not determine which layer the core takes next. It takes the layer that the
+//! relaxation of the best partial plan cuts. The bound of completions comes from the whole relaxation instead of one
+//! multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and Sahni, 1974) with a rising target. The
+//! certificate uses integer arithmetic.
 //!
 //! [`Limits`] count partial plans, not seconds, so that a plan depends only on the input.
 

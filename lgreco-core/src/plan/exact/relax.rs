@@ -193,7 +193,8 @@ impl Multiplier {
         self.value(objective, capacity)
     }
 
-    /// The smallest possible objective of a plan within `capacity`. `least` is the sum over layers of the least value.
+    /// The smallest possible objective of a plan within `capacity`. `least` is the sum over layers of the least
+    /// Lagrangian value.
     pub(super) fn bound(self, least: u128, capacity: u128) -> u64 {
         let excess = least.saturating_sub(self.value(0, capacity));
         u64::try_from(excess.div_ceil(1 << self.shift)).unwrap_or(u64::MAX)

@@ -5,9 +5,9 @@ use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// A search without thinning gives up after this many extensions of partial plans per state that the arena can hold.
+/// Limit on extended partial plans in a search without thinning, as a multiple of the states that the arena can hold.
 const EFFORT: usize = 8;
-/// A search without thinning gives up after this many matching steps per state that the arena can hold.
+/// Limit on matching steps in a search without thinning, as a multiple of the states that the arena can hold.
 const PAIRS: usize = 128;
 /// Number of extended partial plans per layer when lists are thinned.
 const THIN: usize = 1 << 14;
@@ -18,7 +18,7 @@ pub(super) struct Core<'w> {
     pub(super) spans: &'w [Span],
     pub(super) multiplier: Multiplier,
     pub(super) capacity: u128,
-    /// Sum over layers of the least value.
+    /// Sum over layers of the least Lagrangian value.
     pub(super) least: u128,
 }
 
@@ -196,8 +196,8 @@ impl Core<'_> {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units: the plan
-    /// must have less of the first, or as much and less of the second.
+    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units. The plan
+    /// must have a smaller objective, or the same objective and fewer units.
     fn best_pair(
         &self,
         arena: &Arena<'_>,

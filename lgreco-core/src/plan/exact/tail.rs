@@ -30,8 +30,8 @@ pub(super) fn steps(options: usize) -> usize {
 /// Saved objective and coarse units of an edge: its slope as a fraction.
 type Slope = (u64, u64);
 
-/// The layers that a list's partial plans do not contain yet. Each starts at its base item, and steps continue from
-/// there.
+/// The layers that a list's partial plans do not contain yet. Each starts at its base item. Steps lead from there to
+/// items of smaller objective.
 pub(super) struct Tail<'w> {
     items: &'w [Item],
     spans: &'w [Span],
