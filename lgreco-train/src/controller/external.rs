@@ -56,7 +56,8 @@ impl External<'_> {
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`];
     /// [`Error::LayerDtype`] and [`Error::LayerMismatch`] for another element type or number of elements;
-    /// [`Error::NonFiniteGradient`] for NaN and infinity. After the last error, the window begins anew with the next step.
+    /// [`Error::NonFiniteGradient`] for NaN and infinity. After a gradient that is not finite, the window begins anew with the next
+    /// step.
     ///
     /// # Complexity
     /// A pass over the gradient.
