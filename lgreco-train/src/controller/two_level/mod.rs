@@ -141,8 +141,8 @@ impl TwoLevel {
     /// layers. They are scaled to the size of shards.
     ///
     /// # Errors
-    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank or a node that is not
-    /// below its number, and for [`Route::Sharded`](crate::exchange::Route).
+    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the ranks per
+    /// node, for a node not below the number of nodes, and for [`Route::Sharded`](crate::exchange::Route).
     ///
     /// # Complexity
     /// That of [`Controller::new`].
