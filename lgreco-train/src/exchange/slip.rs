@@ -42,7 +42,8 @@ pub(crate) fn is_of_others(error: Error) -> bool {
 /// Codes of gradients that are not finite. Training may continue after such a step, so every other error takes precedence.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
-/// In a sum, numbers below this are error codes. Larger ones are taken from a fingerprint. f32 represents all of them exactly.
+/// In a sum, numbers below this are error codes. Larger numbers stand for the remainder of a fingerprint. f32 represents all of
+/// them exactly.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
@@ -80,7 +81,7 @@ impl Slip {
         }
     }
 
-    /// Reads the number that [`to_sum`](Slip::to_sum) has made. The fingerprint is only the part of it that the number has.
+    /// Reads the number that [`to_sum`](Slip::to_sum) has made. The result has only a part of the fingerprint.
     pub fn of_sum(sum: f32) -> Slip {
         let whole = sum as u64;
         match whole {
