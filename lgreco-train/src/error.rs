@@ -50,7 +50,7 @@ pub enum Error {
     FeedbackRule {
         /// The rule.
         rule: &'static str,
-        /// What it needs.
+        /// The requirement of the rule.
         needs: &'static str,
     },
     /// A collective of the caller's network failed.
@@ -138,7 +138,7 @@ pub enum Error {
     LayerMismatch {
         /// Index of the layer.
         layer: usize,
-        /// What does not fit.
+        /// The quantity that does not fit.
         what: &'static str,
         /// The expected number.
         expected: usize,
@@ -176,7 +176,7 @@ pub enum Error {
     StepOrder {
         /// The present point of the step.
         what: &'static str,
-        /// What is expected instead.
+        /// The call or state that was expected.
         expected: &'static str,
     },
     /// Settings were given to a controller whose policy chooses them itself.

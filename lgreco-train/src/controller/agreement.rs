@@ -1,7 +1,7 @@
 //! The short messages by which ranks agree on a step before they exchange anything.
 //!
 //! A message has 32 bytes: an error code, a fingerprint of options, settings and schedule, whether gradients are finite, and the
-//! seconds of the rank's steps. All ranks exchange it whatever their policies: at the first step, after a state was loaded, where a
+//! seconds of the rank's steps. All ranks exchange it under every policy: at the first step, after a state was loaded, where a
 //! decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every blocking step. If
 //! fingerprints differ, all ranks exchange the fields from which they are computed, so that every rank can name the difference.
 //!

@@ -88,9 +88,9 @@ pub struct Bucket {
     /// The number of this step in a decision's window, from 1; 0 outside.
     pub(super) window_step: u64,
     pub(super) non_finite: NonFinite,
-    /// This rank's error before the exchange. Its messages tell all ranks.
+    /// This rank's error before the exchange. Its messages report it to all ranks.
     pub(super) failure: Option<Error>,
-    /// This rank's error after its last message. The next bucket or step tells the others.
+    /// This rank's error after its last message. The next bucket or step reports it to the others.
     pub(super) late: Option<Error>,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
@@ -227,9 +227,9 @@ impl Bucket {
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike. Gradients are then undefined. Residuals are unchanged. Without
     /// [`undo`](super::Config::undo), there is an exception: residuals of layers that were being averaged may already contain this
-    /// step's compression error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. By
-    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step tells the others.
-    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the
+    /// step's compression error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With
+    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports it to the
+    /// others. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the
     /// gradients are not those submitted.
     ///
     /// # Complexity
@@ -339,7 +339,7 @@ impl Bucket {
     }
 
     /// Ends the bucket without means, because a rank outside this exchange's group has failed. The exchange itself may already be
-    /// complete. Residuals are restored if their earlier values are kept. The error has the same kind on all ranks.
+    /// complete. Residuals are restored if their earlier values are kept. The error must be of the same kind on all ranks.
     pub(super) fn revoke(&mut self, error: Error) {
         self.note_failure(error, false);
         self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());

@@ -177,7 +177,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records that the caller exchanges these layers in the present step, under their settings, by
+    /// Records that the caller exchanges these layers in the present step, under their settings, with
     /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). Their bytes are counted, and no
     /// bucket of the step may contain them. If the length of a payload depends on its values, the largest length is counted.
     ///

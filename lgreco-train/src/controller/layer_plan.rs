@@ -1,5 +1,5 @@
-//! What an exchange does with a layer, and how much memory that takes. The controller makes a plan of each layer that it lends to a
-//! bucket. All later steps of the exchange read this plan.
+//! The treatment of a layer in an exchange, and the memory that it takes. The controller makes a plan of each layer that it lends
+//! to a bucket. All later steps of the exchange read this plan.
 
 use super::decision::LayerSetting;
 use super::layer::LayerState;
@@ -37,7 +37,7 @@ pub(super) struct Known {
     pub withheld: bool,
 }
 
-/// What an exchange does with a layer.
+/// The treatment of a layer in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerPlan {
     pub index: usize,

@@ -24,8 +24,8 @@ impl Controller {
     /// for a layer that is in another bucket, or twice in this one; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
-    /// O(layers). Reuses the memory of a closed bucket if it fits. Else it allocates messages and workspaces, whose size
-    /// [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
+    /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise it allocates messages and workspaces, with the sizes
+    /// that [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.get_mut(layers) {
             Some(last) => {

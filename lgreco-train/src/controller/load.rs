@@ -68,8 +68,8 @@ impl Controller {
     /// anew with another number of workers, and on a measuring rank that loads another rank's state. Measured seconds are kept if the
     /// number of workers is the same.
     ///
-    /// Saved settings stay until the next decision, whatever the configuration says, except under [`Policy::Uncompressed`]. A policy
-    /// that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
+    /// Saved settings stay until the next decision, even if the configuration has others, except under [`Policy::Uncompressed`]. A
+    /// policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

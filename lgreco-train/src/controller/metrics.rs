@@ -20,7 +20,7 @@ use crate::num::sqrt;
 pub struct Report {
     /// The number of the step, from 0.
     pub step: u64,
-    /// What the gradients contain after the step.
+    /// The content of the gradients after the step.
     pub outcome: Outcome,
     /// Whether it was the first step under new settings.
     pub switched: bool,
@@ -32,7 +32,7 @@ pub struct Report {
     pub seconds: Option<Seconds>,
 }
 
-/// What the gradients contain after a step.
+/// The content of the gradients after a step.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};

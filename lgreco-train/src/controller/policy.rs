@@ -1,4 +1,4 @@
-//! Who decides on settings, within which budget, and what a plan minimises.
+//! How settings are chosen: the policy, the budget, and the objective of plans.
 
 #[cfg(feature = "json")]
 use super::Tensor;

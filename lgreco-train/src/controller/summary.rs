@@ -1,4 +1,4 @@
-//! What a controller compresses, as one line for a log.
+//! Summary of a controller's present settings, as one line for a log.
 
 use super::decision::LayerSetting;
 use super::{Controller, Tensor, Uncompressed};
@@ -13,8 +13,8 @@ use core::fmt;
 /// Largest number of layer names that are written for each reason.
 const NAMES: usize = 3;
 
-/// The present settings in one line: what is compressed, to how many bytes, over which route, and which layers are
-/// uncompressed for which reason. See [`Controller::summary`].
+/// The present settings in one line: the compressed layers and their bytes, the route, and the uncompressed layers by reason. See
+/// [`Controller::summary`].
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};

@@ -155,7 +155,7 @@ impl Flight {
     /// later returns errors later.
     ///
     /// # Complexity
-    /// In all, decodes payloads once per worker; by [`Route::ScatterReduce`], about twice. Allocates nothing.
+    /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.
     pub fn next<'s, S: Space>(&mut self, space: &'s mut S) -> Result<Option<RequestOf<'s, S>>, Error> {
         match self.advance(space)? {
             Some(part) => space.request(part, &self.program).map(Some),

@@ -69,7 +69,7 @@ pub struct Layout {
     pub sums: usize,
     /// Number of dense layers that are summed in their own memory.
     pub in_place: usize,
-    /// f32: `Q` factors, with slips behind them.
+    /// f32: `Q` factors, with status records behind them.
     pub factors: usize,
     /// Bytes: shared positions.
     pub positions: usize,

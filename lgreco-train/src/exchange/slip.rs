@@ -3,7 +3,7 @@
 use crate::gradient::{Bf16, Dtype, Element};
 use crate::{CoreError, Error};
 
-/// Bytes of a slip at the head of a message.
+/// Bytes of a status record at the head of a message.
 pub(super) const LEN: usize = 16;
 /// Bytes of the first message of a rank: its status record, and the length of its next message.
 pub(super) const GREETING: usize = LEN + 8;
@@ -30,8 +30,8 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// Codes of ranks that found an error of another rank, and so were not the first to fail.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
-/// Whether all ranks have failed because they differ, and none by itself. Then the error is about other ranks, or it reports a peer
-/// whose error is about other ranks. The result is the same on all ranks.
+/// Whether all ranks have failed only because they differ. Then the error is about other ranks, or it reports a peer whose error is
+/// about other ranks. The result is the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -48,7 +48,7 @@ const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
 impl Slip {
-    /// Bytes of a slip at the head of a message.
+    /// Bytes of a status record at the head of a message.
     pub const LEN: usize = LEN;
 
     pub(super) fn new(failure: Option<Error>, fingerprint: u64) -> Slip {

@@ -2,8 +2,8 @@
 //!
 //! A [`Memory`] belongs to one layer on one rank. In every step, it adds its residual `m` to the gradient `g`, and the sum
 //! `p = m + g` is compressed. With the decoded payload `ĝ` and the gain `a`, the next residual is
-//! `m + a (g − ĝ) = (1 − a) m + a (p − ĝ)`. [`Residual`] has the gain, the format and the period of resets. The crate for pipelines
-//! also has EF-mixed and EF21.
+//! `m + a (g − ĝ) = (1 − a) m + a (p − ĝ)`. [`Residual`] has the gain, the format and the period of resets. The crate
+//! `lgreco-pipeline` also has EF-mixed and EF21.
 //!
 //! AdaComp ([`adacomp`](crate::compress::adacomp)) is the only method that uses `g` besides `p`. [`Memory::step`] passes both.
 //!

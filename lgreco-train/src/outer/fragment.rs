@@ -139,8 +139,8 @@ pub(super) fn config_of(
     config
 }
 
-/// Divides layers into consecutive parts with about the same number of elements. No part is without layers, unless
-/// there are none.
+/// Divides layers into consecutive parts with about the same number of elements. Each part has at least one layer,
+/// unless the model has none.
 pub(super) fn divided(lens: &[usize], parts: usize) -> Vec<Range<usize>> {
     let total: usize = lens.iter().sum();
     let mut divided = Vec::with_capacity(parts);

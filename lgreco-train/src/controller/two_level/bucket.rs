@@ -165,8 +165,8 @@ impl Bucket {
     /// theirs, and then start in the same order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and
     /// [`request`](Bucket::request) returns it again.
     ///
-    /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, by
-    /// [`NonFinite`](super::super::NonFinite), and residuals stay.
+    /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
+    /// [`NonFinite`](super::super::NonFinite). Residuals stay.
     ///
     /// # Errors
     /// On all ranks alike: those of [`Bucket::next`](super::super::Bucket::next), [`Error::Peer`] with a rank's number among all
@@ -363,7 +363,7 @@ impl Bucket {
             }
             Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
             Err(error) if self.shards.progress == Progress::FailedAlone => {
-                // Peers have ended the exchange. The controller tells them before the next step.
+                // Peers have ended the exchange. The controller reports the error to them before the next step.
                 self.own = Some(error);
                 self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
                 self.begin_gathering();

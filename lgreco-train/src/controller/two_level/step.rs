@@ -140,8 +140,8 @@ impl TwoLevel {
         self.run(node, peers, counted.map(|()| gradients), learning_rate)
     }
 
-    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told, and fail. Returns
-    /// `failure`, or an error that prevented reporting it.
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told about it and fail.
+    /// Returns `failure`, or an error that prevented reporting it.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,

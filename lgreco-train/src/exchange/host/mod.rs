@@ -159,7 +159,7 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     })
 }
 
-/// Writes this rank's slip to a part.
+/// Writes this rank's status record to a part.
 fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     match part {

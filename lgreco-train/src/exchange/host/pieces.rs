@@ -94,8 +94,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     Ok(())
 }
 
-/// Writes slips to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received ones in
-/// `room.ranks.spare`.
+/// Writes status records to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received
+/// ones in `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -113,7 +113,7 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
     Ok(())
 }
 
-/// The slips of the received messages, and this rank's own.
+/// The status records in the received messages, with this rank's own one in its place.
 pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
     let received = messages(&room.ranks.spare[..moment.world_size as usize], room.arrived);
     (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })

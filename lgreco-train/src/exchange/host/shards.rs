@@ -59,7 +59,7 @@ fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
     Ok(start..start + len(rank)? - program.slips())
 }
 
-/// The slips of all ranks behind this rank's shard.
+/// The status records of all ranks behind this rank's shards.
 pub(super) fn heard<'r>(
     layers: &[Layer<'_>],
     program: &Program,

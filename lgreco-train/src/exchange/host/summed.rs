@@ -105,7 +105,7 @@ impl Wire {
         }
     }
 
-    /// The received slips, from place `at` of the memory on.
+    /// The received status records, from place `at` of the memory on.
     pub(super) fn slips<'a>(self, memory: &'a [f32], at: usize) -> impl Iterator<Item = Slip> + Clone + 'a {
         let dtype = self.dtype;
         (0..self.world).map(move |rank| match dtype {
