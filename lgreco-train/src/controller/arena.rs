@@ -55,8 +55,8 @@ impl Arena {
         (result, found)
     }
 
-    /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the same
-    /// number as in that call of [`exchange`](Arena::exchange).
+    /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the number
+    /// that was given to [`exchange`](Arena::exchange).
     pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> Result<u64, Error> {
         let Arena { layers, offered, scratch, sent, .. } = self;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };

@@ -233,8 +233,8 @@ impl Bucket {
     /// gradients are not those submitted.
     ///
     /// # Complexity
-    /// In all, decodes every payload, and takes up to three passes for residuals. Allocates scratch memory and frees it. In the last
-    /// call, that includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and
+    /// frees it. In the last call, that includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {

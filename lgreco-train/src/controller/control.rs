@@ -65,9 +65,9 @@ impl Controller {
     /// during this call, and broadcasts the plan. Then ranks agree to switch.
     ///
     /// # Errors
-    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. The errors of search and
-    /// solver when a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the
-    /// first difference between ranks; [`Error::StepOrder`] when no step is under way.
+    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors of search and solver when
+    /// a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the first
+    /// difference between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
         self.advance_control()?;
         Ok(self.control_request())
@@ -153,7 +153,7 @@ impl Controller {
     /// and [close](Controller::close) all buckets.
     ///
     /// Ranks may have stopped at different points of the step, and may differ in settings and factors. Before the remaining ranks
-    /// go on in a new group, all [load](Controller::load) the plan of one of them, each with its own residuals.
+    /// continue in a new group, they all [load](Controller::load) the plan of one rank, and each loads its own residuals.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -41,7 +41,7 @@ impl External<'_> {
     }
 
     /// Adds this rank's own, uncompressed gradient of layer `layer` to the window's mean. Call it once per step. Does nothing in
-    /// steps that need none ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
+    /// steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;

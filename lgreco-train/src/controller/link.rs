@@ -7,9 +7,9 @@
 //!
 //! Steps with two different numbers of bytes determine both values. They may also show that fewer bytes take no less time. That
 //! result holds until the link changes. Steps with hidden traffic do not show such a change, so ranks probe the link before each
-//! decision. On a busy host, a probe can be wrong by a factor. So a change counts only after a second probe, or steps, confirm it.
-//! Until steps have determined the seconds per byte, those of the probe are used. The next decision corrects a decision that was
-//! based on them.
+//! decision. On a busy host, a probe can be wrong by a large factor. So a change counts only after a second probe, or steps,
+//! confirm it. Until steps have determined the seconds per byte, those of the probe are used. The next decision corrects a decision
+//! that was based on them.
 
 use alloc::vec::Vec;
 

@@ -39,8 +39,8 @@ pub struct Loaded {
     pub world_size: u32,
     /// The step of the plan, with which the run continues.
     pub step: u64,
-    /// The earliest step at which a residual was saved, at most the step of the plan. What its rank had not sent between the two
-    /// steps is lost.
+    /// The earliest step at which a residual was saved, at most the step of the plan. Gradients that its rank left unsent between
+    /// the two steps are lost.
     pub oldest_residual: u64,
 }
 

@@ -92,11 +92,11 @@ pub struct Metrics<'a> {
     pub setting: Setting,
     /// Why the layer is uncompressed, if it is.
     pub uncompressed: Option<Uncompressed>,
-    /// Steps in which it was exchanged.
+    /// Number of steps in which the layer was exchanged.
     pub steps: u64,
     /// Bytes of its gradients in these steps.
     pub bytes_in: u64,
-    /// Bytes sent for them.
+    /// Bytes sent for these gradients.
     pub bytes_out: u64,
     /// ‖p − ĝ‖² / ‖p‖² of the compressor's input p and the decoded payload ĝ, when it was last measured.
     pub relative_error: Option<f64>,

@@ -54,14 +54,14 @@
 //! decide once, after the warm-up, except Accordion and LEGACY. All policies that use the default can begin [milder](RampUp).
 //!
 //! # Buckets in flight
-//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass makes the
-//! same step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control) requests.
-//! Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at the same
-//! time and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step) ends the
-//! step. The means have the same bits as those of [`Controller::step`].
+//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass performs
+//! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
+//! requests. Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at
+//! the same time and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step)
+//! ends the step. The means have the same bits as those of [`Controller::step`].
 //!
-//! One thing differs. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have been
-//! exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
+//! There is one difference. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have
+//! been exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
 //! [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
 //!
 //! # Planning while training goes on

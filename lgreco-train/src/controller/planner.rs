@@ -32,7 +32,7 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Makes a decision. Measures and plans if the policy requires it. `costs` are given under [measured
-    /// seconds](super::Objective). Trials of methods that were timed for them are added to `trials`.
+    /// seconds](super::Objective). Trials that were timed for them are added to `trials`.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,

@@ -48,7 +48,7 @@ pub enum Policy {
 
 /// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
 ///
-/// A size is what one worker sends in one step, over the layers that may be compressed. Layers that are sent uncompressed
+/// A size is the amount that one worker sends in one step, for the layers that may be compressed. Layers that are sent uncompressed
 /// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) come on top.
 ///
 /// ```
@@ -94,8 +94,8 @@ pub enum Objective {
     /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method that no
     /// step has used. The slowest rank counts. A layer is sent uncompressed if compressing it does not pay, and compressed again
     /// once it does. An uncompressed layer starts to be compressed only if that saves about a tenth of its seconds. A changed link
-    /// is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text report what
-    /// was measured.
+    /// is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text report the
+    /// measurements.
     ///
     /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed steps of the
     /// warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides behind the

@@ -7,7 +7,7 @@ use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Smallest and largest number of words in a full round of all ranks together, if a step sends as much. The smallest exceeds what
+/// Smallest and largest number of words in a full round of all ranks together, if a step sends as much. The smallest is more than
 /// traffic shapers and buffers let pass at once.
 const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
 /// Probes may take at most this part of the seconds that exchanges take until the next decision.

@@ -25,9 +25,9 @@ pub struct Piece {
     pub range: Range<usize>,
     /// The setting of the layer, with TopK's `keep` in proportion to the piece.
     pub setting: Setting,
-    /// A column with these elements.
+    /// The shape in which the piece is compressed: one column.
     pub shape: Shape,
-    /// Bytes of its payload.
+    /// Length of the piece's payload in bytes.
     pub payload_len: usize,
 }
 
@@ -55,8 +55,8 @@ impl Division {
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
-    /// Bytes of all owners' messages together, and most bytes that a rank receives at a time. Both are zero if nothing travels in
-    /// pieces.
+    /// Bytes of all owners' messages together, and the largest number of bytes that a rank receives at a time. Both are zero if
+    /// nothing travels in pieces.
     pub(super) fn buffer_lens<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

@@ -27,7 +27,7 @@ use lgreco::error::expect_len;
 pub struct Spec<'a> {
     /// Index of the layer in the model.
     pub index: u32,
-    /// How it is compressed.
+    /// The compression method and its parameters.
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
@@ -108,7 +108,7 @@ pub enum Rest<'a> {
     Instead(&'a mut [f32]),
 }
 
-/// One layer of a bucket. All fields except the values are the same on every rank.
+/// One layer of a bucket. Index, setting, shape, shards and factor are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
@@ -126,7 +126,7 @@ pub enum Rest<'a> {
 pub struct Layer<'a> {
     /// Index of the layer in the model. It selects the random bits, with seed, step and rank.
     pub index: u32,
-    /// How it is compressed.
+    /// The compression method and its parameters.
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,

@@ -42,10 +42,11 @@
 //! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Layers that are
-//! summed in their own memory are divided before. Afterwards every rank has the same bits in the place of its gradient. A worker's
-//! values minus its own contribution `ĝ` are its [next residual](Rest). With a gain `a`, this is `m' = m + a (g − ĝ)`. For every
-//! setting and route, the resulting mean is the mean of the contributions, up to rounding. So no gradient mass is lost.
+//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Dense values are
+//! multiplied by a power of two before, so that sums of finite values stay finite. Afterwards every rank has the same bits in the
+//! place of its gradient. A worker's values minus its own contribution `ĝ` are its [next residual](Rest). With a gain `a`, this is
+//! `m' = m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to rounding. So no
+//! gradient mass is lost.
 //!
 //! # Scatter-reduce
 //! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser. TopK's `keep`

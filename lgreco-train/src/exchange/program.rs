@@ -66,7 +66,7 @@ pub enum Op {
     /// CLT-k: the leader writes the positions of its largest values. The others check that their values are finite.
     Lead,
     /// Dense: writes the values as f32 to the sums, rounded if they are summed as bf16. Layers that are summed in their own memory
-    /// are divided by the number of workers there, so that their sum is the mean.
+    /// are multiplied there by a power of two, so that sums of finite values stay finite.
     Widen,
     /// PowerSGD: writes `P = M Q` to the sums. `Q` comes from the last step, with random columns in place of columns of zeros.
     Project,

@@ -43,7 +43,6 @@ pub(super) fn add(residual: &[f32], values: &mut [f32]) -> bool {
     spread_parts!(values.len(), 1, (residual, values), (), run)
 }
 
-/// Copies values.
 pub(crate) fn copy(values: &[f32], to: &mut [f32]) {
     #[inline(always)]
     fn run((values, to): (&[f32], &mut [f32]), (): ()) {

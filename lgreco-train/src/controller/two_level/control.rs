@@ -74,7 +74,7 @@ impl TwoLevel {
     /// agreement is complete. In most steps there is one message inside the node.
     ///
     /// # Errors
-    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. The errors are those of
+    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are those of
     /// [`Controller::control`](super::super::Controller::control), with rank numbers among all ranks. [`Error::PeerOption`] names a
     /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {

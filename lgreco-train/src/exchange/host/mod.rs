@@ -209,7 +209,7 @@ fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: us
     Ok(())
 }
 
-/// Reads the greetings of all ranks.
+/// Reads the first messages of all ranks: their status records, and the lengths of their next messages.
 fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare, .. }: &mut Ranks<'_>) -> Result<(), Error> {
     let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
     judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
