@@ -6,7 +6,7 @@ use kind::Kind;
 use lgreco::error::Number;
 use lgreco::gradient::Dtype;
 
-/// All errors of training, with place and numbers. No error builds a string.
+/// All errors of training, with numbers and the place at fault. No error allocates a string.
 ///
 /// Layers are named by index, counted from 0. [`Error::code`] is permanent and shared with the C API.
 ///
@@ -32,7 +32,7 @@ pub enum Error {
     TimeInfeasible {
         /// The limit in seconds.
         limit: f64,
-        /// The seconds of the plan with every layer's fastest option.
+        /// Seconds of the plan in which every layer has its fastest option.
         smallest: f64,
     },
     /// A compressor under which residuals may grow without bound.
@@ -50,7 +50,7 @@ pub enum Error {
     FeedbackRule {
         /// The rule.
         rule: &'static str,
-        /// What it needs.
+        /// The requirement of the rule.
         needs: &'static str,
     },
     /// A collective of the caller's network failed.
@@ -62,7 +62,7 @@ pub enum Error {
     /// Another worker has failed.
     #[error("rank {rank} failed with error code {code}{}", Kind(*.code))]
     Peer {
-        /// Its rank.
+        /// The rank of that worker.
         rank: u32,
         /// The [`code`](Error::code) of its error.
         code: u32,
@@ -130,7 +130,7 @@ pub enum Error {
         layer: usize,
         /// The element type of the gradient.
         found: Dtype,
-        /// That of the layer.
+        /// The element type of the layer.
         expected: Dtype,
     },
     /// A gradient that does not fit its layer.
@@ -138,7 +138,7 @@ pub enum Error {
     LayerMismatch {
         /// Index of the layer.
         layer: usize,
-        /// What does not fit.
+        /// The quantity that does not fit.
         what: &'static str,
         /// The expected number.
         expected: usize,
@@ -176,16 +176,16 @@ pub enum Error {
     StepOrder {
         /// The present point of the step.
         what: &'static str,
-        /// What is expected instead.
+        /// The call or state that was expected.
         expected: &'static str,
     },
-    /// Settings for a controller whose policy chooses them.
+    /// Settings were given to a controller whose policy chooses them itself.
     #[error("settings can be set only under a fixed policy: this controller's policy chooses them itself")]
     NotFixed,
     /// A message of another worker cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}{}", Kind(*.code))]
     PeerMessage {
-        /// Its rank.
+        /// The rank of that worker.
         rank: u32,
         /// The [`code`](Error::code) of the decoder's error.
         code: u32,
@@ -271,7 +271,7 @@ impl fmt::Display for OfEmbedder {
 }
 
 impl Error {
-    /// The same error with its layer, where it is about an element of a layer.
+    /// Adds the layer to an error about an element.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
         let layer = layer as usize;
         match self {
@@ -281,13 +281,14 @@ impl Error {
         }
     }
 
-    /// Code of [`Error::LayerMismatch`], and of errors that name more precisely what does not fit.
+    /// Code of [`Error::LayerMismatch`], and of the more specific errors about a layer that does not fit.
     const LAYER_MISMATCH: u32 = 100;
 
     /// Code of [`Error::NonFiniteGradient`].
     pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
-    /// The error of another rank that told this code. Codes are below 1000, so a larger one is no code but damage.
+    /// The error of another rank whose message has this code. Codes are below 1000, so a larger number means that the message is
+    /// damaged.
     pub(crate) fn of_peer(rank: u32, code: u64) -> Error {
         let damaged = CoreError::PayloadBody { what: "" }.code();
         match u32::try_from(code).ok().filter(|&code| code < 1000) {
@@ -296,7 +297,7 @@ impl Error {
         }
     }
 
-    /// The permanent numeric code of this kind of error, the core's for its own; never 0, never reused.
+    /// The permanent numeric code of this kind of error; never 0, never reused. Errors of the core keep the core's code.
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),
@@ -333,7 +334,7 @@ impl Error {
         }
     }
 
-    /// The error as text without the index of its layer, for callers that say the layer's name before it.
+    /// The error as text without the index of its layer, for callers that put the layer's name before it.
     ///
     /// ```
     /// use lgreco_train::Error;

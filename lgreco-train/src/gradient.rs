@@ -1,5 +1,5 @@
-//! Gradients, borrowed from the trainer: those of [`lgreco::gradient`], and [`ValuesMut`], which are replaced by
-//! their mean.
+//! Gradients that are borrowed from the trainer: the types of [`lgreco::gradient`], and [`ValuesMut`] for values that
+//! their mean replaces.
 
 mod mutable;
 

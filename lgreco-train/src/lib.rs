@@ -1,20 +1,20 @@
-//! lgreco in a training loop: what workers remember between steps, the mean of their compressed gradients, and the
-//! controller that decides how hard each layer is compressed.
+//! lgreco in a training loop: error feedback, the exchange of compressed gradients, and the controller that decides how strongly
+//! each layer is compressed.
 //!
-//! A trainer makes a [`Controller`](controller::Controller) per worker and calls it once per step; [`controller`] begins
-//! with an example. [`feedback`] and [`exchange`] are its parts, for trainers that decide themselves. What is compressed
-//! how, and how that is chosen, is [`lgreco`]'s, whose modules stand here under the same names.
+//! A trainer creates a [`Controller`](controller::Controller) per worker and calls it once per step. [`controller`] begins with an
+//! example. Trainers that choose settings themselves can use its parts, [`feedback`] and [`exchange`]. Compressors, searches and
+//! plans are in [`lgreco`]. Its modules are available here under the same names.
 //!
-//! Training is a crate of its own, so that the core stays what the paper is about and what works without an allocator:
-//! compressors, rows and files know nothing of it. GPU crates need it for residuals and for buckets of layers that
-//! are exchanged, so their feature `train` brings it, and the command does without.
+//! Training is a separate crate. So the core has only the paper's subject, works without an allocator, and does not depend on
+//! training. GPU crates need training for residuals and for the exchange of buckets. Their feature `train` adds it. The `lgreco`
+//! command does not need it.
 //!
 //! # Features
 //! The crate is `no_std` and needs an allocator.
 //! * `std` (default): run-time choice of vector instructions. Implies `threads`.
 //! * `threads`: `exchange::threads`, a group of workers in one process.
 //! * `json`: `controller::metrics_line`, and the module `file` of the core.
-//! * `gemm`, `rayon`: those of the core; with `rayon` layers of a bucket are compressed and decoded side by side. They
+//! * `gemm`, `rayon`: the features of the core. With `rayon`, layers of a bucket are compressed and decoded at the same time. Both
 //!   imply `std`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

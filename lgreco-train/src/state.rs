@@ -1,5 +1,5 @@
-//! Saved states: numbers of 8 bytes, and bytes and f32 padded with zeros to a multiple of 8, all little-endian. Magic and
-//! version come first, a checksum of all before it last.
+//! Reads and writes saved states. They consist of 8-byte numbers, and of bytes and f32 that are padded with zeros to a multiple of
+//! 8 bytes, all little-endian. A magic number and the version come first. A checksum of everything before it comes last.
 
 use crate::checksum;
 use crate::{CoreError, Error};
@@ -24,7 +24,7 @@ impl Writer {
         numbers.into_iter().for_each(|number| self.0.extend(number.to_le_bytes()));
     }
 
-    /// The next `len` bytes, to be written by the caller.
+    /// The next `len` bytes, which the caller must write.
     pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.0.len();
         self.0.resize((start + len).next_multiple_of(8), 0);
@@ -47,14 +47,15 @@ impl Writer {
     }
 }
 
-/// Reads a state, and refuses what no [`Writer`] writes.
+/// Reads a state, and refuses bytes that a [`Writer`] never writes.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
     pub(crate) version: u64,
 }
 
 impl<'a> Reader<'a> {
-    /// What follows magic and version, which must be one of these. Other versions are told from damage.
+    /// Checks magic number, version and checksum, and begins to read behind the version. `versions` are the allowed ones. Another
+    /// version gives another error than damaged bytes.
     pub(crate) fn open(bytes: &'a [u8], magic: u64, versions: &[u64]) -> Result<Reader<'a>, Error> {
         let mut reader = Reader { rest: bytes, version: 0 };
         let found = reader.number()?;

@@ -1,14 +1,15 @@
-//! Accordion: its two parameters and its two detectors, of gradient norms per layer and of the learning rate.
+//! Accordion: its parameters, and its two detectors. One watches gradient norms per layer, the other the learning rate.
 
-/// Accordion's detector (Agarwal et al., MLSys 2021) and its two levels, in the unit of the search's first method.
+/// Parameters of Accordion (Agarwal et al., MLSys 2021): two compression levels, and thresholds of its detectors.
 ///
-/// A layer is *critical* at a decision when the norm of its window's gradient changed by a fraction of at least `eta` since
-/// the last decision. It is also critical at the first decision, and after a norm of 0. Critical layers get `low` compression.
-/// When the learning rate falls by more than the factor `drop` from its highest since the last decision, all layers get `low`
-/// compression until the next one.
+/// The levels are parameters of the search's first method: bits, densities or ranks. A layer is *critical* at a decision when the
+/// norm of its window's gradient changed by a fraction of at least `eta` since the last decision. It is also critical at the first
+/// decision, and after a norm of 0. Critical layers get `low` compression. When the learning rate falls by more than the factor
+/// `drop` from its highest since the last decision, all layers get `low` compression until the next decision.
 ///
-/// Deviations: the norm is that of the window's mean, not of an epoch's sum. The authors react to any decrease of the learning
-/// rate; a schedule that decays at every step would trigger that all the time, hence the threshold `drop`.
+/// This deviates from the paper in two points. The norm is that of the window's mean gradient, not of an epoch's sum. The authors
+/// react to any decrease of the learning rate. A schedule that decays at every step would then keep all layers at `low`
+/// compression, hence the threshold `drop`.
 ///
 /// ```
 /// use lgreco_train::controller::{Accordion, Policy};
@@ -23,7 +24,8 @@ pub struct Accordion {
     pub high: f64,
     /// Smallest relative change of the norm that makes a layer critical.
     pub eta: f64,
-    /// Factor, at least 1, by which the learning rate must fall between two decisions; 1: any decrease.
+    /// All layers get `low` compression if the learning rate falls by more than this factor between two decisions. At least 1; 1
+    /// stands for any decrease.
     pub drop: f64,
 }
 
@@ -52,7 +54,7 @@ pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> 
 pub(super) struct Highest(pub f64);
 
 impl Highest {
-    /// Records a step's learning rate; whether it has fallen by more than [`Accordion::drop`].
+    /// Records a step's learning rate. Returns whether it has fallen by more than the factor [`Accordion::drop`].
     pub(super) fn falls(&mut self, accordion: &Accordion, rate: f64) -> bool {
         self.0 = self.0.max(rate);
         rate * accordion.drop < self.0

@@ -1,12 +1,12 @@
 //! The short messages by which ranks agree on a step before they exchange anything.
 //!
 //! A message has 32 bytes: an error code, a fingerprint of options, settings and schedule, whether gradients are finite, and the
-//! seconds of the rank's steps. All ranks exchange it whatever their policies: at the first step, after a state was loaded, where
-//! a decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every blocking step. If
-//! fingerprints differ, all ranks exchange the fields behind them, so that every rank can name the difference.
+//! seconds of the rank's steps. All ranks exchange it under every policy: at the first step, after a state was loaded, where a
+//! decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every blocking step. If
+//! fingerprints differ, all ranks exchange the fields from which they are computed, so that every rank can name the difference.
 //!
-//! At other steps, the messages of buckets contain the fingerprint. An error that a rank finds after the exchange, such as a
-//! residual that does not fit its format, is told by its next message.
+//! At other steps, the messages of buckets contain the fingerprint. A rank that finds an error after the exchange, such as a
+//! residual that does not fit its format, reports it in its next message.
 
 use super::identity::{Field, value_of};
 use crate::Error;
@@ -34,7 +34,7 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
     own.map(u64::to_le)
 }
 
-/// The messages of `world` ranks, after this one has failed and may not know its rank: its own in every place.
+/// This rank's failure, written to the places of all `world` ranks, because a rank that has failed may not know its own place.
 pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
     message(Err(failure), 0, 0).repeat(world as usize)
 }
@@ -42,7 +42,7 @@ pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
 /// The result of an agreement.
 #[derive(Debug, PartialEq)]
 pub(super) enum Heard {
-    /// The answers of all ranks, a bit each, joined by or.
+    /// Bitwise or of all ranks' answers.
     Answers(u64),
     /// The first rank whose fingerprint differs from that of rank 0.
     Differs(u32),
@@ -73,7 +73,7 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Words for the fields of `world` ranks, with those of this rank in their place.
+/// A buffer for the fields of `world` ranks, with the fields of this rank in its place.
 pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
     let mut words = vec![0; fields.len() * world as usize];
     let own = &mut words[fields.len() * rank as usize..][..fields.len()];

@@ -1,4 +1,4 @@
-//! State machine of the agreement before a step, and what its buckets add up to.
+//! State machine of the agreement before a step, and sums over the step's buckets.
 
 use super::agreement;
 use super::buffers::workspace;
@@ -9,7 +9,7 @@ use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The bit of a rank's answer that says: a gradient is not finite.
+/// Bit of a rank's answer. It is set if one of the rank's gradients is not finite.
 pub(super) const BROKEN: u64 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +42,13 @@ pub(super) struct Control {
     pub met: bool,
     /// The first rank that differs from rank 0.
     pub differs: u32,
-    /// The answers of all ranks, a bit each, joined by or.
+    /// Bitwise or of all ranks' answers.
     pub answers: u64,
     /// The prepared switch, or why this rank cannot switch.
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     /// Whether settings have changed in this step.
     pub switched: bool,
-    /// Checksum that the step's buckets agree on.
+    /// Fingerprint of the step, which all ranks compare in the messages of its buckets.
     pub terms: u64,
     /// When the step began.
     pub began: Option<f64>,
@@ -62,27 +62,27 @@ pub(super) struct Control {
 /// Sums over the buckets of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepTotals {
-    /// The error that was to be told before the step.
+    /// This rank's error that no message had reported yet when the step began.
     pub late: Option<Error>,
     /// Bytes that this rank has sent.
     pub bytes_out: u64,
     /// Whether a bucket became zeros or NaN because some gradient was not finite.
     pub broken: bool,
-    /// Whether a bucket has told all ranks that they were given the same settings.
+    /// Whether the exchange of a bucket has confirmed that all ranks were given the same settings.
     pub told: bool,
-    /// Whether some rank's gradient was not finite, whatever follows from that.
+    /// Whether some rank's gradient was not finite, under every [`NonFinite`](super::NonFinite) option.
     pub not_finite: bool,
     /// Whether a gradient is missing from the window of a decision.
     pub incomplete: bool,
     /// Seconds of planning, and when exchanging began.
     pub planned: Option<(f64, f64)>,
-    /// Bytes that this rank puts on the wire, where seconds are measured.
+    /// Bytes that this rank puts on the wire, if seconds are measured.
     pub wire: f64,
-    /// Seconds that this rank has computed, where they are measured.
+    /// Seconds that this rank has computed, if seconds are measured.
     pub computing: f64,
-    /// Whether a step that a device has exchanged still waits for its seconds.
+    /// Whether the seconds of a step that a device has exchanged have not been recorded yet.
     pub unmetered: bool,
-    /// Whether that step was one of a window.
+    /// Whether that step belongs to the window of a decision.
     pub in_window: bool,
 }
 
@@ -136,7 +136,7 @@ impl Control {
         self.answers & BROKEN != 0
     }
 
-    /// Ends the step, or its agreement.
+    /// Ends the step, also during its agreement.
     pub(super) fn cancel(&mut self) {
         self.stage = Stage::Idle;
         self.switches = None;

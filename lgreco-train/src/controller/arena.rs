@@ -1,4 +1,4 @@
-//! The buffers of one bucket's exchange, and those that no bucket has at the moment.
+//! The buffers of one bucket's exchange, and a pool of buffers that no bucket uses at the moment.
 
 use super::buffers::grow;
 use super::layer_plan::Needs;
@@ -12,22 +12,24 @@ use alloc::vec::Vec;
 #[derive(Default)]
 pub(super) struct Arena {
     pub layers: Vec<LentLayer>,
-    /// The compressors' input, of layers whose gradients have no room for it: [`LayerPlan::offered`](super::layer_plan::LayerPlan).
+    /// The compressors' input, for layers that cannot hold it in the place of their gradients:
+    /// [`LayerPlan::offered`](super::layer_plan::LayerPlan).
     pub offered: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
     sent: Vec<u64>,
-    /// Memory that holds something from one call to the next.
+    /// Memory that keeps its contents between calls.
     pub workspace: Vec<u64>,
-    /// Memory of a single call. While means take the place of values, it begins with the values that were not sent.
+    /// Memory that is used within a single call. In the call that replaces gradients by means, it begins with the layers'
+    /// compression errors.
     pub scratch: Vec<u64>,
     /// Empty between calls; see [`recycled`].
     list: Vec<Layer<'static>>,
 }
 
 impl Arena {
-    /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. Without gradients, this rank has
-    /// failed. `late` is an error of a residual that was found before; the result has it, or the first one that `work` finds.
-    /// The scratch memory begins with `rest` values that are not sent.
+    /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. `gradients` is empty if this rank has
+    /// failed. `late` is an error of a residual that an earlier call has found. The result contains it, or else the first such
+    /// error that `work` finds. The scratch memory begins with `rest` values of compression errors.
     pub(super) fn exchange<T>(
         &mut self,
         gradients: &mut [ValuesMut<'_>],
@@ -53,8 +55,8 @@ impl Arena {
         (result, found)
     }
 
-    /// After an exchange whose scratch memory began with `rest` values: makes errors of compression residuals. Returns the bytes
-    /// that this rank has sent.
+    /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the number
+    /// that was given to [`exchange`](Arena::exchange).
     pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> Result<u64, Error> {
         let Arena { layers, offered, scratch, sent, .. } = self;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
@@ -65,12 +67,12 @@ impl Arena {
         Ok(bytes)
     }
 
-    /// Number of values of all layers that are not sent and need memory while means take the place of values.
+    /// Number of values in the compression errors of all layers that need scratch memory while means replace gradients.
     pub(super) fn rest(&self) -> usize {
         self.layers.iter().map(|layer| layer.plan.rest()).sum()
     }
 
-    /// Grows all buffers to what `layers` layers need.
+    /// Grows all buffers to the sizes that a bucket of `layers` layers needs.
     fn reserve(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
         grow(&mut self.offered, needs.offered)?;
         grow(&mut self.sent, layers)?;
@@ -86,22 +88,23 @@ impl Arena {
     }
 }
 
-/// The arenas that no bucket has. Together with the lent ones, they take no more memory than the buckets of one step took at the
-/// same time. So memory is linear in the model's size, whatever the sizes of buckets are.
+/// A pool of the arenas that no bucket uses. Free and lent arenas together take no more memory than the buckets of one step used at
+/// the same time. So memory is linear in the model's size for any sizes of buckets.
 #[derive(Default)]
 pub(super) struct Arenas {
     free: Vec<Arena>,
     /// Empty lists, kept for their allocations.
     lists: Vec<Vec<LentLayer>>,
-    /// Bytes that buckets have.
+    /// Bytes of the arenas that buckets use.
     lent: usize,
-    /// Most bytes that buckets had at the same time in this step, and in the one before.
+    /// Largest number of bytes that buckets used at the same time, in this step and in the step before.
     most: [usize; 2],
 }
 
 impl Arenas {
-    /// An arena for a bucket of `layers` layers: the smallest one that is large enough and not twice too large. If there is none, a
-    /// new one replaces another. Where buckets come one at a time (`alone`), the only arena grows.
+    /// An arena for a bucket of `layers` layers: the smallest one that is large enough, but not more than about twice as large as
+    /// needed. If there is none, a new one replaces another. If buckets come one at a time (`alone`), the only arena is used and
+    /// grows.
     pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {
             let enough = arena.workspace.len() >= needs.workspace && arena.offered.len() >= needs.offered;
@@ -122,7 +125,7 @@ impl Arenas {
         Ok(arena)
     }
 
-    /// Makes an arena that buckets of up to `layers` layers, one at a time, can use without allocating.
+    /// Prepares an arena. Buckets of up to `layers` layers can then use it, one at a time, without allocating.
     pub(super) fn provide(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
         let mut arena = self.take(layers, needs, true)?;
         let provided = grow(&mut arena.scratch, needs.passing() as usize / 8);
@@ -130,7 +133,7 @@ impl Arenas {
         provided
     }
 
-    /// Whether no bucket has been taken back yet.
+    /// Whether no arena is free.
     pub(super) fn is_empty(&self) -> bool {
         self.free.is_empty()
     }
@@ -147,7 +150,7 @@ impl Arenas {
         self.lists.push(list);
     }
 
-    /// Takes an arena back, whose layers have been taken out.
+    /// Takes back an arena from which the layers have been removed, or frees its memory if the pool is full.
     pub(super) fn put(&mut self, arena: Arena) {
         self.lent = self.lent.saturating_sub(arena.bytes());
         let free: usize = self.free.iter().map(Arena::bytes).sum();
@@ -162,7 +165,7 @@ impl Arenas {
     }
 }
 
-/// An arena may exceed a bucket's needs by this many bytes in any case.
+/// An arena fits a bucket if it is not larger than twice the bucket's needs plus this number of bytes.
 const SMALL: usize = 4096;
 
 /// The first `rest` values of the scratch memory, and the words behind them.
@@ -176,8 +179,8 @@ fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
 /// An exchange takes its layers as a slice of `Layer<'b>`. These borrow the gradients of a single call, so each call fills a new
 /// list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
 /// elements may get any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because the standard
-/// library collects in place where sizes agree. That needs no unsafe code. If a standard library did not, this would still be
-/// correct, and the tests of allocations in `lgreco-train/tests` would fail.
+/// library collects in place where sizes agree. That needs no unsafe code. With a standard library that does not collect in place,
+/// this would still be correct, but the tests of allocations in `lgreco-train/tests` would fail.
 fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()

@@ -1,4 +1,4 @@
-//! What a caller asks of a controller between two steps, and what it tells about decisions.
+//! Calls between two steps: metrics, residuals, and influence on decisions.
 
 use super::{Controller, Decision, External, Metrics, PlanResult, PlanTask, Policy, Residuals, Tensor, metrics};
 use crate::Error;
@@ -20,7 +20,7 @@ impl Controller {
         &self.scheduler.tensors
     }
 
-    /// Steps taken, skipped ones included; the number of the next step.
+    /// Number of steps taken, including skipped steps, which is also the index of the next step.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -105,7 +105,7 @@ impl Controller {
         metrics::of(&self.scheduler.tensors[layer], &self.states[layer])
     }
 
-    /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
+    /// Writes layer `layer`'s residual on this rank to `values`, row-major, or zeros if the layer has none.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -138,7 +138,7 @@ impl Controller {
         }
     }
 
-    /// Decisions of a thread or of the caller.
+    /// Access to decisions: planning on another thread, additional decisions, and settings given by the caller.
     pub fn planning(&mut self) -> Planning<'_> {
         Planning(self)
     }
@@ -148,13 +148,13 @@ impl Controller {
         External(self)
     }
 
-    /// The residuals of this rank, to change them.
+    /// Access to this rank's residuals, to change them.
     pub fn residuals(&mut self) -> Residuals<'_> {
         Residuals(self)
     }
 }
 
-/// The decisions of a [`Controller`], by [`Controller::planning`].
+/// Access to the decisions of a [`Controller`], returned by [`Controller::planning`].
 ///
 /// ```
 /// # use lgreco_testing::controller::alone;
@@ -166,21 +166,23 @@ impl Controller {
 pub struct Planning<'a>(pub(super) &'a mut Controller);
 
 impl Planning<'_> {
-    /// The work of the next decision, once, on the measuring rank; `None` on other ranks and at other times. It is there from the end
-    /// of step `due - lead - 1` on. `due` is the step of the decision, and `lead` that of the [`Schedule`](super::Schedule), at
-    /// least 1. Call this after every step. Any thread [runs](PlanTask::run) the task, and [`hand_in`](Planning::hand_in) takes the
-    /// result.
+    /// Returns the work of the next decision as a task, once per decision and only on the measuring rank; otherwise `None`.
     ///
-    /// At step `due`, the ranks switch. If the result is not there yet, they take the step under their settings and ask again at the
-    /// next one; [`is_due`](Planning::is_due) tells a caller when to wait. If the task was not taken, or was dropped,
-    /// [`control`](Controller::control) runs it during its call. A decision that fails is an error of that step on every rank. The
-    /// step may be begun again, and then the task can be taken again. A state that is saved meanwhile contains the gradients, so
-    /// whoever loads it makes the same decision.
+    /// The task is available from the end of step `due - lead - 1` on. `due` is the step of the decision, and `lead`, at least 1,
+    /// comes from the [`Schedule`](super::Schedule). Call this after every step. Any thread [runs](PlanTask::run) the task, and
+    /// [`hand_in`](Planning::hand_in) takes the result.
     ///
-    /// With Accordion, a learning rate that falls at step `due` or later replaces the decision.
+    /// At step `due`, the ranks switch. If the result has not been handed in yet, they take the step under their present settings
+    /// and ask again at the next step. A caller that wants to avoid this waits for the result when [`is_due`](Planning::is_due)
+    /// returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs the work during its call. If
+    /// a decision fails, that step fails on every rank. The step may be begun again, and then the task can be taken again. A state
+    /// that is saved meanwhile contains the gradients, so a run that loads it makes the same decision.
     ///
-    /// If a device [has gradients of the window](super::External::note_observed), the task is there without a lead, too, after the step
-    /// of the decision has begun. It needs [`run_with`](PlanTask::run_with), and `control` does not run it.
+    /// With Accordion, if the learning rate falls at step `due` or later, all layers get low compression instead of the planned
+    /// settings.
+    ///
+    /// If a device [has gradients of the window](super::External::note_observed), the task is available even with a `lead` of 0,
+    /// after the step of the decision has begun. It needs [`run_with`](PlanTask::run_with), and `control` does not run it.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
@@ -225,19 +227,19 @@ impl Planning<'_> {
         self.0.scheduler.is_due()
     }
 
-    /// Takes the result of a plan task; whether it is still awaited. It is not, and is dropped, after a saved state was loaded or
-    /// the learning rate has fallen instead.
+    /// Takes the result of a plan task, and returns whether the result was still awaited. After a saved state was loaded, or after
+    /// a fall of the learning rate has replaced the decision, the result is dropped.
     pub fn hand_in(&mut self, result: PlanResult) -> bool {
         self.0.scheduler.hand_in(result)
     }
 
-    /// Asks for a decision before the scheduled one, because the data or the network have changed. Its window begins with the next step,
-    /// and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns that step; `None` under
-    /// policies that make no further decision. The rest of the schedule stays. All ranks ask between the same two steps. Saved
-    /// states contain the request.
+    /// Asks for a decision before the scheduled one, because the data or the network have changed. Its window begins with the next
+    /// step, and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns that step; `None` under
+    /// policies that make no further decision. The rest of the schedule stays. All ranks must call this between the same two steps.
+    /// Saved states contain the request.
     ///
-    /// If some ranks have not asked, the next step fails on every rank: with [`Error::PeerOption`], or, in a step of buckets, its
-    /// first bucket with [`Error::PeerPlan`].
+    /// If some ranks have not called it, the next step fails on every rank with [`Error::PeerOption`]. In a step of buckets, the
+    /// first bucket fails with [`Error::PeerPlan`] instead.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -255,15 +257,16 @@ impl Planning<'_> {
         Ok(self.0.scheduler.replan())
     }
 
-    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks do so between the same two steps. They switch at
-    /// the next step, or at the end of the warm-up if that is later, or a step after it if a plan task with the old settings was
-    /// taken. Steps of buckets switch a step later: the buckets of the step before check that all ranks were given the same.
-    /// Residuals and PowerSGD's factors stay, as at any switch. A setting with which error feedback does not work is
-    /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
+    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks do so between the same two steps. They
+    /// switch at the next step, or at the end of the warm-up if that is later. If a plan task with the old settings was taken, the
+    /// switch at the end of the warm-up may come a step later. Steps of buckets switch a step later, because the buckets of the
+    /// step before check that all ranks were given the same settings. Residuals and PowerSGD's factors stay, as at any switch. A
+    /// setting with which error feedback does not work is [refused](super::Uncompressed::NotContractive) without looking at
+    /// gradients.
     ///
-    /// If ranks were given different settings, or only some were given any, the next step fails on every rank: with
-    /// [`Error::PeerOption`], or, in a step of buckets, its first bucket with [`Error::PeerPlan`]. The run goes on once all were
-    /// given the same.
+    /// If ranks were given different settings, or only some were given any, the next step fails on every rank with
+    /// [`Error::PeerOption`]. In a step of buckets, the first bucket fails with [`Error::PeerPlan`] instead. The run continues
+    /// after all ranks were given the same settings.
     ///
     /// ```
     /// use lgreco_train::controller::{Cause, Config, Controller, Policy, Tensor};
@@ -297,10 +300,12 @@ impl Planning<'_> {
         self.0.scheduler.fix(settings)
     }
 
-    /// Compresses the warm-up, too: until the first decision, layers have the default settings, or those of a fixed policy. This suits
-    /// few and large steps, such as [outer steps](crate::outer); the first gradients of a model lose too much by it. All ranks call
-    /// it before the first step. Under [`Policy::Uncompressed`] nothing changes. Settings with which error feedback does not work
-    /// are refused without looking at gradients.
+    /// Compresses gradients during the warm-up, too.
+    ///
+    /// Until the first decision, layers have the default settings, or those of a fixed policy. This suits few and large steps, such
+    /// as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model too much. All
+    /// ranks call it before the first step. Under [`Policy::Uncompressed`] nothing changes. Settings with which error feedback does
+    /// not work are refused without looking at gradients.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -22,7 +22,7 @@ use crate::gradient::ValuesMut;
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
-/// How far a bucket is.
+/// Progress of a bucket's exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Progress {
     Open,
@@ -88,9 +88,9 @@ pub struct Bucket {
     /// The number of this step in a decision's window, from 1; 0 outside.
     pub(super) window_step: u64,
     pub(super) non_finite: NonFinite,
-    /// This rank's error before the exchange. Its messages tell all ranks.
+    /// This rank's error before the exchange. Its messages report it to all ranks.
     pub(super) failure: Option<Error>,
-    /// This rank's error after its last message. The next bucket or step tells the others.
+    /// This rank's error after its last message. The next bucket or step reports it to the others.
     pub(super) late: Option<Error>,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
@@ -98,16 +98,16 @@ pub struct Bucket {
     pub(super) differs: bool,
     /// Bytes that this rank has sent.
     pub(super) bytes: u64,
-    /// When the controller lent it.
+    /// When the controller lent the bucket.
     pub(super) began: Option<f64>,
     /// The clock, if seconds are measured.
     pub(super) clock: Option<fn() -> f64>,
     /// Seconds of computing.
     pub(super) computing: f64,
-    /// Bytes that this rank puts on the wire, where seconds are measured.
+    /// Bytes that this rank puts on the wire, if seconds are measured.
     pub(super) wire: f64,
     pub(super) flight: Option<Flight>,
-    /// The number by which the controller recognises it.
+    /// The number by which the controller recognises the bucket.
     pub(super) ticket: u64,
     pub(super) progress: Progress,
 }
@@ -129,15 +129,15 @@ impl Bucket {
         Ok(program.rounds(specs).map(|(_, round)| round))
     }
 
-    /// The failure that no message has told, because the bucket never got gradients.
+    /// This rank's failure, if no message has reported it because the bucket never got gradients.
     pub(super) fn untold(&self) -> Option<Error> {
         self.failure.filter(|_| self.progress == Progress::Open)
     }
 
-    /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. Whatever is submitted for
-    /// it counts as zeros, and its residual stays, because its mean may not be applied. By [`Route::ScatterReduce`], the residual
-    /// takes up the error of compressing this rank's share of the mean. Other ranks may have a gradient. If none has, PowerSGD
-    /// restarts from random factors.
+    /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. Whatever is submitted
+    /// for it counts as zeros. Its residual stays unchanged, because the trainer might not apply its mean. With
+    /// [`Route::ScatterReduce`], the error of compressing this rank's share of the mean is added to the residual. Other ranks may
+    /// have a gradient. If none has, PowerSGD restarts from random factors.
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -160,8 +160,8 @@ impl Bucket {
         }
     }
 
-    /// Takes the gradients of this step, one per layer, adds residuals and compresses. If a gradient is wrong, this rank's messages
-    /// tell all ranks, and [`next`](Bucket::next) fails on all of them.
+    /// Takes the gradients of this step, one per layer, adds residuals and compresses. If a gradient is invalid, this rank's
+    /// messages report that to all ranks, and [`next`](Bucket::next) fails on all of them.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -176,9 +176,9 @@ impl Bucket {
         begun
     }
 
-    /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. Its messages tell
-    /// all ranks, so that none waits for it. [`next`](Bucket::next) then takes no gradients, and fails on every rank: here with
-    /// `failure`, elsewhere with [`Error::Peer`].
+    /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. Its messages
+    /// report that to all ranks, so that none waits for it. [`next`](Bucket::next) then takes no gradients, and fails on every
+    /// rank: here with `failure`, elsewhere with [`Error::Peer`].
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -188,7 +188,7 @@ impl Bucket {
         self.begin(&mut [])
     }
 
-    /// The clock; 0 where seconds are not measured.
+    /// The time on the clock; 0 if seconds are not measured.
     fn now(&self) -> f64 {
         self.clock.map_or(0.0, |clock| clock())
     }
@@ -206,7 +206,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Adds gradients to the window's means and residuals to gradients, after a check.
+    /// Checks the gradients, adds them to the window's means, and adds residuals to them.
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         check(&self.arena.layers, gradients)?;
         let step = self.window_step;
@@ -215,24 +215,26 @@ impl Bucket {
         par_layers::for_each(layers, gradients, offered, &len, &|lent, gradient, room| lent.offer(gradient, room, step))
     }
 
-    /// Computes until the next collective, and returns it. The collective before must be done. `None`: the gradients are means, and
-    /// residuals are updated. `gradients` are those of [`submit`](Bucket::submit).
+    /// Computes until the next collective, and returns its request. The collective before must be complete. `None` means that the
+    /// gradients have become means, and that residuals are updated. `gradients` must be the ones given to
+    /// [`submit`](Bucket::submit).
     ///
-    /// By [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
+    /// With [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
     /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay.
     ///
     /// # Errors
-    /// Those of [`Flight::next`], on all ranks alike. Gradients are then undefined. Residuals are unchanged; without
-    /// [`undo`](super::Config::undo), those of layers whose mean was being made may already hold this step's error of compression.
-    /// [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. By [`Route::Sharded`], an error of
-    /// one rank's shard is returned on that rank only; the next bucket or step tells the others. [`Error::StepOrder`] before
-    /// [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the gradients are not those submitted.
+    /// Those of [`Flight::next`], on all ranks alike. Gradients are then undefined. Residuals are unchanged. Without
+    /// [`undo`](super::Config::undo), there is an exception: residuals of layers that were being averaged may already contain this
+    /// step's compression error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With
+    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports it to the
+    /// others. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the
+    /// gradients are not those submitted.
     ///
     /// # Complexity
-    /// In all, decodes every payload, and takes up to three passes for residuals. Allocates scratch memory and frees it. In the last
-    /// call, that includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and
+    /// frees it. In the last call, that includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -250,7 +252,7 @@ impl Bucket {
         })
     }
 
-    /// As [`next`](Bucket::next); returns the part of the exchange whose collective is next, not the request.
+    /// Like [`next`](Bucket::next), but returns the part of the exchange that is sent next, instead of a request.
     pub(super) fn next_part(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         match self.progress {
             Progress::UnderWay => {}
@@ -279,7 +281,7 @@ impl Bucket {
         request_in(part, flight.program(), &mut self.arena.workspace)
     }
 
-    /// Notes bytes that this rank sends.
+    /// Counts bytes that this rank sends.
     pub(super) fn note_wire(&mut self, bytes: f64) {
         if self.clock.is_some() {
             self.wire += bytes;
@@ -336,17 +338,17 @@ impl Bucket {
         Ok(None)
     }
 
-    /// Ends without means, because a rank outside this exchange's group has failed. The exchange itself may have ended. Residuals
-    /// return to their earlier values if these are kept. The error has the same kind on all ranks.
+    /// Ends the bucket without means, because a rank outside this exchange's group has failed. The exchange itself may already be
+    /// complete. Residuals are restored if their earlier values are kept. The error must be of the same kind on all ranks.
     pub(super) fn revoke(&mut self, error: Error) {
         self.note_failure(error, false);
         self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
     }
 
-    /// Notes the error with which the exchange ends, and what follows from it for gradients and the next message.
+    /// Records the error that ends the exchange. It decides what the gradients become, and what the next message reports.
     fn note_failure(&mut self, error: Error, alone: bool) {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
-        // Residuals stay, so errors of new ones no longer matter.
+        // Residuals stay unchanged, so errors in the new ones no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
@@ -354,20 +356,20 @@ impl Bucket {
             return;
         }
         if matches!(error, Error::LayerOverflow { .. }) {
-            // The NaN tells the loss scaler.
+            // The NaN reports the overflow to the loss scaler.
             self.late = None;
         }
         self.progress = Progress::Broken;
     }
 
-    /// Replaces gradients of a bucket that some rank's gradient has spoilt.
+    /// Overwrites the bucket's gradients by zeros or NaN, because some rank's gradient was not finite.
     pub(super) fn fill_broken(&self, gradients: &mut [ValuesMut<'_>]) {
         let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));
     }
 }
 
-/// Whether gradients are those of the layers.
+/// `Err` unless the gradients have the lengths and element types of the layers.
 fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
     expect_len("gradients, one per layer", layers.len(), gradients.len())?;
     let mut layers = layers.iter().zip(gradients);
@@ -376,7 +378,7 @@ fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error>
     })
 }
 
-/// The gradients; none on a rank that has failed, where they may be of any kind.
+/// The gradients, or none on a rank that has failed, because its gradients may be invalid.
 fn unless_failed<'g, 'v>(failure: Option<Error>, gradients: &'g mut [ValuesMut<'v>]) -> &'g mut [ValuesMut<'v>] {
     if failure.is_some() { &mut [] } else { gradients }
 }

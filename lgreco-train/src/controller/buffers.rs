@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
 
-/// Makes `values` at least `len` long, by a new buffer of zeros. Zeros from the allocator take no memory until they are written.
+/// Makes `values` at least `len` long. A shorter buffer is replaced by a new one of zeros. Zeros from the allocator take no memory
+/// until they are written.
 pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Result<(), Error> {
     if values.len() < len {
         let words = len.saturating_mul(size_of::<T>()).div_ceil(8);

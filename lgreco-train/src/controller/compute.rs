@@ -34,9 +34,9 @@ impl Default for Compute {
     }
 }
 
-/// A trial whose result differs by a smaller fraction changes nothing.
+/// The result of a trial is ignored if it differs from the earlier one by a smaller fraction than this.
 const SAME_TRIAL: f64 = 0.25;
-/// A step says nothing about families with a smaller part of its work.
+/// A step does not change the overhead of a family whose part of the step's work is smaller than this.
 const SHARE: f64 = 0.1;
 
 impl Compute {
@@ -52,7 +52,7 @@ impl Compute {
         }
     }
 
-    /// Records the seconds of a step, whose layers have this work by family.
+    /// Records the seconds of a step. `work` is the work of its layers by family.
     pub(super) fn note(&mut self, work: [f64; Cost::FAMILIES], seconds: f64) {
         let mut expected: [f64; Cost::FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
         let mut left = seconds;
@@ -91,7 +91,7 @@ impl Compute {
         self.overheads[family].unwrap_or_else(others)
     }
 
-    /// All factors, for saved states; 0 for none.
+    /// All factors, for saved states; 0 for an unknown factor.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         self.trials.into_iter().chain(self.overheads).map(Option::unwrap_or_default)
     }

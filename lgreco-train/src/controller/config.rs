@@ -44,7 +44,7 @@ pub struct Config {
     /// [`roll_back`](super::Residuals::roll_back) and [`abandon_step`](super::Controller::abandon_step) can restore them. They are
     /// always kept unless `non_finite` is [`NonFinite::Error`], because a loss scaler then skips steps.
     pub undo: bool,
-    /// How payloads that cannot be summed on the wire travel. By [`Route::Sharded`], each rank gets only the means of its own
+    /// How payloads are exchanged that collectives cannot sum. With [`Route::Sharded`], each rank gets only the means of its own
     /// [shards](Tensor::with_shards), in their place in the gradients. The other elements are then undefined.
     pub route: Route,
     /// Size of the buckets of [`step`](super::Controller::step), in bytes of uncompressed gradients; 4 MiB unless set.
@@ -70,12 +70,12 @@ pub struct Schedule {
     pub warmup: u64,
     /// Steps from one decision to the next, at least 1; an epoch in the paper.
     pub period: u64,
-    /// Number of steps whose mean gradient a decision sees, at least 1. They end `lead` steps before it, and none is before the
-    /// last decision.
+    /// Number of steps whose mean gradient a decision sees, at least 1. They end `lead` steps before the decision, and begin after
+    /// the previous one.
     pub window: u64,
-    /// Steps between the last gradient that a decision sees and the first step under it; fewer than warm-up and period. In these
-    /// steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Planning::take_task)). With 0, the
-    /// default, it plans during the call.
+    /// Steps between the last gradient that a decision sees and the first step with its settings; fewer than warm-up and period. In
+    /// these steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Planning::take_task)). With 0, the
+    /// default, it plans during the call that begins the step.
     pub lead: u64,
 }
 
@@ -98,14 +98,14 @@ pub enum NonFinite {
     /// stay. In a step of buckets, the gradients of buckets with NaN or infinity become zeros. Those of the other buckets become
     /// means, which must not be applied either. The end of the step then restores their residuals.
     Skip,
-    /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals
-    /// stay. In a step of buckets, the gradients of such buckets become NaN, and the others are exchanged. A bucket also becomes
-    /// NaN if 16-bit gradients overflow, with their residual added or as means.
+    /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay.
+    /// In a step of buckets, the gradients of buckets with NaN or infinity become NaN, and the other buckets are exchanged. A
+    /// bucket also becomes NaN if 16-bit gradients overflow when residuals are added, or when they become means.
     PassThrough,
 }
 
 impl Config {
-    /// L-GreCo over the settings of `search`: 100 steps of warm-up, then a decision every 1000 steps by the last 10 gradients.
+    /// L-GreCo over the settings of `search`: 100 steps of warm-up, then a decision every 1000 steps from the last 10 gradients.
     ///
     /// ```
     /// use lgreco_train::controller::Config;
@@ -132,8 +132,8 @@ impl Config {
         }
     }
 
-    /// Plans as the L-GreCo paper does: l2 errors, and the fewest bits within the error of the default settings, by the dynamic
-    /// program with 10,000 cells.
+    /// Plans as the L-GreCo paper does: the dynamic program with 10,000 cells minimises bits within the l2 error of the default
+    /// settings.
     ///
     /// ```
     /// use lgreco_train::controller::{Budget, Config};
@@ -187,7 +187,7 @@ impl Config {
         }
     }
 
-    /// The configuration at this step of a ramp-up.
+    /// The configuration at this step, with the default that a ramp-up has reached.
     pub(super) fn at(self: &Arc<Self>, step: u64) -> Result<Arc<Self>, Error> {
         let Some(ramp_up) = self.ramp_up else { return Ok(self.clone()) };
         let search = ramp_up.of(&self.search, step.saturating_sub(self.schedule.warmup))?;
@@ -199,7 +199,7 @@ impl Config {
         self.ramp_up.is_some_and(|ramp| step < self.schedule.warmup.saturating_add(ramp.steps))
     }
 
-    /// `Err` for values that make no sense for a model of these layers on `world` ranks.
+    /// `Err` for values that are not allowed for a model of these layers on `world` ranks.
     pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
         let require = CoreError::require;
         let Schedule { warmup, period, window, lead } = self.schedule;

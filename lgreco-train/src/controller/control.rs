@@ -14,11 +14,11 @@ use crate::{CoreError, Error};
 use alloc::vec;
 
 impl Controller {
-    /// Begins a step on all ranks, with the same `learning_rate`. Only Accordion uses the learning rate. Next are the
-    /// [control requests](Controller::control), if there are any, then the [buckets](Controller::open) in any order, then
+    /// Begins a step on all ranks, with the same `learning_rate`. Only Accordion uses the learning rate. After it come the [control
+    /// requests](Controller::control), if there are any, then the [buckets](Controller::open) in any order, then
     /// [`finish_step`](Controller::finish_step). Never waits.
     ///
-    /// [`Controller::step`] does all of it by blocking collectives. It also checks all gradients before it exchanges any.
+    /// [`Controller::step`] does all of this with blocking collectives. It also checks all gradients before it exchanges any.
     ///
     /// If the learning rate is negative or not finite, all ranks are told, so that none waits for this one. The control requests
     /// then fail, or the first bucket if there are none.
@@ -29,7 +29,8 @@ impl Controller {
         self.begin(learning_rate, None)
     }
 
-    /// Begins a step. With `local`, ranks first agree on the step: whether this rank's gradients are finite, or its error.
+    /// Begins a step. If `local` is given, ranks agree before the buckets. `local` tells whether a gradient of this rank is not
+    /// finite, or is this rank's error.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
         if self.world == 1 {
@@ -47,7 +48,7 @@ impl Controller {
             control.local = self.late.map_or(Ok(()), Err).and(rate).and(local.unwrap_or(Ok(false)));
             self.scheduler.given = self.scheduler.given.in_agreement();
         } else {
-            // The first bucket tells the others.
+            // The first bucket reports the error to the other ranks.
             (control.local, self.late) = (Ok(false), self.late.or(rate.err()));
         }
         (control.answers, control.switched) = (0, false);
@@ -58,13 +59,13 @@ impl Controller {
         Ok(())
     }
 
-    /// The agreement of all ranks before the buckets of a step. Returns the next collective; the one before must be done. `None`: the
-    /// agreement is complete, which it is at once at most steps. At the first step, and after a state was loaded, ranks compare
-    /// their options. Where a decision is due, the measuring rank measures and plans during this call and broadcasts, and ranks
-    /// agree to switch.
+    /// Advances the agreement of all ranks before the buckets of a step, and returns its next collective. The collective before
+    /// must be complete. `None` means that the agreement is complete. In most steps, the first call returns `None`. At the first
+    /// step, and after a state was loaded, ranks compare their options. If a decision is due, the measuring rank measures and plans
+    /// during this call, and broadcasts the plan. Then ranks agree to switch.
     ///
     /// # Errors
-    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. Those of search and solver when
+    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors of search and solver when
     /// a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the first
     /// difference between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
@@ -146,12 +147,13 @@ impl Controller {
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: totals.bytes_out, seconds })
     }
 
-    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo), residuals
-    /// are those before the step; without, residuals of layers that were exchanged are those after it. The window of the next
-    /// decision begins anew. Before this call, [close](Controller::close) all buckets, once no collective uses their memory.
+    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo),
+    /// residuals are restored to those before the step. Without it, layers that were exchanged keep the residuals from after the
+    /// step. The window of the next decision begins anew. Before this call, wait until no collective uses the memory of buckets,
+    /// and [close](Controller::close) all buckets.
     ///
-    /// Ranks may have come to different points of the step, and may differ in settings and factors. Before the remaining ranks go on
-    /// in a new group, all [load](Controller::load) the plan of one of them, each with its own residuals.
+    /// Ranks may have stopped at different points of the step, and may differ in settings and factors. Before the remaining ranks
+    /// continue in a new group, they all [load](Controller::load) the plan of one rank, and each loads its own residuals.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -183,7 +185,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the step, or what was begun of it.
+    /// Ends the step, also if it was only begun.
     pub(super) fn end_step(&mut self) {
         if self.totals.incomplete {
             self.scheduler.forget();
@@ -210,7 +212,7 @@ impl Controller {
             Stage::Begun => self.after_agreement()?,
             Stage::Agreement => {
                 let own = self.control.local.err();
-                // All ranks have heard of it.
+                // The agreement has reported this rank's earlier error to all ranks.
                 (self.late, self.totals.late) = (None, None);
                 match agreement::read(own, &self.control.words)? {
                     Heard::Differs(rank) => self.compare(rank),
@@ -231,12 +233,12 @@ impl Controller {
             Stage::Plan => {
                 match self.scheduler.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
-                    // All ranks decide the same.
+                    // Without a plan, all ranks make the same decision.
                     Ok(None) => match self.scheduler.without_plan()? {
                         Some(decided) => self.propose(decided),
                         None => self.opened(),
                     },
-                    // All ranks have got the measuring rank's own error.
+                    // All ranks get the measuring rank's own error, so all fail.
                     Err(error) if self.scheduler.measures() || matches!(error, Error::Peer { .. }) => {
                         return Err(error);
                     }
@@ -298,7 +300,8 @@ impl Controller {
         self.opened()
     }
 
-    /// On the measuring rank, measures and plans, unless a task does or a device has the gradients. Other ranks allocate the message.
+    /// On the measuring rank, measures and plans, unless a plan task does that or a device has the gradients. Other ranks only
+    /// allocate the message.
     fn decide(&mut self) -> Stage {
         if self.scheduler.result.is_none()
             && !self.scheduler.window.is_elsewhere()

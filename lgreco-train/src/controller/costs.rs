@@ -24,7 +24,7 @@ pub(super) struct Costs {
     pub route: Route,
     pub reduce_dtype: Dtype,
     pub world: u32,
-    /// Whether the task times methods by trials. Else the caller has, on a device.
+    /// Whether the plan task times methods by trials. If not, the caller has timed them on a device.
     pub tries: bool,
     /// The present settings, by layer.
     pub present: Vec<Setting>,
@@ -32,7 +32,7 @@ pub(super) struct Costs {
     pub elements: f64,
     /// Seconds of a typical step's exchange.
     pub measured: f64,
-    /// Those of them that are computing.
+    /// The part of `measured` that is computing.
     pub computing: f64,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Costs {
 const MARGIN: f64 = 0.1;
 /// Minimum gain before all layers start to be compressed, as a part of the present seconds of an exchange.
 const GAIN: f64 = 0.03;
-/// Most elements of the layer for a trial, unless all layers are larger.
+/// Largest number of elements of a layer that is used for a trial, unless all layers are larger.
 const TRIAL: usize = 1 << 18;
 
 /// A trial of a method: its cost family, its estimated and its measured seconds.
@@ -74,7 +74,7 @@ impl Costs {
                 Aggregation::FactorAllReduce => {
                     2.0 * summed(factor_rank(setting, shape) * (shape.rows() + shape.cols()))
                 }
-                // Positions, then values to be summed and their sums.
+                // Positions travel once. Values travel twice: before and after they are summed.
                 Aggregation::SharedPositions => 1.5 * payload,
                 Aggregation::WholePayloads => gathered,
                 Aggregation::Payloads => match self.route {
@@ -94,7 +94,7 @@ impl Costs {
         self.wire_bytes(setting, tensor, bits) * self.line.per_byte + self.computing(setting, tensor)
     }
 
-    /// As [`seconds`](Costs::seconds), plus the minimum gain where a layer would start to be compressed.
+    /// Like [`seconds`](Costs::seconds), plus the minimum gain if this setting would start to compress the layer.
     pub(super) fn seconds_with_margin(&self, layer: usize, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         let seconds = self.seconds(setting, tensor, bits);
         let is_dense = |setting: &Setting| *setting == Setting::Dense;
@@ -105,8 +105,8 @@ impl Costs {
         seconds * (1.0 + MARGIN) + GAIN * self.measured * share
     }
 
-    /// Times one encoding and decoding per cost family of `options` (pairs of layer and setting) on `backend`. Layers whose means a
-    /// device has are left out.
+    /// Times one encoding and decoding per cost family of `options` (pairs of layer and setting) on `backend`. Layers with means on
+    /// a device are left out.
     pub(super) fn try_out<'a>(
         &mut self,
         options: impl Iterator<Item = (usize, &'a Setting)> + Clone,
@@ -120,7 +120,7 @@ impl Costs {
         families.remove(&DENSE);
         for wanted in families {
             let elements = |layer: usize| tensors[layer].shape.elements();
-            // The largest layer within the limit, else the smallest beyond it.
+            // The largest layer within the limit, or the smallest one if all are beyond it.
             let order = |layer: usize| match elements(layer) {
                 small if small <= TRIAL => (true, small),
                 large => (false, usize::MAX - large),
@@ -171,7 +171,8 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
-    /// What a decision reports: measured seconds, and those expected under the plan's settings and the default ones.
+    /// The timing that a decision reports: measured seconds, and the seconds expected under the two `settings`, the plan's and the
+    /// default.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);

@@ -1,7 +1,7 @@
-//! What is decided: a setting per layer, and what is reported of the decision as a whole. Both as numbers, for the broadcast of
-//! the measuring rank and for saved states.
+//! A decision: a setting per layer, and a report on the decision as a whole. Both are also encoded as numbers, for the measuring
+//! rank's broadcast and for saved states.
 //!
-//! The measuring rank's message has the same length whatever it says. Its words of 64 bits, little-endian:
+//! The measuring rank's message has the same length for any contents. It consists of these 64-bit words, little-endian:
 //!
 //! | words | |
 //! |---|---|
@@ -277,7 +277,8 @@ impl LayerSetting {
         LayerSetting { setting, uncompressed: (setting == Setting::Dense).then_some(Uncompressed::Chosen) }
     }
 
-    /// As numbers: the method's id, the reason and the first parameter in the first word, the other parameters behind them.
+    /// The setting and the reason as numbers. The first word has the method's id, the reason and the first parameter. The other
+    /// parameters follow.
     pub(super) fn encode(&self) -> [u64; Self::WORDS] {
         let (id, [a, b, c, d]) = self.setting.data();
         let reason = self.uncompressed.map_or(0, |why| why as u64 + 1);
@@ -285,7 +286,7 @@ impl LayerSetting {
         [u64::from(id) | reason << 8 | u64::from(a) << 32, pair(b, c), d.into()]
     }
 
-    /// The setting that encodes to exactly these words, among `methods` and lgreco's own.
+    /// The setting that encodes to exactly these words. Its method is one of `methods` or of lgreco's own methods.
     ///
     /// # Errors
     /// [`CoreError::UnknownMethod`]; [`CoreError::SavedState`].
@@ -311,11 +312,11 @@ impl LayerSetting {
 pub(super) struct Decided {
     pub decision: Decision,
     pub choices: Vec<LayerSetting>,
-    /// Norms of the window's mean gradients by layer, on the rank that has measured them; else empty.
+    /// Norms of the window's mean gradients by layer, on the rank that has measured them; empty on other ranks.
     pub norms: Vec<f64>,
 }
 
-/// In place of an error's code, all of which are smaller: the measuring rank has decided nothing yet.
+/// Stands in the place of an error's code if the measuring rank has decided nothing yet. All error codes are smaller.
 const NOT_YET: u64 = u64::MAX;
 
 /// The measuring rank's message to all ranks.
@@ -338,10 +339,10 @@ pub(super) fn write(layers: usize, fingerprint: u64, decided: Option<&Result<Dec
     words
 }
 
-/// What rank `rank` has broadcast; `None` if it has decided nothing yet.
+/// Reads the broadcast of rank `rank`; `None` if that rank has decided nothing yet.
 ///
 /// # Errors
-/// [`Error::Peer`] with the code of its error; [`Error::PeerPlan`] when it is about another decision;
+/// [`Error::Peer`] with the code of its error; [`Error::PeerPlan`] when the broadcast is about another decision;
 /// [`Error::PeerMessage`].
 pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64], methods: &Methods) -> Result<Option<Decided>, Error> {
     let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };

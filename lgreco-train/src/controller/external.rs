@@ -10,7 +10,7 @@ use crate::gradient::Values;
 use crate::{CoreError, Error};
 use lgreco::error::expect_len;
 
-/// Exchanges by the caller, as a [`Controller`] hears of them: [`Controller::external`].
+/// Reports to a [`Controller`] about exchanges that the caller does itself. [`Controller::external`] returns it.
 ///
 /// ```
 /// # use lgreco_testing::controller::alone;
@@ -40,8 +40,8 @@ impl External<'_> {
         self.0.control.expect_open().is_ok() && self.0.scheduler.watches()
     }
 
-    /// Adds the own, uncompressed gradient of layer `layer` to the window's mean, once per step. Does nothing in steps that need none
-    /// ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
+    /// Adds this rank's own, uncompressed gradient of layer `layer` to the window's mean. Call it once per step. Does nothing in
+    /// steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -54,9 +54,10 @@ impl External<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::LayerDtype`] and
-    /// [`Error::LayerMismatch`] for another element type or number of elements; [`Error::NonFiniteGradient`] for NaN and infinity. The
-    /// window then begins anew with the next step.
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`];
+    /// [`Error::LayerDtype`] and [`Error::LayerMismatch`] for another element type or number of elements;
+    /// [`Error::NonFiniteGradient`] for NaN and infinity. After a gradient that is not finite, the window begins anew with the next
+    /// step.
     ///
     /// # Complexity
     /// A pass over the gradient.
@@ -77,11 +78,11 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records that a device has added the own, uncompressed gradient of layer `layer` to its mean of the window, as
-    /// [`observe`](External::observe) would do here. Does nothing in steps that need no gradient ([`watches`](External::watches)). The
-    /// next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has an example. No decision is made until
-    /// the task has been run, and it can be taken without a [lead](super::Schedule::lead), too. Gradients of that layer that are
-    /// observed here in other steps of the window are ignored.
+    /// Records that a device has added this rank's own, uncompressed gradient of layer `layer` to its mean of the window.
+    /// [`observe`](External::observe) does the same on the host. Does nothing in steps that need no gradient
+    /// ([`watches`](External::watches)). The next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has
+    /// an example. No decision is made until the task has been run. The task can be taken even if the [lead](super::Schedule::lead)
+    /// is 0. Gradients of that layer that `observe` gets in other steps of the window are ignored.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`].
@@ -99,16 +100,17 @@ impl External<'_> {
         if self.watches() { self.0.scheduler.window_step() } else { 0 }
     }
 
-    /// Whether the next decision needs gradients that a device has, because they were [recorded](External::note_observed) and not
-    /// forgotten since. The device must keep them.
+    /// Whether the next decision needs gradients on a device, because they were [recorded](External::note_observed) and have not
+    /// been discarded since. The device must keep them.
     pub fn observes_elsewhere(&self) -> bool {
         self.0.scheduler.window.is_elsewhere()
     }
 
-    /// Takes a layer's mean of the window so far, in f32, from the device that [has it](External::note_observed): for a saved state, or
-    /// because the device can no longer measure it. Not while buckets are exchanged. From then on the mean is here, unless the
-    /// device gets further gradients. A task that was taken before does not see it. Does nothing on other ranks than the measuring
-    /// one.
+    /// Takes over a layer's mean of the window so far, in f32, from the device that [has it](External::note_observed).
+    ///
+    /// Call it for a saved state, or if the device can no longer measure the mean, but not while buckets are exchanged. From then
+    /// on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not see it.
+    /// Does nothing on other ranks than the measuring one.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -143,8 +145,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: begins the window of the next decision anew, because the last step, whose gradients were
-    /// [observed](External::observe), has failed on the device. If a plan task was taken before,
+    /// Begins the window of the next decision anew. Call it between two steps, if the last step's gradients were
+    /// [observed](External::observe) and the step has failed on the device. If a plan task was taken before,
     /// [`hand_in`](super::Planning::hand_in) drops its result.
     ///
     /// ```
@@ -175,9 +177,9 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records that the caller exchanges these layers in the present step, under their settings, by
-    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). Their bytes are counted, and no bucket
-    /// of the step may have them. If the length of a payload depends on its values, the largest length is counted.
+    /// Records that the caller exchanges these layers in the present step, under their settings, with
+    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). Their bytes are counted, and no
+    /// bucket of the step may contain them. If the length of a payload depends on its values, the largest length is counted.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -224,7 +226,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: records the relative squared error of a layer's compression in the last step, for
+    /// Records, between two steps, the relative squared error of a layer's compression in the last step, for
     /// [`Metrics::relative_error`](super::Metrics). Ignored for layers that are sent uncompressed.
     ///
     /// ```

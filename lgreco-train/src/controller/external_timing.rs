@@ -1,10 +1,11 @@
 //! Seconds of exchanges that the caller [does](super::External::note_exchanged), in a device's memory for instance. The host only
-//! enqueues work for a device, so the controller's clock cannot time it. The caller measures there what the controller would measure:
-//! seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet. The
-//! controller uses these numbers as its own, so decisions are the same.
+//! enqueues work for a device, so the controller's clock cannot time it. The caller measures on the device instead: seconds of each
+//! step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet. The controller uses
+//! these numbers as its own, so decisions are the same.
 //!
 //! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it waits for
-//! nothing. Trials come before the decision's task, because a task runs on any thread and knows no device.
+//! nothing. Results of trials must be handed in before the decision's task is taken, because the task may run on any thread and
+//! does not use the device.
 
 use super::compute::{DENSE, work};
 use super::costs::Costs;
@@ -19,8 +20,8 @@ use alloc::vec::Vec;
 use core::mem::take;
 
 impl External<'_> {
-    /// Between two steps, on all ranks alike: sets whether the caller measures the seconds from the next step on. Has an effect only
-    /// under [`Objective::MeasuredSeconds`](super::Objective).
+    /// Sets whether the caller measures the seconds from the next step on. All ranks call it between the same two steps. It has an
+    /// effect only under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
@@ -65,17 +66,17 @@ impl External<'_> {
         Ok(())
     }
 
-    /// After a step's control requests, on all ranks alike: how many bytes a probe of the link gathers from all ranks together. `None`
-    /// unless the caller must probe the link and time methods in this step.
+    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` unless the caller must probe the link
+    /// and time methods in this step. Call it after the step's control requests. All ranks get the same number.
     pub fn probe_bytes(&self) -> Option<usize> {
         let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
         (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())
             .then(|| 8 * self.0.scheduler.probe_words())
     }
 
-    /// Between two steps: the cost of the last one, from its first bucket to its last mean. `wire_bytes` are those that this rank has put
-    /// on the wire itself. `computing` are the seconds of compression and decompression. The controller adds bytes and computing of
-    /// buckets that it has lent. A step that was not exchanged is ignored.
+    /// Records, between two steps, the cost of the last step, from its first bucket to its last mean. `wire_bytes` counts the bytes
+    /// that the caller has put on the wire on this rank. `computing` has the seconds of compression and decompression. The
+    /// controller adds the bytes and the computing of buckets that it has lent. A step that was not exchanged is ignored.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are negative or not finite.
@@ -90,8 +91,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering the
-    /// [bytes of a probe](External::probe_bytes).
+    /// Records a probe, between two steps: the shortest time of gathering 8 bytes per rank, and the shortest time of gathering the
+    /// [bytes of a probe](External::probe_bytes), in seconds.
     ///
     /// # Errors
     /// As [`record_exchange`](External::record_exchange).
@@ -105,8 +106,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// The trials that a decision on these layers needs, which are exchanged together: for each cost family of methods, a setting per
-    /// layer. A layer is uncompressed where the search offers no such method.
+    /// The trials that a decision on these layers needs: for each cost family of methods, a setting per layer. The layers are
+    /// exchanged together. A layer is uncompressed if the search offers it no method of the family.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`]; those of the search.
@@ -138,8 +139,8 @@ impl External<'_> {
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())
     }
 
-    /// Between two steps: the seconds of a trial, which compresses these layers under these settings once, and decompresses the payloads
-    /// of all ranks. Uncompressed layers are ignored.
+    /// Records, between two steps, the seconds of a trial. A trial compresses these layers under these settings once, and
+    /// decompresses the payloads of all ranks. Uncompressed layers are ignored.
     ///
     /// # Errors
     /// As [`record_exchange`](External::record_exchange), and as [`trials`](External::trials).

@@ -1,4 +1,4 @@
-//! The buckets of blocking steps.
+//! Division of the layers into the buckets of blocking steps.
 
 use super::Tensor;
 use alloc::vec;

@@ -31,7 +31,7 @@ enum Kind {
 
 const NONE: u64 = u64::MAX;
 
-/// One thing that must be the same on all ranks. Every rank has the same fields in the same order.
+/// A value that must be the same on all ranks. Every rank has the same fields in the same order.
 pub(super) struct Field {
     pub name: &'static str,
     kind: Kind,
@@ -56,7 +56,7 @@ impl Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
 
-    /// The value behind a rank's word.
+    /// The value that a rank's word stands for.
     pub(super) fn value(&self, word: u64) -> OptionValue {
         match self.kind {
             Kind::Whole if word == NONE => OptionValue::None,
@@ -118,7 +118,7 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
 /// Number of fields of a name.
 const NAME: usize = method::MAX_NAME / 8;
 
-/// The name behind each id of an outside method, so that the order in which a program registers them does not matter.
+/// Adds the name of the outside method that has each id, so that ranks compare methods by their names.
 fn outside(search: &Search, fields: &mut Vec<Field>) {
     for id in method::FIRST_ID..=u8::MAX {
         let name = search.methods.find(id).map_or("", |method| method.name());
@@ -132,7 +132,7 @@ fn outside(search: &Search, fields: &mut Vec<Field>) {
     }
 }
 
-/// The value of field `at` of a rank with these words, little-endian.
+/// The value of field `at` on the rank that has sent `words`, which are little-endian.
 pub(super) fn value_of(fields: &[Field], at: usize, words: &[u64]) -> OptionValue {
     let Kind::Text(part) = fields[at].kind else { return fields[at].value(u64::from_le(words[at])) };
     let name: [u64; NAME] = core::array::from_fn(|index| u64::from_le(words[at - part + index]));

@@ -16,7 +16,8 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug)]
 pub(super) struct LayerState {
     pub choice: LayerSetting,
-    /// The residual. Under a setting without feedback, it is that of the setting before, and is sent once, with the next gradient.
+    /// The residual. Under a setting without feedback, it is left over from the setting before. It is then sent once, with the next
+    /// gradient.
     pub memory: Option<Memory<Vec<u64>>>,
     /// Whether the residual of the step before is kept, so that a step can be undone.
     pub keeps_undo: bool,
@@ -33,13 +34,13 @@ pub(super) struct LayerState {
     pub counts: Counts,
     /// Relative squared error of compression, when it was last measured.
     pub relative_error: Option<f64>,
-    /// Seconds of its bucket's exchanges. Not part of saved states.
+    /// Seconds of the exchanges of the layer's buckets. Not part of saved states.
     pub bucket_seconds: Option<f64>,
     /// The ticket of the bucket that has this state, except the setting; 0 for none.
     pub lent: u64,
     /// The state of its bucket in this step.
     pub status: BucketStatus,
-    /// With `keeps_undo`, a residual that was sent whole in the last step, because its setting has no feedback.
+    /// With `keeps_undo`, a residual that was sent and dropped in the last step, because its setting has no feedback.
     pub spent: Option<Memory<Vec<u64>>>,
 }
 
@@ -50,7 +51,7 @@ pub(super) enum Undo {
     Lost,
     /// The residual before the step is in `pending`, or in `spent`.
     Step,
-    /// It is in `pending`, but the layer had no gradient, so the residual has not counted the step.
+    /// The residual before the step is in `pending`. The layer had no gradient, so the residual has not counted the step.
     Uncounted,
 }
 
@@ -74,7 +75,7 @@ pub(super) struct Counts {
 pub(super) struct Switch {
     choice: LayerSetting,
     feedback: bool,
-    /// Replaces the residual, unless that stays.
+    /// Replaces the residual; `None` if the residual stays.
     memory: Option<Memory<Vec<u64>>>,
     /// Replaces `pending`, if its length changes.
     pending: Option<Vec<u64>>,
@@ -88,7 +89,7 @@ impl LayerState {
         LayerState { keeps_undo: config.keeps_undo(), ..LayerState::with(LayerSetting::dense(why)) }
     }
 
-    /// A layer with this setting, and nothing else.
+    /// A layer with this setting, without residual and factor.
     fn with(choice: LayerSetting) -> Self {
         LayerState {
             choice,
@@ -159,7 +160,7 @@ impl LayerState {
         kept.map_or(0, |memory| memory.residual().state_len(memory.shape()))
     }
 
-    /// Allocates what undoing a step needs.
+    /// Allocates the memory that undoing a step needs.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         (self.undo, self.spent) = (Undo::Nothing, None);
         let words = self.words_for_undo(self.memory.as_ref());
@@ -169,7 +170,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// Where the next residual is made, if that is plain f32.
+    /// The memory in which the next residual is made, if residuals are plain f32.
     pub(super) fn left(&mut self, shape: Shape) -> &mut [f32] {
         match &mut self.memory {
             Some(memory) if !self.keeps_undo => memory.plain_mut(),
@@ -177,8 +178,9 @@ impl LayerState {
         }
     }
 
-    /// Makes the compressor's error the residual. The error is `rest`, or, with `None`, already where the next residual is made.
-    /// With `late`, some plain residual of the bucket is not finite, so each is checked; that one stays unchanged.
+    /// Makes the compression error the residual. The error is in `rest`, or, with `None`, already in the memory of the next
+    /// residual. `late` is given if some plain residual of the bucket is not finite. Then each one is checked, and the one that is
+    /// not finite stays unchanged.
     ///
     /// # Errors
     /// [`CoreError::Overflow`] when the residual does not fit its format. It is then unchanged.

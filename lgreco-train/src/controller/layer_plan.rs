@@ -1,5 +1,5 @@
-//! What an exchange does with a layer, and how much memory that takes. The controller makes a plan of each layer that it lends to a
-//! bucket. Everything that follows reads this plan.
+//! The treatment of a layer in an exchange, and the memory that it takes. The controller makes a plan of each layer that it lends
+//! to a bucket. All later steps of the exchange read this plan.
 
 use super::decision::LayerSetting;
 use super::layer::LayerState;
@@ -9,27 +9,27 @@ use crate::exchange::{Layout, Moment, Route, Spec, is_gathered};
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Dtype, Shape};
 
-/// Where the values that are not sent go: a layer's values minus its decoded payload.
+/// Where a layer's compression error goes: its values minus the decoded payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Left {
     Nowhere,
-    /// Nowhere, but their norm is computed.
+    /// Nowhere, but its norm is computed.
     Norm,
     /// Into the memory of the next residual.
     InPlace,
-    /// Into scratch memory, while means take the place of the gradient.
+    /// Into scratch memory, while the mean replaces the gradient.
     Beside,
-    /// They stay in memory of their own, in which also the compressor's input is made. For gradients of 16 bits, and for
+    /// Into the buffer in which the compressor's input is made, apart from the gradient. This is for gradients of 16 bits, and for
     /// compressors that also look at the gradient.
     Instead,
 }
 
-/// The state of a layer in a step, as far as its plan depends on it.
+/// The state of a layer in a step that determines its plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     /// The residual, if the layer has one.
     pub residual: Option<Residual>,
-    /// Whether the setting has error feedback. Without, a residual is sent once and is then gone.
+    /// Whether the setting has error feedback. If not, a residual is sent once and then dropped.
     pub feedback: bool,
     /// Whether relative errors are measured in this step.
     pub measured: bool,
@@ -37,7 +37,7 @@ pub(super) struct Known {
     pub withheld: bool,
 }
 
-/// What an exchange does with a layer.
+/// The treatment of a layer in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerPlan {
     pub index: usize,
@@ -48,10 +48,10 @@ pub(super) struct LayerPlan {
     /// Whether a residual is added to the gradient.
     pub compensates: bool,
     pub left: Left,
-    /// Whether its relative error is measured.
+    /// Whether the layer's relative error is measured.
     pub measured: bool,
     pub withheld: bool,
-    /// Whether the residual takes up the error of compressing this rank's share of the mean, although the layer has no gradient.
+    /// Whether the error of compressing this rank's share of the mean is added to the residual, although the layer has no gradient.
     pub takes_reencode_error: bool,
 }
 
@@ -74,7 +74,7 @@ impl LayerPlan {
         let keeps = compensates && feedback || takes_reencode_error;
         let left = match () {
             _ if setting.traits().sees_gradient && compensates => Left::Instead,
-            // A residual without further feedback is added in f32, too.
+            // A residual that is left from an earlier setting is added in f32, too.
             _ if dtype != Dtype::F32 && (keeps || measured || compensates) => Left::Instead,
             _ if keeps && compensates && residual.is_some_and(Residual::is_plain) => Left::InPlace,
             _ if keeps => Left::Beside,
@@ -104,25 +104,25 @@ impl LayerPlan {
         Spec { index: self.index as u32, shards, in_place: self.dtype == Dtype::F32, ..spec }
     }
 
-    /// Number of f32 that it needs from the beginning to the end of the exchange, besides the gradient.
+    /// Number of f32 that the layer needs for the compressor's input, besides the gradient, during the whole exchange.
     pub(super) fn offered(&self) -> usize {
         if self.left == Left::Instead { self.shape.elements() } else { 0 }
     }
 
-    /// Number of f32 that it needs while means take the place of the gradient.
+    /// Number of f32 that the layer needs for its compression error, while the mean replaces the gradient.
     pub(super) fn rest(&self) -> usize {
         if self.left == Left::Beside { self.shape.elements() } else { 0 }
     }
 }
 
-/// Memory of a bucket's layers.
+/// Sizes of the buffers that a bucket's layers need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Needs {
-    /// f32 that are compressed in place of the gradients, from beginning to end.
+    /// f32 of compressors' inputs besides the gradients, during the whole exchange.
     pub offered: usize,
-    /// f32 that are not sent, while means take the gradients' place.
+    /// f32 of compression errors, while means replace the gradients.
     pub rest: usize,
-    /// Words that hold something from one call to the next.
+    /// Words that keep their contents between calls.
     pub workspace: usize,
     /// Scratch words of a call that compresses.
     pub compressing: usize,
@@ -149,7 +149,7 @@ impl Needs {
         })
     }
 
-    /// Enough memory for either.
+    /// The larger size of each buffer, which is enough for both buckets.
     pub(super) fn max(self, other: Needs) -> Needs {
         Needs {
             offered: self.offered.max(other.offered),
@@ -160,12 +160,12 @@ impl Needs {
         }
     }
 
-    /// Bytes that a bucket holds from beginning to end.
+    /// Bytes that a bucket holds during its whole exchange.
     pub(super) const fn lasting(&self) -> u64 {
         8 * self.workspace as u64 + 4 * self.offered as u64
     }
 
-    /// Scratch bytes of the call that needs most.
+    /// Scratch bytes of the call that needs the most.
     pub(super) fn passing(&self) -> u64 {
         8 * self.compressing.max(self.averaging + self.rest.div_ceil(2)) as u64
     }

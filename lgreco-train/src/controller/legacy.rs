@@ -5,14 +5,14 @@ use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
-/// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of layer size
-/// and phase of training, in the unit of the search's first method. It looks at no gradient. The authors compress small layers and
-/// early phases less.
+/// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter of the search's first
+/// method per class of layer size and phase of training. It does not look at gradients. The authors compress small layers and early
+/// phases less.
 ///
-/// This is the policy by size and epoch of the authors' published code. A layer belongs to the first class whose bound exceeds its
-/// number of elements. All phases have the same length. The user chooses bounds, phases and parameters, as in that code.
-/// Deviations: a phase begins at the first decision of the [`Schedule`](super::Schedule) in it, and layers have error feedback as
-/// under any other policy.
+/// This is the policy of the authors' published code that depends on size and epoch. A layer belongs to the first class whose bound
+/// exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and parameters, as in that
+/// code. There are two deviations. A phase takes effect at its first decision of the [`Schedule`](super::Schedule). Layers have
+/// error feedback as under any other policy.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Legacy, Policy};
@@ -28,7 +28,7 @@ pub struct Legacy {
     pub sizes: Vec<u64>,
     /// One row per phase, at least one, with a parameter per class. There is one class more than bounds.
     pub levels: Vec<Vec<f64>>,
-    /// Steps of training, at least 1, which the phases divide. The last phase goes on after them.
+    /// Number of training steps, at least 1, that the phases divide equally. The last phase continues after them.
     pub steps: u64,
 }
 

@@ -15,7 +15,7 @@ use core::ops::Range;
 
 impl Controller {
     /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
-    /// layers together. Before layers are exchanged together for the first time, a further all-gather of 24 bytes per rank checks
+    /// layers together. When layers are exchanged together for the first time, an additional all-gather of 24 bytes per rank checks
     /// that. Different buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the
     /// same order.
     ///
@@ -24,8 +24,8 @@ impl Controller {
     /// for a layer that is in another bucket, or twice in this one; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
-    /// O(layers). Reuses the memory of a closed bucket if it fits. Else it allocates messages and workspaces, whose size
-    /// [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
+    /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise it allocates messages and workspaces, with the sizes
+    /// that [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.get_mut(layers) {
             Some(last) => {
@@ -37,12 +37,12 @@ impl Controller {
         self.lend(layers.iter().copied(), agreement, false)
     }
 
-    /// Lends layers as one bucket. All ranks exchange the same layers together, so nothing is left to agree on.
+    /// Lends layers as one bucket. The caller ensures that all ranks exchange the same layers together, so no agreement is needed.
     pub(super) fn open_agreed(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         self.lend(layers.iter().copied(), Agreement::Reached, false)
     }
 
-    /// Lends the layers of a group. All ranks have the same groups, so nothing is left to agree on.
+    /// Lends the layers of a group. All ranks have the same groups, so no agreement is needed.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
         self.lend(layers, Agreement::Reached, true)
     }
@@ -96,7 +96,7 @@ impl Controller {
             ticket,
             progress: Progress::Open,
         };
-        // A bucket without elements sends no message that could tell the others.
+        // A bucket without elements sends no message that could report the error.
         if has_elements(&bucket) {
             bucket.failure = self.late.take();
         }
@@ -104,7 +104,7 @@ impl Controller {
         Ok(bucket)
     }
 
-    /// Where in the run the present step is.
+    /// The step and the options of the present step's exchanges on this rank.
     pub(super) fn moment(&self) -> Moment {
         let config = &self.scheduler.config;
         Moment {
@@ -162,7 +162,7 @@ impl Controller {
         }
     }
 
-    /// Takes a bucket back, however far it is. The residuals of a bucket that was not exchanged are unchanged.
+    /// Takes a bucket back, at any point of its exchange. The residuals of a bucket that was not exchanged are unchanged.
     ///
     /// # Errors
     /// [`Error::StepOrder`] for a bucket of another controller, or one from before a saved state was loaded.
@@ -174,7 +174,7 @@ impl Controller {
                 expected: "a bucket of the present step",
             });
         }
-        // A rank that failed alone had agreed with the others before.
+        // A rank that failed alone has failed after the agreement.
         let exchanged = bucket.progress == Progress::Exchanged;
         let alone = bucket.progress == Progress::FailedAlone;
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {

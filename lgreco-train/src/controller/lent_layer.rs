@@ -1,4 +1,4 @@
-//! A layer while a bucket has it: what is done to its values before, in and after the exchange.
+//! A layer in a bucket: the computations on its values before, during and after the exchange.
 
 use super::layer::LayerState;
 use super::layer_plan::{LayerPlan, Left};
@@ -20,20 +20,20 @@ pub(super) struct LentLayer {
     pub state: LayerState,
     /// The window's mean gradient, on the measuring rank; empty on others.
     pub window: Vec<f32>,
-    /// Squared norms of the compressor's input and of its error, where relative errors are measured.
+    /// Squared norms of the compressor's input and of its error, if relative errors are measured.
     pub norms: [f64; 2],
 }
 
-/// The parts of a bucket's buffers that belong to one layer, or to the layers that are left: see [`LayerPlan::offered`] and
-/// [`LayerPlan::rest`].
+/// The parts of a bucket's buffers that belong to one layer, or to all layers that have not been taken yet: see
+/// [`LayerPlan::offered`] and [`LayerPlan::rest`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
-    /// Empty until means take the place of values.
+    /// Empty until means replace gradients.
     pub rest: &'a mut [f32],
 }
 
 impl<'a> Places<'a> {
-    /// Cuts off the places of the next layer.
+    /// Splits off the parts of the next layer.
     pub(super) fn take(&mut self, plan: &LayerPlan) -> Places<'a> {
         fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
             room.split_off_mut(..len).unwrap_or_default()
@@ -53,8 +53,9 @@ impl LentLayer {
         self.state.memory.as_ref().filter(|_| self.plan.compensates)
     }
 
-    /// Before the exchange: adds the gradient to the window's mean, of which it is number `window_step` (0: of none), and the
-    /// residual to the gradient. The sum stands in the gradient's place, or in `offered` where the plan says so.
+    /// Before the exchange, adds the gradient to the window's mean, and the residual to the gradient. `window_step` is the
+    /// gradient's number in the window, from 1; 0 if it belongs to none. The sum of gradient and residual replaces the gradient, or
+    /// is written to `offered` if the plan says so.
     pub(super) fn offer(
         &mut self,
         gradient: &mut ValuesMut<'_>,
@@ -98,8 +99,8 @@ impl LentLayer {
         Ok(())
     }
 
-    /// The layer as an exchange takes it. It borrows the gradient, and the parts of the state that the exchange changes. `None`
-    /// in place of the gradient: this rank has failed. `late` is an error of another residual of the bucket.
+    /// The layer in the form that an exchange takes. It borrows the gradient, and the parts of the state that the exchange changes.
+    /// A `gradient` of `None` means that this rank has failed. `late` is an error of another residual of the bucket.
     pub(super) fn for_exchange<'a>(
         &'a mut self,
         Places { offered, rest }: Places<'a>,
@@ -129,8 +130,9 @@ impl LentLayer {
         Layer { shards: &self.shards, factor, sent, late, ..layer }
     }
 
-    /// After the exchange: makes the compressor's error the residual, and counts bytes. `sent` are those of this rank's payload,
-    /// where payloads travel whole. Returns the bytes that this rank has sent, and adds an error of the residual to `late`.
+    /// After the exchange, makes the compression error the residual, and counts bytes. `sent` is the length of this rank's payload,
+    /// for methods with payloads that are not divided. Returns the bytes that this rank has sent, and adds an error of the residual
+    /// to `late`.
     pub(super) fn remember(
         &mut self,
         Places { offered, rest }: Places<'_>,
@@ -170,8 +172,8 @@ impl LentLayer {
     }
 }
 
-/// Whether values, or their sums, were too large for the types in which they are computed or sent, on this rank or another. A loss
-/// scaler must be told then.
+/// Whether an error means that values, or their sums, were too large for the types in which they are computed or sent, on this rank
+/// or another. A loss scaler must know about such errors.
 pub(super) fn is_too_large(error: &Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => *code,

@@ -1,31 +1,32 @@
 //! The cost of sending, learnt from steps and from probes.
 //!
 //! The exchange of a step, without this rank's computing, takes `constant + bytes · seconds per byte`. The constant contains
-//! latencies. Where buckets are exchanged during the backward pass, it also contains that pass, because traffic that hides behind it
-//! costs nothing. So the time of the whole exchange counts. The times of single collectives would include those of others and of the
-//! pass.
+//! latencies. If buckets are exchanged during the backward pass, it also contains that pass, because traffic that overlaps with the
+//! pass costs nothing. So the time of the whole exchange is measured. The time of a single collective would include other
+//! collectives and the backward pass.
 //!
-//! Steps with two different numbers of bytes show both values. They may also show that fewer bytes take no less time. That stays true
-//! until the link changes. Steps whose traffic is hidden do not show such a change, so ranks probe the link before each decision. A
-//! busy host can make a probe wrong by a factor. So a change counts only after a second probe, or steps, confirm it. As long as only
-//! a probe is known, its seconds per byte count. The next decision corrects one that was based on it.
+//! Steps with two different numbers of bytes determine both values. They may also show that fewer bytes take no less time. That
+//! result holds until the link changes. Steps with hidden traffic do not show such a change, so ranks probe the link before each
+//! decision. On a busy host, a probe can be wrong by a large factor. So a change counts only after a second probe, or steps,
+//! confirm it. Until steps have determined the seconds per byte, those of the probe are used. The next decision corrects a decision
+//! that was based on them.
 
 use alloc::vec::Vec;
 
-/// The model of the link: different numbers of bytes with their latest seconds, and the line through them.
+/// The model of the link: the latest seconds for several numbers of bytes, and the line through these points.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Link {
-    /// The newest last.
+    /// Pairs of bytes and seconds, the newest last.
     levels: Vec<Level>,
     /// Seconds per byte of a step; `None` before the first.
     per_byte: Option<f64>,
-    /// Seconds per byte of a probe at the time of the levels.
+    /// Seconds per byte of the probe that belongs to the link of the levels.
     probe: Option<f64>,
     /// Seconds per byte of the newest probe.
     latest: Option<f64>,
-    /// Whether two probes agree about the link of the levels.
+    /// Whether two probes agree on the link of the levels.
     confirmed: bool,
-    /// Whether a probe already indicated another link at the last note.
+    /// Whether a probe already indicated another link at the last call of [`note`](Link::note).
     suspected: bool,
     /// Number of consecutive samples at the largest size.
     idle: u32,
@@ -41,7 +42,7 @@ struct Level {
     seconds: f64,
 }
 
-/// Seconds of a step by its bytes. A negative constant is traffic that is hidden behind computing.
+/// Seconds of a step as a linear function of its bytes. A negative constant means that traffic is hidden behind computing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
     pub constant: f64,
@@ -50,14 +51,14 @@ pub(super) struct Line {
 
 /// Sizes within this relative distance are one level.
 const SAME_BYTES: f64 = 0.1;
-/// A level has moved if its seconds differ by more than this part of them,
+/// A level has moved if its seconds change by more than this fraction, and also by more than [`SAME_STEP`] of a step.
 const SAME_SECONDS: f64 = 0.15;
-/// and by more than this part of the whole step's exchange.
+/// Changes below this fraction of a whole step's exchange are ignored.
 const SAME_STEP: f64 = 0.05;
-/// Probes within this factor show the same link. So do probes whose difference, at the largest size, is less than `SAME_STEP` of a
-/// step.
+/// Probes that differ by less than this factor show the same link. So do probes that differ by less than `SAME_STEP` of a step at
+/// the largest size.
 const SAME_PROBE: f64 = 1.5;
-/// A difference of probes beyond this factor explains a like difference of steps.
+/// If probes differ by more than this factor, their difference explains a similar difference of steps.
 const LIKE_PROBE: f64 = 1.15;
 /// Largest ratio of seconds per byte in a step to those in a probe. Beyond it, the probe was wrong.
 const LONGER: f64 = 2.0;
@@ -84,7 +85,8 @@ impl Link {
         self.suspected = differ && !changed;
         let mut level = Level { bytes, seconds };
         if changed {
-            // Steps at the largest size show how much traffic is hidden. Smaller ones do not, nor do they after a wrong probe.
+            // Steps at the largest size show how much traffic is hidden. Smaller steps do not, and after a wrong probe no step
+            // does.
             let trusted = if self.confirmed { known } else { like_probes }.filter(|_| are_most);
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
@@ -112,7 +114,7 @@ impl Link {
                 self.begin_anew();
             }
         }
-        // A level that is faster than the wire allows belongs to a faster link, or to the time of the change.
+        // A level that is faster than the wire allows was measured on a faster link, or while the link changed.
         let (wire, known) = (before.min(now), self.levels.len());
         self.levels.retain(|old| !self.confirmed || old.bytes * wire <= old.seconds);
         if self.levels.len() < known {
@@ -126,7 +128,7 @@ impl Link {
         self.per_byte = Some(self.slope().or(self.per_byte).or(self.latest).unwrap_or_else(alone));
     }
 
-    /// Discards the steps of another link.
+    /// Discards the levels, because they were measured on another link.
     fn begin_anew(&mut self) {
         self.levels.clear();
         (self.probe, self.confirmed, self.idle) = (self.latest, false, 0);
@@ -142,14 +144,14 @@ impl Link {
         }
     }
 
-    /// Whether the newest probe shows another link than that of the levels.
+    /// Whether the newest probe shows another link than the one of the levels.
     pub(super) fn may_have_changed(&self) -> bool {
         let Some((before, now)) = self.probe.zip(self.latest) else { return false };
         let matters = (now - before).abs() * self.most > SAME_STEP * self.whole;
         matters && !self.levels.is_empty() && !same_probe(before, now)
     }
 
-    /// The slope of the line through the levels, newer ones with more weight; `None` for fewer than two levels.
+    /// The slope of the line through the levels, in which newer levels have more weight; `None` for fewer than two levels.
     fn slope(&self) -> Option<f64> {
         let weight = |age: usize| 1.0 / (1u64 << age.min(LEVELS)) as f64;
         let weighted = || self.levels.iter().rev().enumerate().map(|(age, level)| (weight(age), level));
@@ -169,7 +171,7 @@ impl Link {
         Some(Line { constant: newest.seconds - per_byte * newest.bytes, per_byte })
     }
 
-    /// The model as numbers, for saved states; NaN for none.
+    /// The model as numbers, for saved states; NaN for unknown ones.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         let levels = self.levels.iter().flat_map(|level| [level.bytes, level.seconds]);
         let [per_byte, probe, latest] =

@@ -39,16 +39,20 @@ pub struct Loaded {
     pub world_size: u32,
     /// The step of the plan, with which the run continues.
     pub step: u64,
-    /// The earliest step of a residual, at most that of the plan. What that rank did not send between the two steps is lost.
+    /// The earliest step at which a residual was saved, at most the step of the plan. Gradients that its rank left unsent between
+    /// the two steps are lost.
     pub oldest_residual: u64,
 }
 
 impl Controller {
-    /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states of the same
-    /// step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order. `plan` has all parts of one
-    /// rank, except those of layers that the model lacks. `residuals` has parts of layers, of one or more ranks.
+    /// Continues from [saved](Controller::save) states: `plan` is the state of any rank, and `residuals` are states that supply
+    /// residuals.
     ///
-    /// Results of earlier plan tasks are no longer awaited. All ranks load between the same two steps. Afterwards they agree on their
+    /// The residuals come from the same step as the plan, or from earlier ones. A state is given whole, or in
+    /// [parts](Controller::save_part) in any order. `plan` has all parts of one rank; parts of layers that the model lacks may be
+    /// missing. `residuals` has parts of layers, from one or more ranks.
+    ///
+    /// Results of earlier plan tasks are ignored. All ranks load between the same two steps. Afterwards ranks agree on their
     /// buckets anew.
     ///
     /// | | `plan` | `residuals` |
@@ -64,8 +68,8 @@ impl Controller {
     /// anew with another number of workers, and on a measuring rank that loads another rank's state. Measured seconds are kept if the
     /// number of workers is the same.
     ///
-    /// Saved settings stay until the next decision, whatever the configuration says, except under [`Policy::Uncompressed`]. A policy
-    /// that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
+    /// Saved settings stay until the next decision, even if the configuration has others, except under [`Policy::Uncompressed`]. A
+    /// policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -98,7 +102,7 @@ impl Controller {
         self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
 
-    /// As [`load`](Controller::load), of states that have been read.
+    /// Like [`load`](Controller::load), for states that have been parsed.
     pub(super) fn continue_from(
         &mut self,
         run: &Run,
@@ -135,8 +139,8 @@ impl Controller {
             }
             choices.push(match config.policy {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
-                // The saved layer had no residual, and no gradient shows whether error feedback works. New ranks get no residuals, so
-                // `state` cannot tell.
+                // The layer was saved without a residual, and there is no gradient that shows whether error feedback works. `state`
+                // is no evidence, because new ranks get no residuals.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
                     suited(config, tensor, state.choice)
                 }
@@ -159,7 +163,7 @@ impl Controller {
         Ok(loaded)
     }
 
-    /// Takes over everything except the layers.
+    /// Restores everything except the layers.
     fn resume(&mut self, run: &Run, plan: &Layers<'_>, loaded: &Loaded) {
         let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
@@ -194,7 +198,7 @@ impl Controller {
     }
 }
 
-/// Sorts states and parts by their state, in the order of first occurrence.
+/// Groups parts by the state to which they belong, in the order of first occurrence.
 pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {

@@ -46,9 +46,11 @@ impl MemoryUse {
 }
 
 impl Controller {
-    /// The memory of the run on this rank, under the settings of the last decision, or before the first under the search's default.
-    /// Uncompressed steps before are included. At most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None`
-    /// stands for the configured size, with which [`step`](Controller::step) has one bucket at a time.
+    /// Predicts the memory of the run on this rank, under the settings of the last decision.
+    ///
+    /// Before the first decision, the search's default settings are assumed. The uncompressed steps of the warm-up are included. At
+    /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` stands for the configured size.
+    /// [`step`](Controller::step) exchanges one bucket of this size at a time.
     ///
     /// # Errors
     /// Those of settings that do not fit their layers.
@@ -124,8 +126,8 @@ impl Controller {
         Needs::of(plans, &self.moment())
     }
 
-    /// Allocates for blocking steps under these settings, so that a lack of memory shows before ranks agree to switch. A controller
-    /// whose caller opens buckets allocates when they are opened.
+    /// Allocates the memory of blocking steps under these settings, so that a lack of memory is found before ranks agree to switch.
+    /// If the caller opens buckets itself, memory is allocated when it opens them.
     pub(super) fn provide(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());
@@ -134,7 +136,7 @@ impl Controller {
         self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
     }
 
-    /// The same for the present settings, before the first step.
+    /// Calls [`provide`](Controller::provide) with the present settings, before the first step.
     pub(super) fn provide_once(&mut self) -> Result<(), Error> {
         if self.arenas.is_empty() { self.provide(&self.choices()) } else { Ok(()) }
     }

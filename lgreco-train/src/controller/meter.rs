@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 /// The measurements of one rank under [`Objective::MeasuredSeconds`](super::Objective).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Meter {
-    /// The steps since the last switch, as a ring.
+    /// The last steps since the last switch, as a ring buffer.
     recent: Vec<Sample>,
     /// The place of the next step in the ring.
     at: usize,
@@ -35,7 +35,7 @@ pub(super) struct Sample {
     pub bytes: f64,
     /// Seconds from the first bucket to the last mean.
     pub seconds: f64,
-    /// Those of them in which this rank computes.
+    /// The part of `seconds` in which this rank computes.
     pub computing: f64,
 }
 
@@ -46,7 +46,7 @@ struct Slowest {
     computing: f64,
 }
 
-/// Number of steps whose median counts. So steps with allocations or interruptions do not count.
+/// Number of steps over which medians are taken. A median ignores single steps with allocations or interruptions.
 const RECENT: usize = 15;
 /// Largest slowdown accepted from a peer.
 const SLOWEST: f64 = 1e3;
@@ -66,8 +66,8 @@ impl Meter {
         }
     }
 
-    /// Records a step that the caller has exchanged. Steps of a window wait for gradients to reach the host, so they count only if there
-    /// are no others.
+    /// Records a step that the caller has exchanged. Steps of a window are slower, because they wait for gradients to reach the
+    /// host. They count only if there are no other steps.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;
@@ -87,7 +87,7 @@ impl Meter {
         self.at = (self.at + 1) % RECENT;
     }
 
-    /// Begins anew, with these settings.
+    /// Discards the recorded steps, because the layers have these new settings.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.clear();
@@ -126,13 +126,13 @@ impl Meter {
         })
     }
 
-    /// This rank's seconds for the others: two f32 in a word.
+    /// This rank's typical seconds for the message to the other ranks: two f32 in a word.
     pub(super) fn word(&self) -> u64 {
         let Sample { seconds, computing, .. } = self.typical().unwrap_or_default();
         u64::from((seconds as f32).to_bits()) << 32 | u64::from((computing as f32).to_bits())
     }
 
-    /// Reads the words of all ranks.
+    /// Reads the [words](Meter::word) of all ranks, and finds the slowest rank.
     pub(super) fn hear(&mut self, words: impl Iterator<Item = u64> + Clone) {
         let Some(own) = self.typical() else { return };
         let over = |own: f64, shift: u32| {

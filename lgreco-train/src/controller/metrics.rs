@@ -5,8 +5,8 @@ use super::{Tensor, Uncompressed};
 use crate::compress::Setting;
 use crate::num::sqrt;
 
-/// The result of a step. All fields except `seconds` are the same on every rank. `bytes_out` may differ where the length of a payload
-/// depends on its values.
+/// The result of a step. All fields except `seconds` and `bytes_out` are the same on every rank. `bytes_out` differs between ranks
+/// if the length of a payload depends on its values.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -20,7 +20,7 @@ use crate::num::sqrt;
 pub struct Report {
     /// The number of the step, from 0.
     pub step: u64,
-    /// What the gradients are now.
+    /// The content of the gradients after the step.
     pub outcome: Outcome,
     /// Whether it was the first step under new settings.
     pub switched: bool,
@@ -32,7 +32,7 @@ pub struct Report {
     pub seconds: Option<Seconds>,
 }
 
-/// What a step's gradients are after it.
+/// The content of the gradients after a step.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -58,7 +58,7 @@ pub enum Outcome {
     Failed,
 }
 
-/// Seconds of a step, by what they were spent on.
+/// Seconds of a step, divided into planning and exchanging.
 ///
 /// ```
 /// use lgreco_train::controller::Seconds;
@@ -92,20 +92,20 @@ pub struct Metrics<'a> {
     pub setting: Setting,
     /// Why the layer is uncompressed, if it is.
     pub uncompressed: Option<Uncompressed>,
-    /// Steps in which it was exchanged.
+    /// Number of steps in which the layer was exchanged.
     pub steps: u64,
     /// Bytes of its gradients in these steps.
     pub bytes_in: u64,
-    /// Bytes sent for them.
+    /// Bytes sent for these gradients.
     pub bytes_out: u64,
     /// ‖p − ĝ‖² / ‖p‖² of the compressor's input p and the decoded payload ĝ, when it was last measured.
     pub relative_error: Option<f64>,
     /// L2 norm of the residual; `None` without one.
     pub residual_norm: Option<f64>,
-    /// Seconds of compressing and exchanging its bucket, since the controller was created or loaded. All layers of a bucket have the
-    /// same. `None` without a clock.
+    /// Seconds of compressing and exchanging its bucket, since the controller was created or loaded. All layers of a bucket have
+    /// the same number. `None` without a clock.
     pub bucket_seconds: Option<f64>,
-    /// Number of decisions whose setting was refused because error feedback does not work with it.
+    /// Number of decisions in which the layer's setting was refused, because error feedback does not work with it.
     pub not_contractive: u64,
 }
 

@@ -54,30 +54,32 @@
 //! decide once, after the warm-up, except Accordion and LEGACY. All policies that use the default can begin [milder](RampUp).
 //!
 //! # Buckets in flight
-//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass makes the same
-//! step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control) requests, of which
-//! most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at the same time
-//! and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step) ends the step. The
-//! means have the same bits.
+//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass performs
+//! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
+//! requests. Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at
+//! the same time and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step)
+//! ends the step. The means have the same bits as those of [`Controller::step`].
 //!
-//! One thing differs. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have been
-//! exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
+//! There is one difference. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have
+//! been exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
 //! [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
 //!
 //! # Planning while training goes on
-//! At a decision, one rank measures and plans. [`control`](Controller::control) does so during its call, which takes seconds for large
-//! models. With a [`Schedule::lead`] of some steps, [`take_task`](Planning::take_task) gives that rank the work beforehand, for any
-//! thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step, or at the first step after it
-//! with a result. No rank waits for the thread.
+//! At a decision, one rank measures and plans. [`control`](Controller::control) does so during its call, which takes seconds for
+//! large models. With a [`Schedule::lead`] of some steps, [`take_task`](Planning::take_task) gives that rank the work beforehand,
+//! for any thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step, or, if the result
+//! is not there yet, at the first later step at which it is. No rank waits for the thread.
 //!
 //! # A step
-//! 1. Ranks agree, by 32 bytes each, that all gradients have the right shapes and are finite, and that step and options are the same.
-//!    If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). Steps of buckets begin with
-//!    this agreement only where a decision is due, at the first step, and after a state was loaded.
-//! 2. At step `warmup`, and every `period` steps from there, the measuring rank plans by the mean of its own last `window` gradients,
-//!    without the last `lead` ones. It broadcasts the plan, and all ranks switch before anything of the step is compressed.
-//! 3. For each bucket, `p = m + g` is compressed and exchanged ([`exchange`](crate::exchange)). The residual becomes `m + a (g − ĝ)`
-//!    ([`feedback`](crate::feedback)), and the gradient becomes the mean.
+//! 1. Ranks agree, by 32 bytes each, that all gradients have the right shapes and are finite, and that step and options are the
+//!    same. If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). Steps of buckets
+//!    begin with this agreement only when a decision is due, at the first step, and after a state was loaded.
+//! 2. At step `warmup`, and every `period` steps from there, the measuring rank plans. It uses the mean of its own gradients in a
+//!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before anything of the
+//!    step is compressed.
+//! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).
+//!    With the decoded payload `ĝ` and the gain `a`, the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)). The
+//!    gradient becomes the mean.
 //!
 //! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. No compression error
 //! contaminates it. It is one worker's sample of the true gradient, and a longer window makes it a better one.
@@ -88,20 +90,20 @@
 //! * Clipping by the global norm comes *after*, on the means, which all ranks have. Clipping each worker's own gradient comes before.
 //!   Never clip the sum of gradient and residual: that would lose gradient mass.
 //! * Momentum and learning rate come after. Residuals are in units of the gradient, so learning rates may change.
-//! * With gradient accumulation, call it only after the last micro-batch.
+//! * With gradient accumulation, call the controller only after the last micro-batch.
 //!
 //! # Guarantees
 //! * Every rank has the same means, settings and decisions, bit for bit, after every step. All ranks fail at the same step, or none.
 //!   An error of the measuring rank's plan is an error on every rank.
-//! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: the sum of the means plus the mean residual is the sum
-//!   of the mean gradients, within rounding, also across switches. After a switch to a setting without feedback, the residual is sent
-//!   with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a` below 1 (ScaleCom's
-//!   filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to none, treats it as all of
-//!   them.
+//! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: the sum of the means plus the mean residual is the
+//!   sum of the mean gradients, within rounding, also across switches. After a switch to a setting without feedback, the residual
+//!   is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a` below 1
+//!   (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to a setting
+//!   without feedback, treats the residual as if it were all of these values.
 //! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
 //! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
 //!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks
-//!   agree to switch. [`Controller::memory`] predicts the sum. A residual takes its bytes once, or twice where a step can be rolled
+//!   agree to switch. [`Controller::memory`] predicts the sum. A residual takes its bytes once, or twice if a step can be rolled
 //!   back ([`Config::undo`]).
 
 mod accordion;

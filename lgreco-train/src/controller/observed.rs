@@ -1,4 +1,4 @@
-//! Measuring a window's means for a plan. A backend measures those in this process, and an [`Observed`] those on a device.
+//! Measuring a window's means for a plan. A backend measures means in this process, and an [`Observed`] measures means on a device.
 
 use super::Tensor;
 use super::window::Typed;
@@ -13,9 +13,9 @@ use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Gradients of a window that a device [has](super::External::note_observed). Its owner implements this trait and measures them for
-/// [`PlanTask::run_with`](super::PlanTask::run_with). Measured is the mean of a layer's gradients in the window, in the layer's own
-/// element type, as [`External::observe`](super::External::observe) would make it.
+/// Gradients of a window that a device [has](super::External::note_observed). The device's owner implements this trait, which
+/// measures them for [`PlanTask::run_with`](super::PlanTask::run_with). All measurements are made on the mean of a layer's
+/// gradients in the window, in the layer's own element type, as [`External::observe`](super::External::observe) would make it.
 ///
 /// ```
 /// use lgreco_train::backend::{Backend, Job, JobError, Portable};
@@ -44,7 +44,7 @@ pub trait Observed {
     /// The squared l2 norms of these layers' means.
     ///
     /// # Errors
-    /// The device's. The decision then fails on all ranks.
+    /// Errors of the device. The decision then fails on all ranks.
     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), CoreError>;
 
     /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] returns them.
@@ -95,7 +95,7 @@ impl<'a, 'b> Means<'a, 'b> {
         self.here[layer].as_ref()
     }
 
-    /// The error table of all settings that the search offers.
+    /// Measures the error table of all settings that the search offers.
     pub(super) fn measure(&mut self, search: &Search, backend: &mut dyn Backend) -> Result<Measured, Error> {
         let layers = self.tensors.iter().map(|tensor| (&*tensor.name, &*tensor.dims, tensor.dtype));
         let offer = search.offer(layers).map_err(|named| named.error)?;

@@ -1,12 +1,12 @@
-//! Passes over the layers of a bucket; with the feature `rayon`, several layers at the same time.
+//! Passes over the layers of a bucket. With the feature `rayon`, several layers are visited at the same time.
 
 use super::lent_layer::LentLayer;
 use crate::Error;
 use crate::gradient::ValuesMut;
 use lgreco::compress::spread::{WORTHWHILE, join};
 
-/// Calls `visit` with each layer, its gradient and its part of `room`, whose length `len` gives. Returns the error of the first
-/// layer that fails; other layers may have been visited.
+/// Calls `visit` with each layer, its gradient and its part of `room`. `len` returns the length of this part. Returns the error of
+/// the first layer that fails; other layers may have been visited.
 pub(super) fn for_each(
     layers: &mut [LentLayer],
     gradients: &mut [ValuesMut<'_>],
@@ -33,7 +33,7 @@ pub(super) fn for_each(
     Ok(())
 }
 
-/// The layer before which to divide layers of enough elements; `None` for too few.
+/// The index at which the layers are divided into two halves; `None` if they have too few elements.
 fn middle(layers: &[LentLayer]) -> Option<usize> {
     let elements: usize = layers.iter().map(|layer| layer.plan.shape.elements()).sum();
     let mut before = 0;

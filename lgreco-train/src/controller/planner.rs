@@ -1,4 +1,4 @@
-//! From a policy, and under most policies a window of gradients, to one setting per layer.
+//! Chooses one setting per layer, according to the policy and, under most policies, to a window of gradients.
 
 use super::costs::{Costs, Trial};
 use super::decision::{Decided, LayerSetting};
@@ -15,14 +15,14 @@ use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Sizes of a table in seconds are whole numbers of picoseconds.
+/// Picoseconds per second. A table's sizes in seconds are stored as whole numbers of picoseconds.
 const PICOSECONDS: f64 = 1e12;
 
-/// What one decision is made from, besides the gradients.
+/// The inputs of one decision, besides the gradients.
 pub(super) struct Planner<'a> {
     pub config: &'a Config,
     pub tensors: &'a [Tensor],
-    /// The step that is decided for.
+    /// The step at which the decision takes effect.
     pub step: u64,
     /// Norms of the gradients at the last decision; empty at the first.
     pub norms: &'a [f64],
@@ -31,8 +31,8 @@ pub(super) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Measures and plans, as far as the policy does. `costs` are those of [measured seconds](super::Objective); methods that
-    /// were timed for them are added to `trials`.
+    /// Makes a decision. Measures and plans if the policy requires it. `costs` are given under [measured
+    /// seconds](super::Objective). Trials that were timed for them are added to `trials`.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,
@@ -137,7 +137,7 @@ impl Planner<'_> {
             relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
             choices[layer] = match offers.settings[at] {
                 Setting::Dense if offers.added[place] => LayerSetting::dense(Uncompressed::Slower),
-                // The default saves nothing either.
+                // The default setting is also uncompressed, for a reason that is kept.
                 Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
                 setting => LayerSetting::chosen(setting),
             };
@@ -145,7 +145,7 @@ impl Planner<'_> {
         Ok(choices)
     }
 
-    /// The plan's budget; `None` for seconds where the table has bits.
+    /// The plan's budget; `None` for a budget in seconds if the table has bits.
     fn budget<'a>(&self, reference: &'a [u32], timed: bool) -> Option<plan::budget::Budget<'a>> {
         use plan::budget::Budget as Planned;
         let (alpha, options) = (self.config.alpha, reference);
@@ -181,7 +181,7 @@ impl Planner<'_> {
     }
 }
 
-/// The search's default for every layer, or its setting at `levels`, one parameter per layer.
+/// The setting of every layer at the search's default parameter, or at `levels`, one parameter per layer.
 pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]>) -> Result<Vec<LayerSetting>, Error> {
     let of = |(layer, tensor): (usize, &Tensor)| {
         let Tensor { dims, dtype, .. } = tensor;
@@ -198,7 +198,8 @@ pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]
     tensors.iter().enumerate().map(of).collect()
 }
 
-/// A setting that was chosen without a gradient; uncompressed where error feedback does not suit it.
+/// Checks a setting that was chosen without a gradient. Leaves the layer uncompressed if error feedback does not work with the
+/// setting.
 pub(super) fn suited(config: &Config, tensor: &Tensor, choice: LayerSetting) -> LayerSetting {
     let has_residual = config.feedback.of(&choice.setting).is_some();
     match has_residual && suits(&choice.setting, tensor.shape).is_err() {
@@ -212,7 +213,7 @@ pub(super) fn refused(choices: &[LayerSetting]) -> u32 {
     choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::NotContractive)).count() as u32
 }
 
-/// The table that is planned over: the measured options of the layers that may be compressed.
+/// The table that the solver gets: the measured options of the layers that may be compressed.
 struct Offers {
     choices: Vec<table::Choice>,
     /// Where each layer's choices end.
@@ -221,7 +222,7 @@ struct Offers {
     settings: Vec<Setting>,
     /// The index in the model of each layer of the table.
     layers: Vec<usize>,
-    /// The option of each layer whose error or size is its part of the budget.
+    /// The option of each layer that determines the layer's part of the budget, by its error or size.
     reference: Vec<u32>,
     /// Size of each layer uncompressed.
     dense: Vec<u64>,
@@ -230,7 +231,7 @@ struct Offers {
 }
 
 impl Offers {
-    /// What the search has measured; `with_dense` adds the uncompressed setting to layers that lack it.
+    /// The options that the search has measured. `with_dense` adds the uncompressed setting to layers that lack it.
     fn new(measured: &Measured, tensors: &[Tensor], reduce_dtype: Dtype, with_dense: bool) -> Result<Self, Error> {
         let table = measured.table.view();
         let mut offers = Offers {
@@ -283,7 +284,8 @@ impl Offers {
         self.layers.iter().enumerate().flat_map(move |(place, &layer)| settings(place).map(move |it| (layer, it)))
     }
 
-    /// Replaces bits by picoseconds. `seconds` gives those of a layer of the model, a setting and the bits of its payload.
+    /// Replaces bits by picoseconds. `seconds` returns the seconds for a layer of the model, a setting, and the bits of its
+    /// payload.
     fn cost_seconds(&mut self, seconds: impl Fn(usize, &Setting, u64) -> f64) -> Result<(), Error> {
         for (place, &layer) in self.layers.iter().enumerate() {
             let cost = |setting: &Setting, bits: u64| -> Result<u64, Error> {
@@ -302,7 +304,7 @@ impl Offers {
     }
 }
 
-/// The plan of CGX: layers in clusters of like size and error, one option per cluster.
+/// The plan of CGX: layers in clusters of similar size and error, one option per cluster.
 fn k_means(table: &Table<'_>, limit: Limit, measured: &Measured, clusters: usize) -> Result<Plan, Error> {
     let elements: Vec<u64> = (0..table.layers()).map(|layer| measured.table.elements(layer)).collect();
     let metric: Vec<f64> = measured.table.view().chosen(&measured.defaults)?.map(|choice| choice.error).collect();

@@ -1,4 +1,4 @@
-//! Who decides on settings, within which budget, and what a plan minimises.
+//! How settings are chosen: the policy, the budget, and the objective of plans.
 
 #[cfg(feature = "json")]
 use super::Tensor;
@@ -40,14 +40,15 @@ pub enum Policy {
     LGreco {
         /// The exact solver, or the paper's dynamic program.
         solver: Solver,
-        /// With Accordion, the budget is the error or size of Accordion's settings. Without, it is that of the search's default.
+        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is that of the search's
+        /// default.
         accordion: Option<Accordion>,
     },
 }
 
 /// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
 ///
-/// A size is what one worker sends in one step, over the layers that may be compressed. Layers that are sent uncompressed
+/// A size is the amount that one worker sends in one step, for the layers that may be compressed. Layers that are sent uncompressed
 /// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) come on top.
 ///
 /// ```
@@ -91,15 +92,17 @@ pub enum Objective {
     Bits,
     /// Seconds, which the controller measures by [`Config::clock`](super::Config::clock). The time for sending comes from the steps
     /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method that no
-    /// step has used. The slowest rank counts. A layer is sent uncompressed where compressing it does not pay, and compressed
-    /// again once it does. Either change must save a tenth of the layer's seconds. A changed link is noticed at the next decision
-    /// or the one after. [`Decision::timing`](super::Decision) and the decision as text report what was measured.
+    /// step has used. The slowest rank counts. A layer is sent uncompressed if compressing it does not pay, and compressed again
+    /// once it does. An uncompressed layer starts to be compressed only if that saves about a tenth of its seconds. A changed link
+    /// is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text report the
+    /// measurements.
     ///
-    /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed ones of
-    /// the warm-up and those of the first plan. The first decision does not know yet how much of the traffic hides behind the
-    /// backward pass; the second does. In the last step of a decision's window, ranks time an all-gather of 1 MiB in all (or of
-    /// the model's size, if that is less) twice, to notice a changed link. From the second decision on, this probe shrinks down
-    /// to one all-gather of half a MiB if it would take more than a hundredth of the exchange's seconds until the next decision.
+    /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed steps of the
+    /// warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides behind the
+    /// backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather of 1 MiB in all
+    /// (or of the model's size, if that is less) twice, to notice a changed link. From the second decision on, this probe shrinks
+    /// down to one all-gather of half a MiB if it would take more than a hundredth of the exchange's seconds until the next
+    /// decision.
     ///
     /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
     /// [measures](super::External::meter_elsewhere) the seconds.
@@ -111,8 +114,8 @@ pub enum Objective {
 
 #[cfg(feature = "json")]
 impl Policy {
-    /// [`Policy::Fixed`] with the settings of a plan file, which the command writes. Layers are matched by name. A layer of `model`
-    /// that the plan lacks is sent uncompressed.
+    /// [`Policy::Fixed`] with the settings of a plan file, which the `lgreco` command writes. Layers are matched by name. A layer
+    /// of `model` that the plan lacks is sent uncompressed.
     ///
     /// ```
     /// use lgreco_train::backend::Portable;

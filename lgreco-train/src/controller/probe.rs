@@ -1,4 +1,4 @@
-//! Probes of the link, which show how long a byte takes: how large they are, and how they run.
+//! Probes of the link, which measure the seconds per byte: their sizes, and how they run.
 
 use super::Timing;
 use super::meter::Meter;
@@ -7,22 +7,22 @@ use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Smallest and largest number of words in a full round of all ranks together, if a step sends as much. The smallest exceeds what
+/// Smallest and largest number of words in a full round of all ranks together, if a step sends as much. The smallest is more than
 /// traffic shapers and buffers let pass at once.
 const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
-/// Largest part of the exchange's seconds until the next decision that probes may take.
+/// Probes may take at most this part of the seconds that exchanges take until the next decision.
 const PROBING: f64 = 0.01;
 /// The first probe may take five times as long; on busy hosts about 20 % of messages are delayed.
 const FIRST: f64 = 5.0;
-/// Number of turns, unless even the smallest round takes too long.
+/// Smallest number of turns, unless even the smallest round takes too long.
 const PROBES: u32 = 2;
 
 /// A measurement of the link by all ranks together.
 ///
 /// Ranks first exchange two empty rounds, of one word each. Then full rounds and empty rounds alternate. In the empty round, a rank
 /// that got all data early waits for the others. A full round and the empty round after it are a turn. Interruptions make a turn
-/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks tell each other which part of
-/// the allowed time has passed. So all ranks stop together, when the slowest must.
+/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks tell each other which part of the
+/// allowed time has passed. So all ranks stop together, as soon as the slowest one must.
 pub(super) struct Probe {
     /// The words of a full round.
     pub words: Vec<u64>,
@@ -33,15 +33,15 @@ pub(super) struct Probe {
     allowed: f64,
     /// Smallest number of turns.
     least: u32,
-    /// Rounds so far.
+    /// Number of rounds so far.
     sent: u32,
     /// When the present turn or empty round began.
     began: f64,
     /// Seconds of all turns so far.
     spent: f64,
-    /// Fewest seconds of an empty round.
+    /// Seconds of the shortest empty round.
     nothing: f64,
-    /// Fewest seconds of a turn.
+    /// Seconds of the shortest turn.
     both: f64,
 }
 
@@ -76,7 +76,7 @@ impl Probe {
         &mut self.words[..len]
     }
 
-    /// Records a round that was exchanged; whether it was the last one.
+    /// Records a round that was exchanged, and returns whether it was the last one.
     pub(super) fn done(&mut self, now: f64) -> bool {
         let (before, took) = (self.turns(), now - self.began);
         self.sent += 1;
@@ -120,8 +120,8 @@ impl Scheduler {
         meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
     }
 
-    /// Number of words in a full round of all ranks together; the same on all ranks. At most what an uncompressed step sends. Fewer
-    /// where the seconds of the last decision allow no more.
+    /// Number of words in a full round of all ranks together; the same on all ranks. It is at most the number that an uncompressed
+    /// step sends, and smaller if the allowed seconds, by the last decision's measurements, require it.
     pub(super) fn probe_words(&self) -> usize {
         let model = self.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
         let [least, most] = PROBED;
@@ -130,12 +130,12 @@ impl Scheduler {
         each.max(2) as usize * self.world as usize
     }
 
-    /// Smallest number of turns: one where even the smallest round takes too long, else two.
+    /// Smallest number of turns: one if even the smallest round takes too long, else two.
     pub(super) fn probe_times(&self) -> u32 {
         if self.affordable_words() < self.probe_words() as f64 * f64::from(PROBES) { 1 } else { PROBES }
     }
 
-    /// Seconds after which this rank wants no further turn, by the measured seconds of its steps.
+    /// Seconds after which this rank wants no further turn. They are a part of the measured seconds of its steps.
     fn probe_seconds(&self) -> f64 {
         let Scheduler { config, decision, meter, .. } = self;
         let seconds = meter.as_ref().and_then(Meter::seconds).unwrap_or_default();
@@ -143,12 +143,13 @@ impl Scheduler {
         part * config.schedule.period as f64 * seconds
     }
 
-    /// Number of words that all probes until the next decision may have, by the seconds per byte of the last decision, which all
-    /// ranks know.
+    /// Number of words that all probes until the next decision may have. It follows from the seconds per byte of the last decision,
+    /// which all ranks know.
     fn affordable_words(&self) -> f64 {
         let Scheduler { config, decision, .. } = self;
         let timing = decision.and_then(|decision| decision.timing);
-        // Numbers first, then the comparison: else compilers may compare uninitialised memory, which Valgrind reports.
+        // The numbers are extracted before the comparison. Otherwise, compilers may compare uninitialised memory, which Valgrind
+        // reports.
         let of_link = |Timing { plan, seconds_per_byte, .. }| [plan, seconds_per_byte];
         let [plan, seconds_per_byte] = timing.map_or([0.0; 2], of_link);
         if seconds_per_byte <= 0.0 {

@@ -3,12 +3,13 @@
 use crate::search::Search;
 use crate::{CoreError, Error};
 
-/// A ramp-up of compression, like DGC's of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value, and
-/// every decision brings it nearer to its own, geometrically. Budgets that come from the default follow. Budgets of bits or seconds
-/// do not, so a ramp-up is refused under them.
+/// A ramp-up of compression, like DGC's of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value. Every
+/// decision brings it geometrically closer to the configured default. Budgets that come from the default change with it. Budgets of
+/// bits or seconds do not, so a ramp-up is refused under them.
 ///
-/// Early steps are worth more. A size that falls from twice to half of a constant one has the same bytes in all. It cost a
-/// transformer less final loss: a quarter less under TopK, a sixth less under PowerSGD (docs/src/experiments/error-feedback.md).
+/// Bytes are worth more in early steps. A plan with a size that falls from twice to half of a constant size has the same bytes in
+/// total. With it, compression cost a transformer a quarter less final loss under TopK, and a sixth less under PowerSGD
+/// (docs/src/experiments/error-feedback.md).
 ///
 /// ```
 /// use lgreco_train::controller::{Config, RampUp};

@@ -7,7 +7,7 @@ use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::error::expect_len;
 
-/// The residuals of a [`Controller`], by [`Controller::residuals`].
+/// The residuals of a [`Controller`], returned by [`Controller::residuals`].
 ///
 /// ```
 /// # use lgreco_testing::controller::alone;
@@ -22,8 +22,9 @@ use lgreco::error::expect_len;
 pub struct Residuals<'a>(pub(super) &'a mut Controller);
 
 impl Residuals<'_> {
-    /// Replaces the residual of layer `layer` by these values, f32 in row-major order: those of an exchange by the caller. Under a setting
-    /// without error feedback, they are sent once, with the next gradient. The last step can then no longer be rolled back.
+    /// Replaces the residual of layer `layer` by these values, f32 in row-major order, for instance after an exchange by the
+    /// caller. Under a setting without error feedback, they are sent once, with the next gradient. The last step can then no longer
+    /// be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -66,8 +67,8 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Multiplies all residuals by `factor`, because the scale of the loss, and with it that of gradients, has changed by this factor.
-    /// All ranks do so with the same factor.
+    /// Multiplies all residuals by `factor`, because the scale of the loss and of the gradients has changed by this factor. All
+    /// ranks do so with the same factor.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -137,9 +138,9 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Restores the residuals before the last step, because its means were not applied: a loss scaler has skipped the update, for
+    /// Restores the residuals before the last step, because its means were not applied. A loss scaler has skipped the update, for
     /// instance. The step still counts, and PowerSGD's factors stay. Residuals of layers that the step has not exchanged stay. All
-    /// ranks do so. Only one step can be rolled back.
+    /// ranks must call this. Only one step can be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -31,10 +31,10 @@ pub enum Contents {
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load) it
-    /// continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings from
-    /// [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with them
-    /// switches a step later.
+    /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load)
+    /// it continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings
+    /// from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with
+    /// them and loads the state switches a step later.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -56,7 +56,7 @@ impl Controller {
         self.save_only(Contents::Everything)
     }
 
-    /// As [`save`](Controller::save), with a choice of contents.
+    /// Like [`save`](Controller::save), with a choice of contents.
     ///
     /// # Errors
     /// As [`save`](Controller::save).
@@ -69,8 +69,8 @@ impl Controller {
         Ok(to.sealed())
     }
 
-    /// A part of this rank's state, for checkpoints that are maps by name: the part of a layer, or with `None` the part that belongs to no
-    /// layer. [`load`](Controller::load) takes all parts in any order.
+    /// A part of this rank's state, for checkpoints that map names to values: the part of a layer, or with `None` the part that
+    /// belongs to no layer. [`load`](Controller::load) takes all parts in any order.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -1,7 +1,8 @@
-//! When decisions are made, by whom, and what ranks know of them. No network and no exchange are involved.
+//! The schedule of decisions: their steps, the rank that makes them, and the knowledge of each rank about them. This module does
+//! not communicate.
 //!
-//! A decision is asked for until it is there. The measuring rank's message may say "not yet". Ranks then take the step under
-//! their settings and ask again at the next one, so that nobody waits for a thread.
+//! Ranks ask for a decision until it has been made. The measuring rank's message may say "not yet". Ranks then take the step under
+//! their present settings and ask again at the next step. So no rank waits for a planning thread.
 
 use super::accordion::Highest;
 use super::decision::{self, Decided, LayerSetting};
@@ -20,7 +21,7 @@ use alloc::vec::Vec;
 use core::num::NonZero;
 use lgreco::error::expect_distinct;
 
-/// The configuration, the layers, and all that decides when settings change.
+/// The configuration, the layers, and everything that determines when settings change.
 pub(super) struct Scheduler {
     pub(super) config: Arc<Config>,
     pub(super) tensors: Arc<[Tensor]>,
@@ -54,24 +55,24 @@ pub(super) struct Scheduler {
     pub(super) result: Option<PlanResult>,
 }
 
-/// Whether the caller has given a fixed policy other settings. Ranks that were given none expect no agreement about them. So the
-/// messages of a step's buckets tell them first, unless ranks agree before that step anyway.
+/// Whether the caller has given a fixed policy other settings. Ranks that were given none expect no agreement about settings. So
+/// they learn it first from the messages of a step's buckets, unless that step begins with an agreement anyway.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Given {
     Nothing,
-    /// Given, and the other ranks have not been told.
+    /// Settings were given, and the other ranks do not know yet.
     Untold,
-    /// All ranks know that they were given the same.
+    /// All ranks know that they were given the same settings.
     Told,
 }
 
 impl Given {
-    /// The step begins with an agreement, which finds out whether all ranks were given the same.
+    /// The value for a step that begins with an agreement, which compares whether all ranks were given the same settings.
     pub(super) fn in_agreement(self) -> Given {
         if self == Given::Untold { Given::Told } else { self }
     }
 
-    /// The agreement has failed.
+    /// The value after the agreement has failed.
     pub(super) fn not_agreed(self) -> Given {
         if self == Given::Told { Given::Untold } else { self }
     }
@@ -80,9 +81,9 @@ impl Given {
 /// The decision that is due at a step.
 pub(super) enum Due {
     Nothing,
-    /// The measuring rank broadcasts one.
+    /// The measuring rank broadcasts the decision.
     Broadcast,
-    /// All ranks know it.
+    /// All ranks know the decision without a broadcast.
     Known(Decided),
 }
 
@@ -133,7 +134,7 @@ impl Scheduler {
         self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
     }
 
-    /// The decision of a step with learning rate `rate`. Where nothing is due, only the highest learning rate changes.
+    /// The decision of a step with learning rate `rate`. If no decision is due, only the highest learning rate changes.
     pub(super) fn due_now(&mut self, rate: f64) -> Result<Due, Error> {
         self.rate = rate;
         self.fell = self.falls(rate);
@@ -149,14 +150,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether Accordion takes this learning rate for a fall.
+    /// Whether Accordion regards this learning rate as a fall.
     fn falls(&self, rate: f64) -> bool {
         let (mut highest, accordion) = (self.highest, self.config.accordion());
         let accordion = accordion.filter(|_| self.step >= self.config.schedule.warmup);
         accordion.is_some_and(|accordion| highest.falls(&accordion, rate))
     }
 
-    /// The decision of a step for which no plan is there: Accordion's low compression after a fall of the learning rate.
+    /// The decision of a step without a plan: Accordion's low compression after a fall of the learning rate, else `None`.
     pub(super) fn without_plan(&mut self) -> Result<Option<Decided>, Error> {
         let Some(accordion) = self.config.accordion().filter(|_| self.fell) else {
             self.highest = Highest(self.highest.0.max(self.rate));
@@ -176,8 +177,8 @@ impl Scheduler {
         Decided { decision, choices, norms: vec![] }
     }
 
-    /// The work of the next decision, on the measuring rank, once all of its gradients are there; else `None`. The task shares
-    /// the window's memory. So a state saved meanwhile contains the window, and a task that is dropped loses nothing.
+    /// The work of the next decision, on the measuring rank, as soon as the window has all of its gradients; else `None`. The task
+    /// shares the window's memory. So a state saved meanwhile contains the window, and a task that is dropped loses nothing.
     pub(super) fn take_task(&mut self) -> Option<PlanTask> {
         let due = self.due.filter(|due| self.step.saturating_add(self.config.schedule.lead) >= *due)?;
         if self.watches || self.window.steps == 0 || !self.measures() {
@@ -194,13 +195,13 @@ impl Scheduler {
             tensors: self.tensors.clone(),
             step: due.max(self.step),
             norms: self.norms.clone(),
-            // Without a lead this step's rate counts. It may have been given before `due_now` looked at it.
+            // Without a lead, this step's learning rate counts. `due_now` may not have looked at it yet.
             fell: if self.config.schedule.lead == 0 { self.falls(self.rate) } else { self.fell },
         })
     }
 
-    /// Takes a task's result for the broadcast at the step of the decision; whether it is still awaited. It is not after a saved
-    /// state was loaded, or after the learning rate has fallen instead.
+    /// Takes a task's result for the broadcast at the step of the decision, and returns whether it is still awaited. It is no
+    /// longer awaited after a saved state was loaded, or after a fall of the learning rate has replaced the decision.
     pub(super) fn hand_in(&mut self, result: PlanResult) -> bool {
         let awaited = self.window.is_of(&result.means);
         if awaited {
@@ -265,7 +266,7 @@ impl Scheduler {
         if self.decision.is_some() {
             (self.due, self.given) = (Some(self.step), Given::Untold);
         } else if !self.window.is_free() {
-            // The task that is under way has the settings before.
+            // The task that is under way has the old settings.
             self.forget();
         }
         Ok(())
@@ -282,12 +283,12 @@ impl Scheduler {
         Ok(choices.map(|(choice, tensor)| suited(&config, tensor, choice)).collect())
     }
 
-    /// Whether a policy that decides once would choose other settings than these, which a saved state had.
+    /// Whether a policy that decides once would choose other settings than `saved`, the settings of a saved state.
     pub(super) fn overrules(&self, saved: &[LayerSetting], step: u64) -> Result<bool, Error> {
         if !matches!(self.config.policy, Policy::Fixed(_) | Policy::Uniform) || self.config.ramps(step) {
             return Ok(false);
         }
-        // Gradients have shown that these layers cannot be compressed, or that it does not pay.
+        // Gradients have shown that these layers cannot be compressed, or that compressing them does not pay.
         let judged = |saved: &LayerSetting| {
             matches!(saved.uncompressed, Some(Uncompressed::NotContractive | Uncompressed::Slower))
         };
@@ -295,7 +296,7 @@ impl Scheduler {
         Ok(own.iter().zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
     }
 
-    /// Decides at the next step, because a state was loaded whose settings are not those of the policy.
+    /// Makes a decision due at the next step, because the settings of a loaded state are not those of the policy.
     pub(super) fn decide_again(&mut self) {
         let comes = self.config.ramp_up.is_some() && self.due.is_some();
         if self.decision.is_some() && !comes {
@@ -308,7 +309,7 @@ impl Scheduler {
     /// is due; `None` where no decision is left. All ranks call it between the same two steps. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
-        // The buckets of the next step tell whether all ranks have asked. A probe must not come before them.
+        // The buckets of the next step show whether all ranks have asked for the decision. A probe must not come before them.
         let window = if self.meter.is_some() { window.max(2) } else { window };
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
         self.due = self.due.map(|due| due.min(soonest));
@@ -335,7 +336,7 @@ impl Scheduler {
         self.watches = false;
     }
 
-    /// Gives the step up. It will be opened again.
+    /// Gives up the step, which will be opened again.
     pub(super) fn reopen(&mut self) {
         if self.watches {
             self.forget();
@@ -372,13 +373,13 @@ impl Scheduler {
         self.window.clear();
     }
 
-    /// Forgets the run before a saved state was loaded.
+    /// Discards the window and the settings given by the caller, because a saved state was loaded.
     pub(super) fn restart(&mut self) {
         self.given = Given::Nothing;
         self.forget();
     }
 
-    /// What all ranks must have in common at this step, besides the options.
+    /// The values besides the options that all ranks must have in common at this step.
     pub(super) fn step_fields(&self) -> [Field; 4] {
         let rate = if self.config.accordion().is_some() { self.rate } else { f64::NAN };
         [

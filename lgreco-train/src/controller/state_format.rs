@@ -1,7 +1,7 @@
 //! The format of a saved controller, and how it is read.
 //!
-//! All fields are little-endian. Numbers are u64 or f64. Lists have no length before them if earlier fields imply it. They are
-//! padded with zeros to a multiple of 8 bytes.
+//! All fields are little-endian. Numbers are u64 or f64. A list is preceded by its length only if earlier fields do not imply it.
+//! Lists are padded with zeros to a multiple of 8 bytes.
 //!
 //! | field | |
 //! |---|---|
@@ -64,11 +64,11 @@ pub(super) struct Run {
     pub learnt: Option<(Compute, Link)>,
 }
 
-/// A rank's layers.
+/// The saved layers of one rank.
 pub(super) struct Layers<'a> {
     pub owner: Owner,
     pub layers: Vec<Layer<'a>>,
-    /// The place of each layer, by name.
+    /// The index of each layer in `layers`, by name.
     places: BTreeMap<&'a str, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! A step by blocking collectives.
+//! A step with blocking collectives.
 
 use super::agreement;
 use super::bucket::Progress;
@@ -29,19 +29,20 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// An error on one rank is an error on all: there the error itself, elsewhere [`Error::Peer`] with its code.
+    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     ///
-    /// Before anything has changed, so that the step may be repeated: [`CoreError::Length`] and [`Error::LayerMismatch`] when
-    /// gradients are not those of the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`]; [`CoreError::Parameter`] for
-    /// a learning rate that is negative or not finite; [`Error::OtherPlace`] when the collective has another rank or number of
-    /// workers; [`Error::StepOrder`] while another step is under way; [`Error::PeerOption`] when ranks differ in configuration,
-    /// layers, settings, step or learning rate; those of search and solver when a decision fails.
+    /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
+    /// [`Error::LayerMismatch`] when gradients are not those of the layers; [`Error::NonFiniteGradient`] under
+    /// [`NonFinite::Error`]; [`CoreError::Parameter`] for a learning rate that is negative or not finite; [`Error::OtherPlace`]
+    /// when the collective has another rank or number of workers; [`Error::StepOrder`] while another step is under way;
+    /// [`Error::PeerOption`] when ranks differ in configuration, layers, settings, step or learning rate; those of search and
+    /// solver when a decision fails.
     ///
-    /// During the exchange: [`CoreError::Overflow`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step is then over, and its
-    /// gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next step works. By
-    /// [`Route::Sharded`](crate::exchange::Route), an overflow in one rank's shard fails there, and on all ranks at the next bucket
-    /// or step. The next step also reports [`CoreError::Overflow`] of a residual; that step may be repeated. After
-    /// [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
+    /// These errors come during the exchange: [`CoreError::Overflow`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
+    /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
+    /// step works. With [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once,
+    /// and on all ranks at the next bucket or step. The next step also reports [`CoreError::Overflow`] of a residual; that step may
+    /// be repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for residuals. Allocates only at decisions.
@@ -85,7 +86,7 @@ impl Controller {
             self.close(bucket)?;
             match exchanged {
                 Ok(()) => {}
-                // The other ranks go on. The next bucket tells them.
+                // The other ranks continue. The next bucket reports the error to them.
                 Err(error) if alone => failed_alone = failed_alone.or(Some(error)),
                 Err(error @ Error::Collective { .. }) => {
                     self.abandon_step()?;
@@ -106,9 +107,9 @@ impl Controller {
         }
     }
 
-    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. All ranks are told and fail, so that none
-    /// waits. Returns `failure`, or [`Error::Collective`] if the others could not be told. Nothing changes, and the step may be taken
-    /// again.
+    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. All ranks are told about it and fail, so
+    /// that none waits. Returns `failure`, or [`Error::Collective`] if the others could not be told. Nothing changes, and the step
+    /// may be taken again.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller}, exchange::{Collective, threads}};
@@ -125,7 +126,7 @@ impl Controller {
     /// assert_eq!(results, [Err(Error::Peer { rank: 1, code: 7 }), Err(FAILURE)]);
     /// ```
     pub fn step_failed<C: Collective + ?Sized>(&self, collective: &mut C, failure: Error) -> Error {
-        // The collective may have another size or another rank than the controller was created with.
+        // The rank and size of the collective may differ from those of the controller.
         let mut words = agreement::failed(collective.world_size(), failure);
         match collective.all_gather(bytemuck::cast_slice_mut(&mut words)) {
             Ok(()) => failure,

@@ -1,4 +1,4 @@
-//! What a controller compresses, as one line for a log.
+//! Summary of a controller's present settings, as one line for a log.
 
 use super::decision::LayerSetting;
 use super::{Controller, Tensor, Uncompressed};
@@ -10,11 +10,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Names of layers that are written for each reason.
+/// Largest number of layer names that are written for each reason.
 const NAMES: usize = 3;
 
-/// The present settings in one line: what is compressed, to how many bytes, over which route, and which layers are
-/// uncompressed for which reason. See [`Controller::summary`].
+/// The present settings in one line: the compressed layers and their bytes, the route, and the uncompressed layers by reason. See
+/// [`Controller::summary`].
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
@@ -31,8 +31,8 @@ pub struct Summary<'a>(&'a Controller);
 impl Controller {
     /// The present settings in one line, for a log.
     ///
-    /// Bytes are those that this rank compresses and sends in a step by all-gather. Where the length of a payload depends on
-    /// the gradients, the longest counts.
+    /// Bytes are those that this rank compresses and sends in a step by all-gather. If the length of a payload depends on the
+    /// gradients, its largest length counts.
     ///
     /// # Complexity
     /// O(n log n) in the layers.
@@ -41,7 +41,7 @@ impl Controller {
     }
 }
 
-/// Bytes that are sent for a layer whose payload's length is known without the payload.
+/// Bytes that are sent for a layer; `None` if only the payload itself shows its length.
 pub(super) fn known_len(
     setting: &Setting,
     shape: Shape,
@@ -83,7 +83,7 @@ impl fmt::Display for Summary<'_> {
         let mut left = BTreeMap::<u8, Left<'_>>::new();
         for (layer, tensor) in tensors.iter().enumerate() {
             let LayerSetting { setting, uncompressed } = controller.states[layer].choice;
-            // Settings in use have a length.
+            // Settings in use are valid, so this is never an error.
             let bytes = longest_len(&setting, tensor, config.search.reduce_dtype).unwrap_or_default();
             given += (tensor.shape().elements() * tensor.dtype().bytes()) as u64;
             sent += bytes;

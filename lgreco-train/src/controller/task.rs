@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 /// [`Planning::hand_in`](super::Planning::hand_in) takes the result. The task shares the window's gradients; it does not copy
 /// them. A task that was dropped can be taken again.
 ///
-/// The task brings no [`Backend`]. Whoever runs it chooses one.
+/// The task contains no [`Backend`]. The caller of [`run`](PlanTask::run) chooses one.
 ///
 /// ```
 /// use lgreco_train::backend::Portable;
@@ -34,7 +34,7 @@ use alloc::vec::Vec;
 pub struct PlanTask {
     pub(super) config: Arc<Config>,
     pub(super) tensors: Arc<[Tensor]>,
-    /// The step to decide for.
+    /// The step at which the decision takes effect.
     pub(super) step: u64,
     /// The window's mean gradients, of at least one step.
     pub(super) means: Arc<Vec<Vec<f32>>>,
@@ -63,7 +63,7 @@ pub struct PlanTask {
 /// ```
 pub struct PlanResult {
     pub(super) decided: Result<Decided, Error>,
-    /// The means that it was made from. They tell the scheduler whether it still waits for this result.
+    /// The means from which the decision was made. They show the scheduler whether it still waits for this result.
     pub(super) means: Arc<Vec<Vec<f32>>>,
     pub(super) trials: Vec<Trial>,
 }
@@ -72,15 +72,16 @@ impl PlanResult {
     /// The decision. Its step is the one that the task planned for.
     ///
     /// # Errors
-    /// Those of search, solver and objective. All ranks hear of them after the result was handed in.
+    /// Those of search, solver and objective. All ranks get them after the result was handed in.
     pub fn decision(&self) -> Result<Decision, Error> {
         self.decided.as_ref().map(|decided| decided.decision).map_err(|error| *error)
     }
 }
 
 impl PlanTask {
-    /// Measures the error table on `backend`, and plans. An error is part of the result, so that all ranks hear of it. A task
-    /// whose gradients a [device has](super::External::note_observed) fails here; it needs [`run_with`](PlanTask::run_with).
+    /// Measures the error table on `backend`, and plans. An error is part of the result, so that all ranks get it. If a [device
+    /// has](super::External::note_observed) gradients of the window, this call fails, and the task needs
+    /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
     /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
@@ -88,8 +89,8 @@ impl PlanTask {
         self.run_by(None, backend)
     }
 
-    /// As [`run`](PlanTask::run), but `observed` measures the layers whose gradients a [device has](super::External::note_observed).
-    /// `backend` measures all others.
+    /// Like [`run`](PlanTask::run), but `observed` measures the layers with gradients on a
+    /// [device](super::External::note_observed). `backend` measures all others.
     ///
     /// ```
     /// use lgreco_train::backend::{Backend, Job, JobError, Portable};

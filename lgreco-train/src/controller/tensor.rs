@@ -1,4 +1,4 @@
-//! A layer of the model as the controller knows it, and whether values are a gradient of it.
+//! Description of a layer of the model, and checks of its gradients.
 
 use crate::Error;
 use crate::compress::{Setting, check_finite};
@@ -40,8 +40,9 @@ impl Tensor {
         Ok(Tensor { name: name.into(), dims: dims.into(), shape, dtype, shards: Arc::default() })
     }
 
-    /// The same tensor with shards: the element at which each rank's shard [ends](crate::exchange::Spec::shards). Only
-    /// [`Route::Sharded`](crate::exchange::Route) has shards, and needs them.
+    /// Divides the tensor into shards. `ends` has the element at which each rank's shard
+    /// [ends](crate::exchange::Spec::shards). [`Route::Sharded`](crate::exchange::Route) needs shards, and other routes
+    /// refuse them.
     ///
     /// ```
     /// # use lgreco_train::{controller::Tensor, gradient::Dtype};

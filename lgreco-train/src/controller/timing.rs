@@ -3,8 +3,8 @@
 use crate::{CoreError, Error};
 use core::fmt;
 
-/// Seconds of a step's exchange that a decision under [`Objective::MeasuredSeconds`](super::Objective) is based on: from the first
-/// bucket to the last mean, including compression, on the slowest rank.
+/// Seconds of a step's exchange, the basis of a decision under [`Objective::MeasuredSeconds`](super::Objective). They count from
+/// the first bucket to the last mean on the slowest rank, and include compression.
 ///
 /// ```
 /// use lgreco_train::controller::Timing;
@@ -14,13 +14,13 @@ use core::fmt;
 pub struct Timing {
     /// Median of the measured steps since the last decision; 0 if there were none.
     pub measured: f64,
-    /// Those of them that were compression and decompression.
+    /// The part of `measured` that was compression and decompression.
     pub computing: f64,
-    /// Seconds per further byte that every rank sends.
+    /// Additional seconds for each additional byte that every rank sends.
     pub seconds_per_byte: f64,
     /// Expected under the new settings.
     pub plan: f64,
-    /// Those of them that are compression and decompression.
+    /// The part of `plan` that is compression and decompression.
     pub plan_computing: f64,
     /// Expected under the default settings.
     pub default: f64,

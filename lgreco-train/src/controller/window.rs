@@ -1,5 +1,6 @@
-//! The mean of the measuring rank's own gradients, which decisions look at: uncompressed and without residual. The mean over the
-//! workers would mislead. It is already compressed, and TopK loses nothing on TopK's mean.
+//! The mean of the measuring rank's own gradients, uncompressed and without residual. Decisions are based on it. The mean over the
+//! workers would be misleading, because it has been compressed already: TopK loses almost nothing on a gradient that TopK has made
+//! sparse.
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
@@ -13,10 +14,10 @@ use lgreco::compress::spread::spread_parts;
 pub(super) struct Window {
     /// Number of steps so far.
     pub steps: u64,
-    /// The mean of each layer, empty between a decision and the first step of the next window. No layers on ranks that do not measure.
-    /// A plan task may share the means. Nothing is added to them then.
+    /// The mean of each layer, empty between a decision and the first step of the next window. Ranks that do not measure have no
+    /// layers here. A plan task may share the means. Then nothing is added to them.
     means: Arc<Vec<Vec<f32>>>,
-    /// By layer, `Some` if a device has the mean: a copy of it, or empty if none was brought.
+    /// By layer, `Some` if a device has the mean. It holds a copy of the mean, or is empty if no copy was brought to the host.
     elsewhere: Vec<Option<Vec<f32>>>,
 }
 
@@ -49,7 +50,7 @@ impl Window {
         self.elsewhere.iter().map(Option::is_some).collect()
     }
 
-    /// Takes a mean from a device. From now on it is here. While a task shares the means, it is a copy.
+    /// Takes over a mean from a device. If a task shares the means, it is only stored as a copy.
     pub(super) fn bring(&mut self, layer: usize, mean: &[f32]) {
         match Arc::get_mut(&mut self.means) {
             Some(means) => {
@@ -70,13 +71,13 @@ impl Window {
         }
     }
 
-    /// The means, to be changed. No task shares them at such times.
+    /// The means as a mutable slice. No task shares them when this is called.
     pub(super) fn means_mut(&mut self) -> &mut [Vec<f32>] {
         let means: &mut Vec<_> = Arc::make_mut(&mut self.means);
         means
     }
 
-    /// The means for a task, unless another task has them.
+    /// The means for a plan task, unless another task has them.
     pub(super) fn share(&mut self) -> Option<Arc<Vec<Vec<f32>>>> {
         self.is_free().then(|| self.means.clone())
     }
@@ -86,7 +87,7 @@ impl Window {
         Arc::get_mut(&mut self.means).is_some()
     }
 
-    /// Whether a task was given these means.
+    /// Whether these are the present means, which were given to a task.
     pub(super) fn is_of(&self, means: &Arc<Vec<Vec<f32>>>) -> bool {
         Arc::ptr_eq(&self.means, means)
     }

@@ -37,11 +37,11 @@ pub struct Controller {
     pub(super) states: Vec<LayerState>,
     /// Steps in which some rank's gradient was not finite.
     pub(super) non_finite: u64,
-    /// An error of this rank that the others have not been told yet.
+    /// An error of this rank that no message has reported to the others yet.
     pub(super) late: Option<Error>,
-    /// Sets of layers that all ranks agreed to exchange as one bucket, with the step at which they last did.
+    /// Sets of layers that all ranks agreed to exchange as one bucket, with the step at which they were last exchanged.
     pub(super) agreed: BTreeMap<Vec<usize>, u64>,
-    /// Buffers that no bucket has at the moment.
+    /// Buffers that no bucket uses at the moment.
     pub(super) arenas: Arenas,
     /// The agreement before a step.
     pub(super) control: Control,
@@ -51,7 +51,7 @@ pub struct Controller {
     pub(super) totals: StepTotals,
     /// Checksum of the settings.
     plan: u64,
-    /// Where decisions measure.
+    /// The backend on which decisions measure gradients.
     pub(super) backend: Box<dyn Backend + Send>,
 }
 

@@ -1,8 +1,8 @@
-//! Words for the codes that ranks tell each other.
+//! Short descriptions of the error codes that ranks send each other.
 
 use core::fmt;
 
-/// What a code stands for, behind it; nothing for one that has no words.
+/// Formats a code's description, to be appended to the code; empty for a code without a description.
 pub(super) struct Kind(pub u32);
 
 impl fmt::Display for Kind {
@@ -14,7 +14,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Without the numbers and places, which the rank itself tells.
+/// The description has no numbers and places. The failing rank's own error has them.
 const fn words(code: u32) -> Option<&'static str> {
     Some(match code {
         1 => "a length that does not fit",

@@ -1,4 +1,4 @@
-//! An exchange by blocking collectives.
+//! An exchange with blocking collectives.
 
 use super::collective::{Collective, Place};
 use super::flight::Flight;
@@ -9,7 +9,7 @@ use super::moment::{Agreement, Moment, Route};
 use crate::Error;
 use crate::gradient::Dtype;
 
-/// Words of workspace that a [`Flight`] on the [`Host`] needs with layers of these settings, shapes and element types.
+/// Words of workspace that a [`Flight`] in the memory of a [`Host`] needs for layers of these settings, shapes and element types.
 ///
 /// ```
 /// use lgreco_train::compress::Setting;
@@ -31,11 +31,11 @@ pub fn workspace_len<'a>(
     Ok(layout.words().saturating_add(layout.scratch_words()))
 }
 
-/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
-/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD makes one power iteration per call, whatever its
-/// setting says, and relies on `factor` for accuracy. Sums travel as f32.
+/// Averages a bucket of layers over the workers with blocking collectives. It runs a [`Flight`], and calls
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD always makes one power iteration per call, and
+/// relies on `factor` for accuracy. Sums travel as f32.
 ///
-/// Every call checks by an all-gather of 24 bytes per rank that all ranks have the same layers and settings.
+/// Every call begins with an all-gather of 24 bytes per rank, which checks that all ranks have the same layers and settings.
 ///
 /// # Errors
 /// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no

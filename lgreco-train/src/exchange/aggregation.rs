@@ -1,4 +1,4 @@
-//! How payloads travel, by kind of aggregation.
+//! Properties of settings that depend on their kind of aggregation.
 
 use super::moment::Route;
 use crate::compress::powersgd::{PowerSgd, effective_rank};

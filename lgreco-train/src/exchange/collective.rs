@@ -44,8 +44,8 @@ impl From<CollectiveError> for Error {
 /// [`threads`](crate::exchange::threads).
 ///
 /// All workers make the same calls in the same order with the same lengths. The calls depend only on settings and shapes, never on
-/// values. Only the lengths of an all-gather may depend on values, and then all workers know the lengths of all. If a worker cannot
-/// go on, the calls of the others must fail, not wait for ever.
+/// values. Only the lengths of an all-gather may depend on values. Then every worker knows all lengths. If a worker cannot
+/// continue, the calls of the others must fail instead of waiting for ever.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, CollectiveError};
@@ -87,44 +87,45 @@ pub trait Collective {
     /// Replaces `values` by their sums over the workers. Every worker must get the same bits; NaN must stay NaN.
     ///
     /// # Errors
-    /// The caller's.
+    /// Errors of the caller's network.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// The same for bf16. Sums may be rounded once or at every addition. Only
-    /// [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) asks for it.
+    /// Like [`all_reduce_sum`](Collective::all_reduce_sum), for bf16. Sums may be rounded once or at every addition. It is called
+    /// only if [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) is bf16.
     ///
     /// # Errors
-    /// The caller's; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
+    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
     fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
         let _ = values;
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker. This worker's bytes are in their
-    /// place already.
+    /// Fills `buffer` with every worker's bytes, in rank order. The buffer has equal parts, one per worker. This worker's bytes are
+    /// in their place already.
     ///
     /// # Errors
-    /// The caller's.
+    /// Errors of the caller's network.
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// The same with parts of `lens[i]` bytes, some of which may be 0. The length of `buffer` is their sum.
+    /// Like [`all_gather`](Collective::all_gather), but worker `i` has a part of `lens[i]` bytes, which may be 0. The length of
+    /// `buffer` is the sum of `lens`.
     ///
     /// # Errors
-    /// The caller's.
+    /// Errors of the caller's network.
     fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError>;
 
     /// Replaces `bytes` by those of worker `root`.
     ///
     /// # Errors
-    /// The caller's.
+    /// Errors of the caller's network.
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// For each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and receives the next
-    /// `received_lens[i]` bytes of `received` from it. The routes [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and
+    /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and receives the
+    /// next `received_lens[i]` bytes of `received` from it. The routes [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and
     /// [`Sharded`](crate::exchange::Route::Sharded) need it.
     ///
     /// # Errors
-    /// The caller's; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
+    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
     fn all_to_all(
         &mut self,
         send: &[u8],
@@ -136,20 +137,20 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// `values` has a part of `lens[i]` values for each worker `i`. Replaces this worker's part by its sums over the workers. The other
-    /// parts may hold anything afterwards. NaN must stay NaN. If the sums have the bits of
-    /// [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges have the bits of others. Only
-    /// [`Route::Sharded`](crate::exchange::Route) asks for it. The default is an all-reduce of all values, with about twice the
-    /// traffic.
+    /// Replaces this worker's part of `values` by its sums over the workers. `values` has a part of `lens[i]` values for each
+    /// worker `i`. The other parts may hold anything afterwards. NaN must stay NaN. If the sums have the bits of
+    /// [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same bits as other exchanges. Only
+    /// [`Route::Sharded`](crate::exchange::Route) calls it. The default implementation is an all-reduce of all values, with about
+    /// twice the traffic.
     ///
     /// # Errors
-    /// The caller's.
+    /// Errors of the caller's network.
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum(values)
     }
 
-    /// The same for bf16.
+    /// Like [`reduce_scatter_sum`](Collective::reduce_scatter_sum), for bf16.
     ///
     /// # Errors
     /// As [`reduce_scatter_sum`](Collective::reduce_scatter_sum).

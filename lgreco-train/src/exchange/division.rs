@@ -8,8 +8,8 @@ use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use core::ops::Range;
 
-/// Divides all elements that travel as payloads into equal shares, whose boundaries move to where tensors can be cut. By
-/// [`Route::Sharded`], the parts are the layers' shards.
+/// Divides all elements that travel in pieces into equal shares, one per rank. Boundaries of shares move to positions at which a
+/// tensor can be cut. With [`Route::Sharded`], the parts are the layers' shards.
 #[derive(Clone, Copy)]
 pub(super) struct Division {
     elements: u64,
@@ -17,16 +17,17 @@ pub(super) struct Division {
     sharded: bool,
 }
 
-/// One owner's part of one layer; never empty. Its payload is that of an independent tensor.
+/// One rank's part of one layer; never empty. The rank that averages it is its owner. A piece is encoded like an independent
+/// tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// The elements.
+    /// The elements of the layer that belong to the piece.
     pub range: Range<usize>,
-    /// The setting of the layer; TopK's `keep` in proportion.
+    /// The setting of the layer, with TopK's `keep` in proportion to the piece.
     pub setting: Setting,
-    /// A column with these elements.
+    /// The shape in which the piece is compressed: one column.
     pub shape: Shape,
-    /// Bytes of its payload.
+    /// Length of the piece's payload in bytes.
     pub payload_len: usize,
 }
 
@@ -47,15 +48,15 @@ impl Division {
         Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0, shard }
     }
 
-    /// Bytes of a message with `owner`'s pieces: a slip and their payloads.
+    /// Bytes of a message with `owner`'s pieces: a status record, and the payloads of the pieces.
     pub(super) fn message_len<'a>(&self, layers: impl Iterator<Item = Spec<'a>>, owner: u32) -> Result<usize, Error> {
         let mut cursor = self.cursor(owner);
         let mut lens = layers.map(|spec| cursor.next(&spec));
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
-    /// Bytes of all owners' messages together, and most bytes that a rank receives at a time. Both are zero if nothing travels in
-    /// pieces.
+    /// Bytes of all owners' messages together, and the largest number of bytes that a rank receives at a time. Both are zero if
+    /// nothing travels in pieces.
     pub(super) fn buffer_lens<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,
@@ -76,7 +77,7 @@ impl Division {
 /// Finds one owner's pieces in the layers of a bucket, in order.
 pub(super) struct Cursor {
     share: Range<u64>,
-    /// Number of elements that travel as payloads in earlier layers.
+    /// Number of elements that travel in pieces in earlier layers.
     first: u64,
     /// The owner, if pieces are shards.
     shard: Option<u32>,
@@ -104,7 +105,7 @@ impl Piece {
     fn new(range: Range<usize>, setting: Setting, elements: usize) -> Result<Piece, Error> {
         let setting = setting.of_piece(range.clone(), elements);
         let shape = Shape::new(range.len(), 1)?;
-        // No payload in pieces depends on the element type.
+        // The payload of a piece never depends on the element type.
         let payload_len = setting.payload_len(shape, Dtype::F32)?;
         Ok(Piece { range, setting, shape, payload_len })
     }

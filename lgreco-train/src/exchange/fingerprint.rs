@@ -1,10 +1,10 @@
-//! A checksum of everything that decides the layout of messages.
+//! A checksum of everything that determines the layout of messages.
 
 use super::layer::Spec;
 use super::moment::Moment;
 use crate::checksum::Hash;
 
-/// The checksum of an exchange; the same on all machines.
+/// The checksum of an exchange. It does not depend on the machine.
 pub(super) fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<'a>>, remembered: u64) -> u64 {
     let Moment { world_size, route, reduce_dtype, seed, step, terms, .. } = moment;
     let words = [world_size as u64, route as u64, reduce_dtype as u64, seed, step as u64, terms, remembered];

@@ -1,4 +1,4 @@
-//! The exchange of a bucket: computation between collectives that the caller performs.
+//! The exchange of a bucket: computations between collectives, which the caller performs.
 
 use super::moment::{Agreement, Moment, Route};
 use super::program::{Instruction, Op, PROGRAM, Part, Program};
@@ -9,7 +9,7 @@ use crate::Error;
 /// One rank's exchange of one bucket, without I/O: it asks for collectives, and computes between them.
 ///
 /// Flights are independent. Any number may be under way at the same time, on any threads, as long as all ranks start their
-/// collectives in the same order. The [module](crate::exchange) says what is sent, and defines mean and contribution.
+/// collectives in the same order. The [module](crate::exchange) describes what is sent, and defines means and contributions.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
@@ -53,31 +53,31 @@ pub struct Flight {
     program: Program,
     /// The next instruction.
     counter: usize,
-    /// This rank's error. Its next message tells the others.
+    /// This rank's error. Its next message reports it to the others.
     failure: Option<Error>,
-    /// Whether no message is left to tell the others.
+    /// Whether this rank has failed after its last message.
     untold: bool,
     /// Number of layers that were summed in their place.
     summed: usize,
-    /// The first layer behind them.
+    /// Index of the first layer behind these layers.
     behind: usize,
     /// The result, after the end.
     outcome: Option<Result<(), Error>>,
 }
 
 impl Flight {
-    /// Begins with everything that needs no other rank: it compresses. Previous content of the space's buffers does not matter. They
-    /// belong to the flight until it ends.
+    /// Begins with the computations that need no other rank, such as compression. The previous content of the space's buffers does
+    /// not matter. The buffers belong to the flight until it ends.
     ///
-    /// An error of this rank's part is not returned here, because the others wait for its messages: a gradient that is not finite, for
-    /// instance. Its messages tell all ranks, and [`next`](Flight::next) fails on all of them. A rank that has failed before passes its
-    /// error as `failure`, and compresses nothing.
+    /// An error of this rank's part, such as a gradient that is not finite, is not returned here, because the others wait for this
+    /// rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all of them. A rank that
+    /// has failed before passes its error as `failure`, and compresses nothing.
     ///
     /// # Errors
-    /// Errors that no message can tell, on this rank only: [`CoreError::Parameter`](crate::CoreError::Parameter) if the moment's rank is
-    /// not below its number of workers; [`CoreError::Length`](crate::CoreError::Length) for a workspace that is too short for a
-    /// greeting. With [`Agreement::Reached`], also whatever is not as agreed: a workspace that is too short, buffers of other lengths
-    /// than the layer's, a setting that does not fit its shape.
+    /// Errors that no message can report, on this rank only: [`CoreError::Parameter`](crate::CoreError::Parameter) if the moment's
+    /// rank is not below its number of workers; [`CoreError::Length`](crate::CoreError::Length) for a workspace that is too short
+    /// for the first message. With [`Agreement::Reached`], also errors about anything that is not as agreed: a workspace that is
+    /// too short, buffers of other lengths than the layer's, a setting that does not fit its shape.
     ///
     /// # Complexity
     /// Encodes every layer once.
@@ -113,13 +113,13 @@ impl Flight {
         self.failure
     }
 
-    /// Whether the flight has failed on this rank only. By [`Route::Sharded`], the mean of this rank's shard may have an error. Tell the
-    /// others by the next flight, as the `failure` with which it begins.
+    /// Whether the flight has failed on this rank only. With [`Route::Sharded`], the mean of this rank's shard may have an error
+    /// that no other rank can find. Report it to the others in the next flight, as the `failure` with which it begins.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
 
-    /// Whether the next call writes means in the place of values, so that values that were not sent need memory of their own.
+    /// Whether the next call replaces values by means, so that compression errors need memory of their own.
     pub fn is_averaging(&self) -> bool {
         let of_bucket = |&&(part, _): &&(Part, Instruction)| self.program.has(part);
         let decides = |&(part, instruction): &(Part, Instruction)| match instruction {
@@ -138,9 +138,9 @@ impl Flight {
         &self.program
     }
 
-    /// Computes until the next collective, and returns it. The collective before must be done. `None`: the means are ready, or their
-    /// computation is enqueued. The space is that of [`begin`](Flight::begin). Between the calls, only the collective may use the
-    /// memory that it was given.
+    /// Computes until the next collective, and returns its request. The collective before must be complete. `None` means that the
+    /// means are ready, or that their computation is enqueued. `space` must be the one given to [`begin`](Flight::begin). Between
+    /// the calls, only the collective may use the memory that it was given.
     ///
     /// # Errors
     /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a network
@@ -155,7 +155,7 @@ impl Flight {
     /// later returns errors later.
     ///
     /// # Complexity
-    /// In all, decodes payloads once per worker; by [`Route::ScatterReduce`], about twice. Allocates nothing.
+    /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.
     pub fn next<'s, S: Space>(&mut self, space: &'s mut S) -> Result<Option<RequestOf<'s, S>>, Error> {
         match self.advance(space)? {
             Some(part) => space.request(part, &self.program).map(Some),
@@ -163,12 +163,12 @@ impl Flight {
         }
     }
 
-    /// Records an error of this rank between two calls. Its next message tells the others.
+    /// Records an error of this rank between two calls. Its next message reports it to the others.
     pub(crate) fn fail(&mut self, failure: Error) {
         self.failure = Some(failure);
     }
 
-    /// As [`next`](Flight::next); returns the part whose collective is next.
+    /// Like [`next`](Flight::next), but returns the part that is sent next, instead of a request.
     pub(crate) fn advance<S: Space>(&mut self, space: &mut S) -> Result<Option<Part>, Error> {
         if let Some(outcome) = self.outcome {
             return outcome.map(|()| None);
@@ -185,7 +185,7 @@ impl Flight {
             self.counter += 1;
             match instruction {
                 Instruction::Own(op) => self.own(space, op),
-                // A rank that fails alone still updates factors, as the others do.
+                // A rank that fails alone still updates factors, like the other ranks.
                 Instruction::All(op) if self.failure.is_none() || self.is_sharded() => space.run(op, &self.program)?,
                 Instruction::All(_) => {}
                 Instruction::Exchange if matches!(part, Part::Dense { .. }) => {
@@ -201,7 +201,7 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has received different pieces. Its error about them is told with the means.
+                    // Every rank has received different pieces. It reports its error about them in the message with the means.
                     if part != Part::Pieces {
                         judged?;
                     } else {
@@ -214,7 +214,7 @@ impl Flight {
         self.failure.take().map_or(Ok(None), Err)
     }
 
-    /// The place of the next layer that is summed where it is.
+    /// The place of the next layer that is summed in its own memory.
     fn next_dense<S: Space>(&mut self, space: &S) -> Option<u32> {
         let mut rest = space.layers().enumerate().skip(self.behind);
         let (place, _) = rest.find(|(_, spec)| self.program.is_in_place(spec))?;
@@ -237,7 +237,7 @@ impl Flight {
         None
     }
 
-    /// Runs an op whose error the next message tells.
+    /// Runs an op. The next message reports its error.
     fn own<S: Space>(&mut self, space: &mut S, op: Op) {
         if self.failure.is_none() {
             self.failure = space.run(op, &self.program).err();

@@ -27,18 +27,18 @@ use lgreco::error::expect_len;
 pub struct Spec<'a> {
     /// Index of the layer in the model.
     pub index: u32,
-    /// How it is compressed.
+    /// The compression method and its parameters.
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
     /// Element type of the compressor's input: the gradient's, or f32 with a residual.
     pub dtype: Dtype,
-    /// By [`Route::Sharded`]: the element at which each rank's shard ends. Rank r has the elements from `shards[r - 1]` to `shards[r]`,
-    /// which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a layer in a range of
-    /// a flat buffer (ZeRO). Empty on other routes.
+    /// With [`Route::Sharded`], the element at which each rank's shard ends. Rank r has the elements from `shards[r - 1]` to
+    /// `shards[r]`, which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a
+    /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
-    /// Whether an uncompressed layer of f32 may be summed in its own memory, the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) says which layers are.
+    /// Whether the layer may be summed in its own memory if it is uncompressed f32; the same on all ranks.
+    /// [`Program::is_in_place`](super::Program) tells whether it is.
     pub in_place: bool,
 }
 
@@ -63,7 +63,7 @@ impl Spec<'_> {
         }
     }
 
-    /// `Err` unless each rank has a shard of the layer by [`Route::Sharded`], and none has one by other routes.
+    /// `Err` unless each rank has a shard of the layer with [`Route::Sharded`], and no rank has one with other routes.
     pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
         if route != Route::Sharded {
             return Ok(expect_len("ends of shards", 0, self.shards.len())?);
@@ -81,7 +81,7 @@ impl Spec<'_> {
     }
 }
 
-/// Where the values that are not sent go: a layer's values minus this worker's decoded payload.
+/// Where a layer's compression error goes: its values minus this worker's decoded payload.
 ///
 /// ```
 /// use lgreco_train::exchange::Rest;
@@ -93,14 +93,14 @@ impl Spec<'_> {
 pub enum Rest<'a> {
     /// Nowhere.
     Dropped,
-    /// Nowhere, but their squared norm goes here. The layer's values are f32.
+    /// Only its squared norm is stored, here. The layer's values are f32.
     Measured(&'a mut f64),
-    /// They are the next residual, and move here before the mean takes their place: one place per element. The layer's values are the
-    /// f32 sum of gradient and residual. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging), and must
-    /// be the same from then on.
+    /// It is the next residual. It moves here from the place of the layer's values, before the mean replaces it. The slice has one
+    /// place per element. The layer's values are the f32 sum of gradient and residual. The slice may be empty until
+    /// [`Flight::is_averaging`](super::Flight::is_averaging), and must be the same from then on.
     Beside(&'a mut [f32]),
-    /// As `Beside`. The slice holds the residual that was added, and its next value replaces it. If that is not finite, the residual
-    /// stays.
+    /// Like `Beside`. The slice holds the residual that was added, and the next residual replaces it. If the next residual is not
+    /// finite, the old one stays.
     Replacing(&'a mut [f32]),
     /// This slice holds the f32 sum of gradient and residual, which is compressed in place of the layer's values. The exchange
     /// subtracts this worker's decoded payload from it. For gradients of 16 bits, and for AdaComp, which also looks at the gradient
@@ -108,7 +108,7 @@ pub enum Rest<'a> {
     Instead(&'a mut [f32]),
 }
 
-/// One layer of a bucket. All fields except the values are the same on every rank.
+/// One layer of a bucket. Index, setting, shape, shards and factor are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
@@ -126,26 +126,26 @@ pub enum Rest<'a> {
 pub struct Layer<'a> {
     /// Index of the layer in the model. It selects the random bits, with seed, step and rank.
     pub index: u32,
-    /// How it is compressed.
+    /// The compression method and its parameters.
     pub setting: Setting,
     /// Rows and columns.
     pub shape: Shape,
-    /// The gradient, or, where [`Rest`] says so, the sum of gradient and residual. It becomes the mean over the workers; by
+    /// The gradient, or the sum of gradient and residual, according to [`Rest`]. It becomes the mean over the workers; with
     /// [`Route::Sharded`], only in this rank's shard. Undefined if the exchange fails. Empty on a rank that has failed before.
     pub values: ValuesMut<'a>,
-    /// Where the values that are not sent go.
+    /// Where the compression error goes.
     pub rest: Rest<'a>,
-    /// Gets the bytes of this worker's payload where payloads travel whole: by [`Route::AllGather`], and under
+    /// Gets the length of this worker's payload in bytes, if payloads are not divided: with [`Route::AllGather`], and under
     /// [`Aggregation::WholePayloads`](super::Aggregation). Otherwise it is unchanged, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) gives the bytes.
     pub sent: u64,
-    /// Gets this rank's error if the values that are not sent are not finite. The caller may set it before: some layer of the bucket
-    /// had that error.
+    /// Gets this rank's error if the compression error is not finite. The caller may set it before, because some layer of the
+    /// bucket had that error.
     pub late: Option<Error>,
-    /// By [`Route::Sharded`], the [ends of shards](Spec::shards). Else empty.
+    /// With [`Route::Sharded`], the [ends of shards](Spec::shards). Otherwise empty.
     pub shards: &'a [u64],
-    /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. It becomes that of this step.
-    /// Columns of zeros, as at the first step, are replaced by random ones. Empty for other settings.
+    /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. The averaged `Q` of this
+    /// step replaces it. Columns of zeros, as at the first step, are replaced by random ones. Empty for other settings.
     pub factor: &'a mut [f32],
 }
 
@@ -181,7 +181,7 @@ impl<'a> Layer<'a> {
         factor_rank(&self.setting, self.shape)
     }
 
-    /// Whether all ranks gather its whole payloads.
+    /// Whether all ranks gather the layer's whole payloads.
     pub(super) fn is_gathered(&self, route: Route) -> bool {
         is_gathered(&self.setting, route)
     }
@@ -191,7 +191,7 @@ impl<'a> Layer<'a> {
         self.spec().wanted(moment.route, moment.rank)
     }
 
-    /// Where the mean goes.
+    /// The place of the mean.
     pub(super) fn mean(&mut self, moment: &Moment) -> ValuesMut<'_> {
         let wanted = self.wanted(moment);
         self.values.part(wanted)
@@ -221,7 +221,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Records an error if values that become the residual are not finite.
+    /// Records an error if the values that become the next residual are not finite.
     pub(super) fn check_left(&mut self) {
         let finite = match &self.rest {
             Rest::Dropped | Rest::Measured(_) => true,
@@ -231,7 +231,7 @@ impl<'a> Layer<'a> {
         self.late = self.late.or(CoreError::require_finite(finite, "the residual").err().map(Error::from));
     }
 
-    /// Makes the next residual zeros, because the values are sent without loss.
+    /// Sets the next residual to zeros, because the values are sent without loss.
     ///
     /// # Errors
     /// [`CoreError::Length`] when the residual has another length.
@@ -247,10 +247,10 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Moves the values that are not sent, before the mean takes their place.
+    /// Moves the compression error to its place in [`Rest`], before the mean replaces it.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when their place, or that of the mean, has another length.
+    /// [`CoreError::Length`] when the place of the compression error, or of the mean, has another length.
     pub(super) fn put_rest(&mut self) -> Result<(), Error> {
         expect_len("values", self.shape.elements(), self.values.values().len())?;
         match (&mut self.rest, &mut self.values) {

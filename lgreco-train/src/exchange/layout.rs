@@ -1,4 +1,4 @@
-//! Memory of the parts of an exchange.
+//! Sizes of the memory for the parts of an exchange.
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::division::Division;
@@ -11,7 +11,7 @@ use crate::gradient::Dtype;
 use lgreco::compress::payload::{STRETCH, reads_stretches};
 use lgreco::compress::spread::WORTHWHILE;
 
-/// Rows of a product that are computed at a time, where the mean's element type is too narrow for the product: a few tiles.
+/// Number of rows of a product that are computed at a time, if the product must be rounded to the mean's element type.
 pub(super) const ROWS: usize = 32;
 
 /// Largest number of lanes: runs of layers that the host computes at the same time.
@@ -22,7 +22,7 @@ pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
 pub(super) struct Lane {
     /// Number of layers.
     pub(super) layers: usize,
-    /// As in [`Layout`].
+    /// Lengths as in [`Layout`], here and below.
     pub(super) wide: usize,
     pub(super) decoded: usize,
     pub(super) encode: usize,
@@ -42,13 +42,13 @@ pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) ->
 struct Divider {
     elements: u64,
     before: u64,
-    /// The part of the elements that has the middle of the last layer, and the lane of that layer.
+    /// The part of the elements in which the middle of the last layer is. The next field is the lane of that layer.
     part: u64,
     lane: usize,
 }
 
 impl Divider {
-    /// The lane of the next layer. No lane before another one is empty.
+    /// The lane of the next layer. No lane in front of a used one is empty.
     fn lane_of(&mut self, elements: usize) -> usize {
         let lanes = if self.elements < WORTHWHILE as u64 { 1 } else { LANES as u64 };
         let middle = self.before + elements as u64 / 2;
@@ -64,34 +64,34 @@ impl Divider {
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Slips follow if there are any, or if
-    /// layers are summed in their own memory.
+    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Status records follow if there
+    /// are such values, or if layers are summed in their own memory.
     pub sums: usize,
     /// Number of dense layers that are summed in their own memory.
     pub in_place: usize,
-    /// f32: `Q` factors, with slips behind them.
+    /// f32: `Q` factors, with status records behind them.
     pub factors: usize,
     /// Bytes: shared positions.
     pub positions: usize,
-    /// Bytes: this rank's slip and payloads for all ranks; the largest length if it depends on values.
+    /// Bytes: this rank's status record and payloads for all ranks. If the length depends on values, the largest length counts.
     pub message: usize,
     /// Whether the length of a message depends on values.
     pub varies: bool,
-    /// Bytes: slips and payloads of pieces, for all owners together.
+    /// Bytes: status records and payloads of pieces, for all owners together.
     pub pieces: usize,
-    /// f32: dense values that are summed by shards. Slips end each shard.
+    /// f32: dense values for the reduce-scatter of shards. Each rank's part ends with status records.
     pub shards: usize,
-    /// Most bytes of all ranks' payloads for all ranks.
+    /// Largest number of bytes of all ranks' messages with payloads for all ranks.
     pub received: usize,
-    /// Most bytes of pieces from other ranks.
+    /// Largest number of bytes of pieces that this rank receives at a time.
     pub arrived: usize,
-    /// f32: sums of payloads, where the mean's element type is too narrow for them. On the host, for all lanes together.
+    /// f32: sums of payloads, if the mean's element type is too narrow for them. On the host, for all lanes together.
     pub wide: usize,
-    /// f32: one decoded payload per lane, where it needs memory of its own. On the host.
+    /// f32: one decoded payload per lane, if it needs memory of its own. Only on the host.
     pub decoded: usize,
     /// Words of workspace for the host's compressors, in all lanes together.
     pub encode: usize,
-    /// Runs of layers that the host computes at the same time: up to four with the feature `rayon`, else one.
+    /// The runs of layers that the host computes at the same time: up to four with the feature `rayon`, otherwise one.
     pub(super) lanes: [Lane; LANES],
 }
 
@@ -121,7 +121,8 @@ impl Layout {
             spec.check_shards(route, world)?;
             let payload = setting.payload_len(shape, dtype)?;
             let mut encode = setting.encode_workspace_len(shape, dtype);
-            // If the length of a payload depends on its values, the next payload begins at an unknown place, so there is one lane.
+            // If the length of a payload depends on its values, the position of the next payload is unknown in advance, so there is
+            // one lane.
             let lane = if layout.varies { 0 } else { divider.lane_of(shape.elements()) };
             let lane = &mut layout.lanes[lane];
             lane.layers += 1;

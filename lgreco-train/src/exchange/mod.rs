@@ -1,12 +1,13 @@
 //! Aggregation: the mean of all workers' compressed gradients, by collectives that the caller performs.
 //!
-//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on values, and many
-//! small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket without I/O: it computes, and then
-//! asks for the next [collective](Request) on given memory. So buckets can be exchanged at the same time, by blocking calls or others,
-//! during the backward pass. [`aggregate`] performs all collectives of a bucket over a [`Collective`].
+//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on values, and
+//! many small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket without I/O: it computes,
+//! and then asks for the next [collective](Request) on given memory. So buckets can be exchanged at the same time during the
+//! backward pass, by blocking or non-blocking calls. [`aggregate`] performs all collectives of a bucket over a [`Collective`].
 //!
-//! A flight executes a [`Program`]: a list of [ops](Op), which a [`Space`] does in its memory, and of [parts](Part) that travel between
-//! them. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts before anything is sent.
+//! A flight executes a [`Program`]: a list of [ops](Op), which a [`Space`] executes in its memory, and of [parts](Part), which
+//! collectives send between ops. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts before
+//! anything is sent.
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
@@ -23,48 +24,52 @@
 //! layers share one broadcast. The payloads of all layers share one message, in layer order.
 //!
 //! # Failures
-//! Ranks exchange their status inside these messages. A slip of 16 bytes heads each gathered message. An all-reduce has one f32 or three
-//! bf16 more per rank, which are zero on all other ranks. A slip has the rank's error code and a fingerprint of its layers, settings,
-//! seed, step and warm-start factors. So every rank names a rank that fails or disagrees, at the same point of the sequence, and no
-//! rank waits for it. Before ranks have [agreed](Agreement) on layers and settings, and where values decide the lengths of messages, an
-//! all-gather of 24 bytes more per rank comes first. A length is accepted only up to the largest that the payloads may have together.
-//! Each payload is accepted only if it has the length of its header.
+//! Ranks exchange their status inside these messages. A status record ([`Slip`]) of 16 bytes heads each gathered message. An
+//! all-reduce has one f32 or three bf16 more per rank, which are zero on all other ranks. The record has the rank's error code and
+//! a fingerprint of its layers, settings, seed, step and warm-start factors. So every rank can name a rank that fails or disagrees,
+//! all at the same point of the sequence, and no rank waits for it. An additional all-gather of 24 bytes per rank comes first in
+//! two cases: before ranks have [agreed](Agreement) on layers and settings, and if the lengths of messages depend on values. A
+//! message is accepted only up to the largest length that its payloads may have together. A payload is accepted only if it has the
+//! length that its header states.
 //!
 //! # Sums
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if
-//! [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its contribution is the rounded
-//! values, so its residual keeps the rounding error. Rounding of sums in the caller's network is in no residual. PowerSGD's `P` is
-//! orthonormalised in f32 from its sum, so rounding `P` turns the columns a little and takes nothing from a contribution.
+//! [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its contribution is the
+//! rounded values, so its residual keeps the rounding error. No residual contains the rounding of sums in the caller's network.
+//! PowerSGD's `P` is orthonormalised in f32 from its sum, so rounding `P` turns its columns a little, but loses no part of a
+//! contribution.
 //!
-//! Sums in f32 of 16-bit gradients take twice the bytes that their payload length, and so an error table, says.
+//! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Layers that are summed
-//! in their own memory are divided before. Afterwards every rank has the same bits in the place of its gradient. A worker's values minus
-//! its own contribution `ĝ` are its [next residual](Rest) (`m' = m + a (g − ĝ)`). For every setting and route, the mean of the
-//! contributions is the mean, up to rounding. So no gradient mass is lost, whatever the residuals keep.
+//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Dense values are
+//! multiplied by a power of two before, so that sums of finite values stay finite. Afterwards every rank has the same bits in the
+//! place of its gradient. A worker's values minus its own contribution `ĝ` are its [next residual](Rest). With a gain `a`, this is
+//! `m' = m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to rounding. So no
+//! gradient mass is lost.
 //!
 //! # Scatter-reduce
-//! The elements of a bucket are divided among the ranks, for QSGD and LoCo at bucket boundaries of the quantiser. TopK's `keep` is
-//! divided in proportion, at least one per piece. Every rank sends each owner its piece, compressed. The owner adds its own piece
-//! uncompressed, compresses the mean, and all-gathers it. The owner's contribution is its piece plus the error of the second
-//! compression times the number of workers. So its residual corrects that error in the next step.
+//! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser. TopK's `keep`
+//! is divided in proportion, at least one per piece. The rank that gets a part is its owner. Every rank compresses each owner's
+//! piece and sends it. The owner adds its own piece uncompressed, and compresses the mean. An all-gather sends the compressed means
+//! to all ranks. The owner's contribution is its piece plus the error of the second compression times the number of workers. So its
+//! residual corrects that error in the next step.
 //!
 //! # Shards
-//! By [`Route::Sharded`], an exchange ends when every rank has the mean of its [shard](Spec::shards), a range of elements of each layer.
-//! PowerSGD and CLT-k make their all-reduces, and then only this rank's part of the mean. Payloads of shards are encoded separately,
-//! including this rank's own, and are not compressed again. TopK's `keep` is divided in proportion, at least one per shard. A worker's
-//! contribution is all of its gradient, whatever its own shard is. All ranks gather and decode payloads that cannot be cut
-//! ([`Aggregation::WholePayloads`]). Their traffic and decoding grow with the number of workers.
+//! With [`Route::Sharded`], an exchange ends when every rank has the mean of its [shard](Spec::shards), a range of elements of each
+//! layer. PowerSGD and CLT-k perform their all-reduces, and then compute only this rank's part of the mean. Payloads of shards are
+//! encoded separately, including this rank's own, and are not compressed again. TopK's `keep` is divided in proportion, at least
+//! one per shard. A worker's contribution is all of its gradient, not only its own shard. All ranks gather and decode payloads that
+//! cannot be cut ([`Aggregation::WholePayloads`]). Their traffic and decoding grow with the number of workers.
 //!
-//! For dense layers, PowerSGD, CLT-k and whole payloads, the mean of a shard has the bits of that part of a mean by
+//! For dense layers, PowerSGD, CLT-k and whole payloads, the mean of a shard has the same bits as that part of the mean with
 //! [`Route::AllGather`]. This also holds for LoCo and for QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding if
-//! shards end at bucket boundaries. The caller's two kinds of sums must agree in their bits. Stochastic rounding draws other random
-//! bits for each shard, and TopK selects within shards.
+//! shards end at bucket boundaries. For this, the caller's all-reduce and reduce-scatter must give the same bits. Stochastic
+//! rounding draws other random bits for each shard, and TopK selects within shards.
 //!
-//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes. Slips go to every owner; in a
-//! reduce-scatter, they are numbers behind each shard. Only the owner of a shard can find an error in what it has received for that
-//! shard, an overflow for instance: [`Flight::failed_alone`].
+//! Every rank can name ranks that fail before they send, and ranks that disagree, as with other routes. Status records go to every
+//! owner. In a reduce-scatter, they are numbers behind each rank's part. Only the owner of a shard can find an error in the data
+//! that it has received for the shard, such as an overflow: [`Flight::failed_alone`].
 //!
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);

@@ -1,12 +1,12 @@
-//! The moment of a run at which an exchange happens, and how its payloads travel.
+//! The step and the options of an exchange, and the route of its payloads.
 
 use super::collective::Place;
 use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
-/// How payloads of [`Aggregation::Payloads`](super::Aggregation) (QSGD, TopK, LoCo) travel. All ranks gather those of
-/// [`Aggregation::WholePayloads`](super::Aggregation) by every route.
+/// How payloads of [`Aggregation::Payloads`](super::Aggregation) (QSGD, TopK, LoCo) are exchanged. Payloads of
+/// [`Aggregation::WholePayloads`](super::Aggregation) are gathered by all ranks with every route.
 ///
 /// ```
 /// use lgreco_train::controller::Config;
@@ -42,13 +42,13 @@ pub enum Route {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// Not yet. The lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
+    /// Ranks have not agreed yet. The lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
     Needed,
-    /// They have agreed since layers, settings or route last changed. The messages themselves tell other differences and errors.
+    /// Ranks have agreed since layers, settings or route last changed. The messages themselves report other differences and errors.
     Reached,
 }
 
-/// The moment of a run at which an exchange happens, on one rank. All fields except `rank` are the same on every rank.
+/// The step and the options of an exchange on one rank. All fields except `rank` are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::exchange::{Moment, Route};
@@ -63,14 +63,14 @@ pub struct Moment {
     pub rank: u32,
     /// Number of workers.
     pub world_size: u32,
-    /// How payloads travel.
+    /// The route of payloads.
     pub route: Route,
     /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its residual,
     /// if the layer has one.
     pub reduce_dtype: Dtype,
     /// The seed of the run's random bits.
     pub seed: u64,
-    /// The number of the step. So no two exchanges of a layer have the same random bits.
+    /// The number of the step. It gives each exchange of a layer other random bits.
     pub step: u32,
     /// A checksum of anything else that must be the same on all ranks.
     pub terms: u64,
@@ -87,13 +87,13 @@ impl Moment {
         self.step % self.world_size
     }
 
-    /// The random bits of rank `rank`'s payload of layer `layer`. On all ranks, PowerSGD starts from those of rank 0.
+    /// The random bits of rank `rank`'s payload of layer `layer`. PowerSGD starts from the bits of rank 0 on all ranks.
     pub fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
     }
 
-    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. By [`Route::ScatterReduce`],
-    /// the owner uses its own for the second compression.
+    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. With
+    /// [`Route::ScatterReduce`], the second compression uses the bits of the owner as `rank`.
     pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
         self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }

@@ -1,7 +1,7 @@
 //! The instructions of an exchange, in order: ops on a rank's own memory, and collectives.
 //!
 //! The list is the same for all kinds of memory and all buckets. A bucket skips instructions for parts that it lacks. A
-//! [`Space`](super::Space) does the ops.
+//! [`Space`](super::Space) executes the ops.
 
 use super::division::{Division, Piece};
 use super::fingerprint::fingerprint;
@@ -16,7 +16,8 @@ use crate::checksum::Hash;
 use crate::compress::Setting;
 use crate::gradient::Dtype;
 
-/// The values or bytes of one collective, in the order of the collectives. Buckets have only the parts that their settings need.
+/// The values or bytes of one collective. The order of parts is that of the collectives. Buckets have only the parts that their
+/// settings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// Whether all ranks have the same layers and settings, and the lengths of their messages; an all-gather.
@@ -31,21 +32,21 @@ pub enum Part {
     Payloads,
     /// Payloads of pieces for their owners; an all-to-all.
     Pieces,
-    /// The owners' means, compressed again; an all-gather.
+    /// The means of all pieces, compressed again by their owners; an all-gather.
     Means,
     /// The values of one large dense layer, in their own memory; an all-reduce.
     Dense {
         /// The layer's place in the bucket.
         place: u32,
     },
-    /// Dense values, each for the rank whose shard it is in; a reduce-scatter.
+    /// Dense values, for the ranks that have them in their shards; a reduce-scatter.
     Shards,
     /// Payloads of shards for their ranks; an all-to-all.
     ShardPayloads,
 }
 
 impl Part {
-    /// All parts in order. Those of dense layers come last, and are not in this list.
+    /// All parts in order. The parts of single dense layers come last, and are not in this list.
     const ALL: [Part; 9] = [
         Part::Greetings,
         Part::Positions,
@@ -59,15 +60,15 @@ impl Part {
     ];
 }
 
-/// What a [`Space`](super::Space) does: each op for all layers of the bucket whose setting needs it.
+/// An operation of a [`Space`](super::Space), on all layers of the bucket with settings that need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// CLT-k: the leader writes the positions of its largest values. The others check that their values are finite.
     Lead,
-    /// Dense: writes the values as f32 to the sums, rounded if they travel as bf16. Layers that are summed in their own memory are
-    /// divided by the number of workers there, so that their sum is the mean.
+    /// Dense: writes the values as f32 to the sums, rounded if they are summed as bf16. Layers that are summed in their own memory
+    /// are multiplied there by a power of two, so that sums of finite values stay finite.
     Widen,
-    /// PowerSGD: writes `P = M Q` to the sums. `Q` is that of the last step, with random columns in place of zeros.
+    /// PowerSGD: writes `P = M Q` to the sums. `Q` comes from the last step, with random columns in place of columns of zeros.
     Project,
     /// Encodes payloads for all ranks into this rank's message.
     Encode,
@@ -79,20 +80,20 @@ pub enum Op {
     BackProject,
     /// PowerSGD: averages `Q`.
     AverageFactors,
-    /// PowerSGD: writes the mean, `P̂ Qᵀ`; by shards, that of this rank's shard.
+    /// PowerSGD: writes the mean, `P̂ Qᵀ`; with shards, only this rank's shard of it.
     Reconstruct,
     /// Dense: writes the mean.
     Average,
-    /// CLT-k: writes the mean; by shards, that of this rank's shard.
+    /// CLT-k: writes the mean; with shards, only this rank's shard of it.
     Place,
-    /// Adds decoded payloads in the order of ranks, and writes the mean. By shards, too, it decodes whole layers, so that a bad payload
-    /// or an overflow is an error on all ranks.
+    /// Adds decoded payloads in the order of ranks, and writes the mean. With shards, too, it decodes whole layers, so that an
+    /// invalid payload or an overflow is an error on all ranks.
     SumPayloads,
     /// Adds the pieces that this rank owns, and compresses their mean.
     AveragePieces,
     /// Decodes the means of all pieces.
     DecodeMeans,
-    /// Dense: writes the values as f32 to the sums by shards.
+    /// Dense: writes the values as f32 to the buffer of the reduce-scatter.
     WidenShards,
     /// Dense: writes the mean of this rank's shard.
     AverageShards,
@@ -102,8 +103,8 @@ pub enum Op {
     SumShards,
     /// PowerSGD: keeps this step's `Q` as the start of the next step.
     Remember,
-    /// Writes this rank's slip, its status record, to every place of a part: at the head of each message, or as numbers behind the
-    /// values to be summed. Also rounds these values if they travel as bf16. In [`Part::Greetings`], the length of this rank's message
+    /// Writes this rank's status record to every place of a part: at the head of each message, or as numbers behind the values to
+    /// be summed. Also rounds these values if they are summed as bf16. In [`Part::Greetings`], the length of this rank's message
     /// follows.
     PutSlip {
         /// The part.
@@ -111,7 +112,7 @@ pub enum Op {
         /// The status record.
         slip: Slip,
     },
-    /// Reads the slips of all ranks. `Err` unless no rank has failed and all agree: [`judge`](super::judge).
+    /// Reads the status records of all ranks. `Err` if a rank has failed, or if ranks differ: [`judge`](super::judge).
     Judge {
         /// The part.
         part: Part,
@@ -121,7 +122,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it writes means in the place of values.
+    /// Whether it replaces values by means.
     pub(super) fn is_mean(&self) -> bool {
         use Op::*;
         matches!(self, Reconstruct | Average | Place | SumPayloads | DecodeMeans | AverageShards | SumShards)
@@ -131,11 +132,11 @@ impl Op {
 /// A step of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
-    /// An op on this rank's own values. The next message tells its error.
+    /// An op on this rank's own values. The next message reports its error.
     Own(Op),
-    /// An op on data that all ranks have alike, so that it fails on all or none.
+    /// An op on data that is the same on all ranks, so that it fails on all ranks or on none.
     All(Op),
-    /// Writes slips, and asks for the collective.
+    /// Writes status records, and asks for the collective.
     Exchange,
     Judge,
 }
@@ -172,7 +173,7 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::ShardPayloads, Exchange),
     (Part::ShardPayloads, Judge),
     (Part::Dense { place: 0 }, Exchange),
-    // No collective follows. Means take the place of values as late as possible.
+    // No collective follows. Means replace values as late as possible.
     (Part::Factors, All(Op::AverageFactors)),
     (Part::Factors, Own(Op::Reconstruct)),
     (Part::Sums, All(Op::Average)),
@@ -184,7 +185,8 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Factors, All(Op::Remember)),
 ];
 
-/// One rank's exchange of one bucket: its moment, the memory of its parts, and a checksum of what all ranks must have in common.
+/// One rank's exchange of one bucket: its step and options, the memory of its parts, and a checksum of everything that all ranks
+/// must have in common.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
@@ -200,9 +202,9 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// The moment of the exchange.
+    /// The step and the options of the exchange.
     pub moment: Moment,
-    /// Memory of the parts.
+    /// Sizes of the memory for the parts.
     pub layout: Layout,
     /// Checksum of everything that ranks must have in common.
     pub fingerprint: u64,
@@ -238,7 +240,7 @@ impl Program {
         Ok(program)
     }
 
-    /// A program for greetings only, because this rank's layers do not fit together.
+    /// A program that only takes part in the first message, because this rank's layers do not fit together.
     pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
@@ -259,8 +261,8 @@ impl Program {
         }
     }
 
-    /// The collective of a part, with its size; `None` if this bucket lacks the part. [`rounds`](Program::rounds) gives those of single
-    /// layers.
+    /// The collective of a part, with its size; `None` if this bucket lacks the part. [`rounds`](Program::rounds) returns the
+    /// collectives of single layers.
     pub fn round(&self, part: Part) -> Option<Round> {
         let Layout { world, sums, in_place, factors, positions, message, varies, pieces, shards, .. } = self.layout;
         let sharded = self.moment.route == Route::Sharded;
@@ -287,7 +289,7 @@ impl Program {
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
             Part::Positions => positions > 0,
-            // Slips travel before layers are summed in their own memory.
+            // Status records are exchanged before layers are summed in their own memory.
             Part::Sums => sums > 0 || in_place > 0,
             Part::Factors => factors > 0,
             Part::Payloads => message > 0,
@@ -299,13 +301,13 @@ impl Program {
         has.then_some(round)
     }
 
-    /// Number of values of all ranks' slips behind the values to be summed.
+    /// Number of values that all ranks' status records take behind the values to be summed.
     pub(super) fn slips(&self) -> usize {
         self.layout.world * Slip::values(self.moment.reduce_dtype)
     }
 
-    /// The collectives of this exchange, in order, with their parts, for callers that reserve or register memory. All ranks have the
-    /// same ones. Sizes are the same, too, except for [`Round::AllToAll`] and [`Round::ReduceScatterSum`].
+    /// The collectives of this exchange, in order, with their parts, for callers that reserve or register memory. They are the same
+    /// on all ranks. Sizes are the same, too, except for [`Round::AllToAll`] and [`Round::ReduceScatterSum`].
     pub fn rounds<'a>(self, layers: impl Iterator<Item = Spec<'a>>) -> impl Iterator<Item = (Part, Round)> {
         let all = Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)));
         all.chain(
@@ -316,9 +318,9 @@ impl Program {
         )
     }
 
-    /// The length of `owner`'s share of a part whose shares differ: bytes of the message with its pieces, or values of its share of
-    /// [`Part::Shards`] with slips; 0 for other parts. `owner` receives a message of this length from each other rank, and sends one
-    /// in [`Part::Means`].
+    /// The length of `owner`'s share of a part with shares of different lengths: bytes of the message with its pieces, or values of
+    /// its share of [`Part::Shards`] with status records; 0 for other parts. `owner` receives a message of this length from each
+    /// other rank, and sends one in [`Part::Means`].
     ///
     /// # Errors
     /// As [`Program::new`].

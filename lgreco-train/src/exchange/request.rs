@@ -3,8 +3,8 @@
 use super::collective::{Collective, CollectiveError};
 use crate::gradient::Bf16;
 
-/// A collective on memory of the exchange: host memory, unless a [`Space`](super::Space) has another kind. All ranks make the same
-/// collectives in the same order.
+/// A collective on memory of the exchange. It is host memory, unless a [`Space`](super::Space) has another kind. All ranks perform
+/// the same collectives in the same order.
 ///
 /// ```
 /// use lgreco_train::exchange::{Request, threads};
@@ -19,12 +19,12 @@ use crate::gradient::Bf16;
 pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     /// Replace the values by their sums over the workers.
     AllReduceSum {
-        /// As many on every rank.
+        /// The same number on every rank.
         values: V,
     },
-    /// The same for bf16, if the [moment](super::Moment::reduce_dtype) says so.
+    /// Replace the bf16 values by their sums over the workers, if [`reduce_dtype`](super::Moment::reduce_dtype) is bf16.
     AllReduceSumBf16 {
-        /// As many on every rank.
+        /// The same number on every rank.
         values: H,
     },
     /// Fill `buffer` with every rank's bytes, in rank order. This rank's bytes are in their place already.
@@ -32,7 +32,7 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
         /// Equal parts, one per rank.
         buffer: B,
     },
-    /// The same with parts of different lengths.
+    /// Fill `buffer` with every rank's bytes, in rank order, with parts of different lengths.
     AllGatherEach {
         /// Bytes of each rank's part, 0 for some.
         lens: &'a [u64],
@@ -41,33 +41,33 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     },
     /// Replace the bytes by those of one rank.
     Broadcast {
-        /// Whose.
+        /// The rank that sends its bytes.
         root: u32,
-        /// As many on every rank.
+        /// The same number on every rank.
         bytes: B,
     },
-    /// Send every rank its part of `send`, and receive a part from each; in both, parts are in rank order, one after
-    /// the other, and this rank's own is empty.
+    /// Send every rank its part of `send`, and receive a part from each rank. In both buffers, parts are in rank order, one after
+    /// the other. This rank's own part is empty.
     AllToAll {
-        /// What to send.
+        /// The bytes to send.
         send: B,
-        /// Bytes of each rank's part of it.
+        /// Bytes of each rank's part.
         send_lens: &'a [u64],
-        /// Where to put what comes.
+        /// The memory for the received bytes.
         received: B,
-        /// Bytes of each rank's part of it.
+        /// Bytes of each rank's part.
         received_lens: &'a [u64],
     },
     /// Replace this rank's part of the values by its sum over the workers. The other parts are no longer used.
     ReduceScatterSum {
-        /// Values of each rank's part.
+        /// Number of values in each rank's part.
         lens: &'a [u64],
         /// All parts, one after the other.
         values: V,
     },
-    /// The same for bf16.
+    /// Replace this rank's part of the bf16 values by its sum over the workers.
     ReduceScatterSumBf16 {
-        /// Values of each rank's part.
+        /// Number of values in each rank's part.
         lens: &'a [u64],
         /// All parts, one after the other.
         values: H,

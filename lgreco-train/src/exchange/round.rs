@@ -1,4 +1,4 @@
-//! Collectives and their sizes, without memory.
+//! Kinds of collectives and their sizes, without memory.
 
 /// A collective of an exchange, with its size. Sizes are exact unless [`Round::AllGatherEach`] says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,19 +15,20 @@ pub enum Round {
     },
     /// [`Request::AllGather`](super::Request::AllGather).
     AllGather {
-        /// Of each rank.
+        /// Number of bytes of each rank.
         bytes: usize,
     },
     /// [`Request::AllGatherEach`](super::Request::AllGatherEach).
     AllGatherEach {
-        /// Of all ranks together.
+        /// Number of bytes of all ranks together.
         bytes: usize,
-        /// Whether the number is exact. If not, it is the largest, and the actual one depends on values.
+        /// Whether the number is exact. If not, it is the largest possible number, and the actual one depends on
+        /// values.
         exact: bool,
     },
     /// [`Request::Broadcast`](super::Request::Broadcast).
     Broadcast {
-        /// On every rank.
+        /// Number of bytes on every rank.
         bytes: usize,
     },
     /// [`Request::AllToAll`](super::Request::AllToAll).
@@ -41,14 +42,14 @@ pub enum Round {
     ReduceScatterSum {
         /// Number of f32 of all ranks together.
         values: usize,
-        /// Of them, this rank's.
+        /// The part of `values` that belongs to this rank.
         own: usize,
     },
     /// [`Request::ReduceScatterSumBf16`](super::Request::ReduceScatterSumBf16).
     ReduceScatterSumBf16 {
         /// Number of bf16 of all ranks together.
         values: usize,
-        /// Of them, this rank's.
+        /// The part of `values` that belongs to this rank.
         own: usize,
     },
 }

@@ -3,9 +3,9 @@
 use crate::gradient::{Bf16, Dtype, Element};
 use crate::{CoreError, Error};
 
-/// Bytes of a slip at the head of a message.
+/// Bytes of a status record at the head of a message.
 pub(super) const LEN: usize = 16;
-/// Bytes of a greeting: a slip, and the length of the message that follows.
+/// Bytes of the first message of a rank: its status record, and the length of its next message.
 pub(super) const GREETING: usize = LEN + 8;
 
 /// The status record of a rank in every message: 16 bytes at its head, or one f32 or three bf16 behind a sum.
@@ -20,7 +20,7 @@ pub(super) const GREETING: usize = LEN + 8;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slip {
-    /// The [code](Error::code) of its failure, 0 for none.
+    /// The [code](Error::code) of the rank's failure; 0 for none.
     pub code: u64,
     /// Checksum of everything that ranks must have in common.
     pub fingerprint: u64,
@@ -30,8 +30,8 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// Codes of ranks that found an error of another rank, and so were not the first to fail.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
-/// Whether all ranks have failed because they differ, and none by itself. Then the error is about other ranks, or it reports a peer
-/// whose error is about other ranks. The result is the same on all ranks.
+/// Whether all ranks have failed only because they differ. Then the error is about other ranks, or it reports a peer whose error is
+/// about other ranks. The result is the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -39,22 +39,23 @@ pub(crate) fn is_of_others(error: Error) -> bool {
     };
     OF_OTHERS.contains(&code.into())
 }
-/// Codes of ranks whose gradient is not finite. Training may go on after it, so every other error takes precedence.
+/// Codes of gradients that are not finite. Training may continue after such a step, so every other error takes precedence.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
-/// In a sum, numbers below this are error codes, and others are the lower bits of a fingerprint. f32 represents all of them exactly.
+/// In a sum, numbers below this are error codes. Larger numbers stand for the remainder of a fingerprint. f32 represents all of
+/// them exactly.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
 impl Slip {
-    /// Bytes of a slip at the head of a message.
+    /// Bytes of a status record at the head of a message.
     pub const LEN: usize = LEN;
 
     pub(super) fn new(failure: Option<Error>, fingerprint: u64) -> Slip {
         Slip { code: failure.map_or(0, |error| error.code().into()), fingerprint }
     }
 
-    /// Writes the slip to the head of a message: both numbers, little-endian.
+    /// Writes the status record to the head of a message: both numbers, little-endian.
     ///
     /// # Panics
     /// When the message is shorter.
@@ -63,7 +64,7 @@ impl Slip {
         head[..LEN].copy_from_slice(bytemuck::bytes_of(&words));
     }
 
-    /// The slip at the head of a message that is long enough.
+    /// Reads the status record at the head of a message.
     ///
     /// # Panics
     /// When the message is shorter.
@@ -80,7 +81,7 @@ impl Slip {
         }
     }
 
-    /// Reads [`to_sum`](Slip::to_sum)'s number, with its bits of the fingerprint.
+    /// Reads the number that [`to_sum`](Slip::to_sum) has made. The result has only a part of the fingerprint.
     pub fn of_sum(sum: f32) -> Slip {
         let whole = sum as u64;
         match whole {
@@ -90,7 +91,7 @@ impl Slip {
         }
     }
 
-    /// Number of values of a rank's slip behind a sum.
+    /// Number of values that a rank's status record takes behind a sum.
     pub const fn values(dtype: Dtype) -> usize {
         match dtype {
             Dtype::F32 => 1,

@@ -1,4 +1,4 @@
-//! Workers that are threads of one process.
+//! A network of workers that are threads of one process.
 
 use super::{Collective, CollectiveError};
 use crate::gradient::{Bf16, Dtype, Element};
@@ -36,8 +36,9 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
     })
 }
 
-/// Runs `work` as [`run`], for `nodes` nodes of `per_node` threads each. Each thread gets its place in the group of its node, and
-/// its place among its peers: the threads with the same place on the other nodes. Returns the results by rank, counted node by node.
+/// Runs `work` like [`run`], for `nodes` nodes of `per_node` threads each. Each thread gets its place in the group of its node, and
+/// its place in the group of its peers: the threads with the same place on the other nodes. Returns the results by rank, counted
+/// node by node.
 ///
 /// ```
 /// use lgreco_train::exchange::threads;
@@ -68,7 +69,7 @@ pub fn run_nodes<T: Send>(
 
 /// One thread's place in a group. Sums are taken in rank order, so every run has the same bits.
 ///
-/// A thread that drops its place, by returning or by panicking, ends the group. Calls of the others then fail with
+/// If a thread drops its place, by returning or by panicking, the group ends. Calls of the other threads then fail with
 /// [`ThreadCollective::LEFT`] instead of waiting.
 ///
 /// ```
@@ -83,14 +84,14 @@ pub fn run_nodes<T: Send>(
 #[derive(Debug)]
 pub struct ThreadCollective {
     rank: usize,
-    /// Which of the two slots the next meeting uses.
+    /// The index of the slot, of two, that the next call uses.
     turn: usize,
     group: Arc<Group>,
 }
 
 #[derive(Debug)]
 struct Group {
-    /// Two per worker, used alternately. Before a worker writes one again, it has met all others since they could read it.
+    /// Two slots per worker, used alternately. Before a worker writes to a slot again, all others have finished reading it.
     slots: Vec<[RwLock<Slot>; 2]>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
@@ -172,7 +173,7 @@ impl ThreadCollective {
         (0..world_size as usize).map(|rank| ThreadCollective { rank, turn: 0, group: group.clone() }).collect()
     }
 
-    /// Waits for the others.
+    /// Waits until all workers of the group have called it.
     fn meet(&self) -> Result<(), CollectiveError> {
         let mut meeting = self.group.meeting.lock().unwrap_or_else(PoisonError::into_inner);
         if meeting.left {
@@ -201,7 +202,7 @@ impl ThreadCollective {
         if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
-    /// Shows the part `own` of `buffer` to the others, and fills `buffer` with the parts of all ranks, whose lengths `len` gives.
+    /// Shows the part `own` of `buffer` to the others, and fills `buffer` with the parts of all ranks. `len` returns their lengths.
     fn gather(
         &mut self,
         own: Range<usize>,
@@ -218,7 +219,7 @@ impl ThreadCollective {
         self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows `bytes` to the others, and calls `read` when theirs can be read.
+    /// Shows `bytes` to the others, and calls `read` when the bytes of the others can be read.
     fn show(
         &mut self,
         call: Call,
@@ -285,7 +286,7 @@ impl ThreadCollective {
 }
 
 impl Slot {
-    /// Adds the slot's values from number `start` on to a sum. The `first` ones replace it.
+    /// Adds the slot's values from number `start` on to a sum. With `first`, they replace the sum's old values.
     fn add<T: Element>(&self, start: usize, first: bool, sum: &mut [T]) {
         let addends = self.bytes.chunks_exact(size_of::<T>()).skip(start).map(bytemuck::pod_read_unaligned::<T>);
         for (sum, x) in sum.iter_mut().zip(addends) {
@@ -314,7 +315,7 @@ impl Collective for ThreadCollective {
         self.reduce(values)
     }
 
-    /// Each addition is rounded.
+    /// Rounds at every addition.
     fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
         self.reduce(values)
     }
@@ -353,7 +354,7 @@ impl Collective for ThreadCollective {
         mut received: &mut [u8],
         received_lens: &[u64],
     ) -> Result<(), CollectiveError> {
-        // The lengths for all workers, then the bytes.
+        // The slot gets the lengths for all workers, then the bytes.
         let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
         self.show(Call::AllToAll, &shown, |this| {
             this.check_lens(received_lens, received.len())?;
@@ -387,7 +388,7 @@ fn sum(lens: &[u64]) -> u64 {
     lens.iter().fold(0, |all: u64, len| all.saturating_add(*len))
 }
 
-/// Fills the first `len` bytes of `room`, and cuts them off.
+/// Fills the first `len` bytes of `room`, and splits them off.
 fn take(room: &mut &mut [u8], len: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
     if bytes.len() != len || room.len() < len {
         return Err(ThreadCollective::MISMATCH);

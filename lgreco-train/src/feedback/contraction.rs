@@ -1,4 +1,4 @@
-//! Whether a compressor loses less than it is given.
+//! Whether a compressor is a contraction: its squared error is below the squared norm of its input.
 
 use crate::Error;
 #[cfg(doc)]
@@ -13,18 +13,18 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
     setting.row().map_or(0, |row| row.measure_workspace_len(shape, dtype))
 }
 
-/// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
-/// gradient of zeros. Below 1, `setting` is a contraction on this gradient.
+/// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², or its expectation under stochastic rounding; 0 for a gradient of
+/// zeros. Below 1, `setting` is a contraction on this gradient.
 ///
-/// Never above 1 for TopK (in few bits too), CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits
-/// and wide buckets can be anywhere: a step of the grid must not be much wider than a typical value.
+/// It is never above 1 for TopK (also in few bits), for CLT-k's leader and hard thresholds (with values in f32), and for PowerSGD.
+/// For QSGD with few bits and wide buckets, it can be far above 1: a step of the grid must not be much wider than a typical value.
 ///
 /// # Errors
 /// [`CoreError::NonFinite`](crate::CoreError::NonFinite), [`CoreError::Parameter`](crate::CoreError::Parameter),
 /// [`CoreError::Length`](crate::CoreError::Length), as [`Candidates::measure`].
 ///
 /// # Complexity
-/// That of measuring `setting`, and one pass.
+/// One measurement of `setting`, and one pass.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
@@ -60,10 +60,9 @@ pub fn contraction(
 
 /// `Err` unless `relative`, a squared error over the gradient's squared norm, is below 1.
 ///
-/// Error feedback is proven to converge under contractions only. Above 1 the memory grows from step to step
-/// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048). A hard threshold
-/// needs no contraction for error feedback: a gradient all below λ is left out whole, relative error 1, and the memory
-/// stays below λ per element all the same.
+/// Error feedback is proven to converge under contractions only. Above 1, the memory grows from step to step. With 2-bit QSGD in
+/// buckets of 2048, its squared norm is more than 100 times the gradient's after 60 steps. A hard threshold needs no contraction.
+/// If all values of a gradient are below λ, nothing is sent and the relative error is 1, but the memory stays below λ per element.
 ///
 /// ```
 /// use lgreco_train::{Error, feedback::require_contraction};

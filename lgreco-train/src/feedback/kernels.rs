@@ -1,15 +1,15 @@
-//! The passes over a memory, a block at a time.
+//! Passes over a memory, a block of elements at a time.
 
 use super::storage::{Block, GROUP, Storage, largest_bits, load, store, widen};
 use crate::gradient::Element;
 use crate::rng::Stream;
 
-/// What becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
+/// An update of the memory `m`, from a gradient `g` and decoded values `d`.
 #[derive(Clone, Copy)]
 pub(super) enum Update {
     /// `m ← (1 − gain) m + gain (m + g − d)`.
     Residual { gain: f32 },
-    /// `m ← (1 − gain) m + gain d`, where `d` is what is left of memory and gradient.
+    /// `m ← (1 − gain) m + gain d`, where `d` is the compression error.
     Keep { gain: f32 },
     /// `m ← d`.
     Replace,
@@ -17,7 +17,7 @@ pub(super) enum Update {
     Scale { factor: f32 },
 }
 
-/// Up to a block of `values` from `start` on; what is missing counts as 0.
+/// At most a block of `values` from `start` on; empty behind the end of `values`.
 #[inline(always)]
 fn part<T>(values: &[T], start: usize) -> &[T] {
     &values[start.min(values.len())..values.len().min(start + GROUP)]
@@ -59,7 +59,8 @@ pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u3
     largest
 }
 
-/// The memory after a step. With `store`, keeps it; returns the bits of its largest magnitude.
+/// Computes the memory after an update. With `store`, it is stored. Otherwise only the bits of its largest magnitude
+/// are returned.
 pub(super) struct Commit<'a, T> {
     pub(super) update: Update,
     pub(super) storage: Storage,

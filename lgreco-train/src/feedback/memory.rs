@@ -8,7 +8,7 @@ use crate::simd::dispatch_with;
 use crate::{CoreError, Error};
 use lgreco::error::{expect_len, expect_room};
 
-/// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
+/// The residual of one layer on one worker, in a buffer `W` of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
 ///
 /// ```
 /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
@@ -57,7 +57,7 @@ impl Memory<alloc::vec::Vec<u64>> {
 }
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// A memory of zeros in `words`, whose content does not matter.
+    /// A memory of zeros in `words`. Their previous content does not matter.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `words` is shorter than [`Residual::state_len`]; [`CoreError::Parameter`] when the gain
@@ -69,7 +69,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(Memory { residual, shape, steps: 0, words })
     }
 
-    /// How it is kept.
+    /// How the residual is kept: its gain, resets and format.
     pub const fn residual(&self) -> Residual {
         self.residual
     }
@@ -90,7 +90,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         dispatch_with!((elements, self.words.as_ref(), storage), squared_norm)
     }
 
-    /// Writes the residual, row-major: to inspect it, or to hand it to another worker.
+    /// Writes the residual to `values`, row-major, to inspect it or to give it to another worker.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `values` has not one place per element.
@@ -100,8 +100,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    /// Replaces the residual by `values`, rounded with the bits of `stream` where the format needs it: it may take over those
-    /// of workers that left.
+    /// Replaces the residual by `values`, rounded with the random bits of `stream` if the format requires it. The values may
+    /// include residuals of workers that have left.
     ///
     /// # Errors
     /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.
@@ -110,8 +110,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit::<f32>(Update::Replace, &[], values, stream)
     }
 
-    /// Multiplies the residual by `factor`, new over old loss scale. Exact for powers of two, underflow
-    /// aside.
+    /// Multiplies the residual by `factor`, the new loss scale divided by the old one. This is exact for powers of two, except for
+    /// underflow.
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -138,14 +138,14 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
-    /// What [`rescale`](Memory::rescale) would fail with.
+    /// `Err` if [`rescale`](Memory::rescale) by this factor would overflow.
     pub(crate) fn check_rescale(&self, factor: f32) -> Result<(), Error> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
         let largest = f32::from_bits(dispatch_with!((elements, self.words.as_ref(), storage), largest));
         Ok(CoreError::require_finite(largest * factor <= storage.largest(), "the residual")?)
     }
 
-    /// Forgets the residual where `places` is not zero.
+    /// Sets the residual to zero where `places` is not zero.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `places` has not one number per element.
@@ -155,7 +155,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    /// Writes what this step is to compress: `m + g`. The first half of [`step`](Memory::step).
+    /// Writes the compressor's input of this step, `m + g`. This is the first half of [`step`](Memory::step).
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -171,7 +171,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`] with the first offender; [`CoreError::Overflow`] when a sum leaves f32;
+    /// [`CoreError::NonFinite`] with the first such element of the gradient; [`CoreError::Overflow`] when a sum exceeds f32;
     /// [`CoreError::Length`].
     ///
     /// # Complexity
@@ -192,9 +192,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(CoreError::require_finite(finite, "gradient plus residual")?)
     }
 
-    /// Takes note of `decoded`, what the receivers will make of this worker's own payload (not the average over
-    /// workers). `gradient` is the one given to [`compensate`](Memory::compensate). The second half of
-    /// [`step`](Memory::step).
+    /// Updates the residual after compression. `decoded` is this worker's own decoded payload, not the average over workers.
+    /// `gradient` is the one given to [`compensate`](Memory::compensate). This is the second half of [`step`](Memory::step).
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -215,7 +214,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// is then unchanged.
     ///
     /// # Complexity
-    /// Two passes, the first of which only reads.
+    /// Two passes. The first one only reads.
     pub fn update(&mut self, gradient: &Gradient<'_>, decoded: &[f32], stream: Stream) -> Result<(), Error> {
         self.check_shape(gradient.shape())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
@@ -225,7 +224,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    /// Turns `values`, a gradient, into what this step is to compress; answers whether it is finite.
+    /// Adds the residual to `values`, a gradient, and returns whether the sum is finite. The sum is the compressor's input.
     pub(crate) fn compensate_in_place(&self, values: &mut [f32]) -> bool {
         if self.is_plain() {
             return plain::add(&bytemuck::cast_slice(self.words.as_ref())[..values.len()], values);
@@ -234,7 +233,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         dispatch_with!((storage, words, values), add) <= f32::MAX.to_bits()
     }
 
-    /// Takes note of what is left of memory and gradient after this worker's contribution: `m ← (1 − a) m + a rest`.
+    /// Updates the residual with the compression error `rest`: `m ← (1 − a) m + a rest`.
     ///
     /// # Errors
     /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; it is then unchanged.
@@ -244,7 +243,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    /// Adds `values` to what is remembered, without counting a step.
+    /// Adds `values` to the residual, without counting a step.
     ///
     /// # Errors
     /// As [`keep`](Memory::keep).
@@ -252,34 +251,34 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit(Update::Residual { gain: 1.0 }, values, &[], stream)
     }
 
-    /// One step further, to the plain residual in `next`, which gets the present one.
+    /// Makes the plain residual in `next` the present one, and counts a step. `next` gets the old residual.
     pub(crate) fn replace(&mut self, next: &mut W) {
         self.swap_words(next);
         self.count();
     }
 
-    /// Other content for the present one; as many words.
+    /// Exchanges the memory's words for `words`, which have the same length.
     pub(crate) fn swap_words(&mut self, words: &mut W) {
         core::mem::swap(&mut self.words, words);
     }
 
-    /// The present content, for [`undo`](Memory::undo).
+    /// Copies the memory's words, for a later [`undo`](Memory::undo).
     pub(crate) fn copy_words(&self, to: &mut [u64]) {
         to.copy_from_slice(self.words.as_ref());
     }
 
-    /// One step back, to the content in `words`.
+    /// Goes back one step, to the content in `words`.
     pub(crate) fn undo(&mut self, words: &mut W) {
         self.swap_words(words);
         self.steps = self.steps.saturating_sub(1);
     }
 
-    /// The content of a plain memory, as numbers.
+    /// The values of a plain residual.
     pub(crate) fn plain_mut(&mut self) -> &mut [f32] {
         plain::plain_values(self.words.as_mut(), self.shape)
     }
 
-    /// Whether it is classic error feedback in f32: what is remembered is what has not been sent, and nothing else.
+    /// Whether this is error feedback in f32 with a gain of 1. Then the residual is exactly the compression error.
     pub(crate) fn is_plain(&self) -> bool {
         self.residual.is_plain()
     }
@@ -294,7 +293,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         dispatch_with!((storage, words, gradient, offered), offer)
     }
 
-    /// Counts a step, and forgets everything where that is due.
+    /// Counts a step, and sets the memory to zeros if a reset is due.
     pub(crate) fn count(&mut self) {
         self.steps = self.steps.saturating_add(1);
         let period = self.residual.reset_every;
@@ -303,7 +302,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         }
     }
 
-    /// The memory after `update`, kept only if it fits.
+    /// Applies `update`, if the result fits the memory's format.
     fn commit<T: Element>(
         &mut self,
         update: Update,
@@ -312,7 +311,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         stream: Stream,
     ) -> Result<(), Error> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
-        // A key of their own: the same bits must not round both payload and memory.
+        // The memory has a seed of its own, because the same random bits must not round both payload and memory.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let mut pass = |store| {
             let words = self.words.as_mut();

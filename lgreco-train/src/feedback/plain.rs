@@ -1,22 +1,21 @@
-//! The passes over a plain residual, which is as many f32 as there are elements.
+//! Passes over a plain residual, which has an f32 per element.
 //!
-//! A trainer's f32 gradients are compensated in place and compressed from there, and what is left after the worker's own
-//! contribution is the next residual. So a residual takes one value per element, and a second one only where a step may be
-//! rolled back.
+//! The residual is added to a trainer's f32 gradients in place, and the sum is compressed there. The sum minus the worker's own
+//! contribution is the next residual. So a residual takes one value per element, and a second one only if steps can be rolled back.
 
 use crate::gradient::{Element, Shape};
 use crate::simd::dispatch_with;
 use lgreco::compress::spread::spread_parts;
 
-/// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.
+/// Mask of the bits of |x|. They have the same order as the magnitudes. The bits of NaN exceed those of infinity.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// Words of a plain residual as numbers.
+/// The values of a plain residual in its words.
 pub(crate) fn plain_values(words: &mut [u64], shape: Shape) -> &mut [f32] {
     &mut bytemuck::cast_slice_mut(words)[..shape.elements()]
 }
 
-/// Writes `residual + gradient` to `sum`; answers whether all of it is finite.
+/// Writes `residual + gradient` to `sum`, and returns whether the whole sum is finite.
 pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut [f32]) -> bool {
     #[inline(always)]
     fn run<T: Element>((residual, gradient, sum): (&[f32], &[T], &mut [f32]), (): ()) -> bool {
@@ -30,7 +29,7 @@ pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut
     spread_parts!(sum.len(), 1, (residual, gradient, sum), (), run)
 }
 
-/// Adds `residual` to `values`; answers whether all of the sum is finite.
+/// Adds `residual` to `values`, and returns whether the whole sum is finite.
 pub(super) fn add(residual: &[f32], values: &mut [f32]) -> bool {
     #[inline(always)]
     fn run((residual, values): (&[f32], &mut [f32]), (): ()) -> bool {
@@ -44,7 +43,6 @@ pub(super) fn add(residual: &[f32], values: &mut [f32]) -> bool {
     spread_parts!(values.len(), 1, (residual, values), (), run)
 }
 
-/// Copies values.
 pub(crate) fn copy(values: &[f32], to: &mut [f32]) {
     #[inline(always)]
     fn run((values, to): (&[f32], &mut [f32]), (): ()) {

@@ -13,26 +13,27 @@ use crate::{CoreError, Error};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
-    /// The gain `a` in (0, 1] of `m + a (g − ĝ)`: 1 is classic error feedback, ScaleCom's beta, 1 − LoCo's beta.
+    /// The gain `a` of `m + a (g − ĝ)`, in (0, 1]. It is 1 for classic error feedback, beta for ScaleCom, and 1 − beta
+    /// for LoCo.
     pub gain: f32,
-    /// The memory is zeroed after every so many steps; 0 for never.
+    /// Number of steps after which the memory is set to zeros; 0 for never.
     pub reset_every: u32,
-    /// What the memory is kept in.
+    /// The format of the memory.
     pub storage: Storage,
 }
 
 impl Residual {
     /// Classic error feedback: everything is remembered, exactly, for ever.
     pub const CLASSIC: Residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::F32 };
-    /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
+    /// LoCo: a moving average of errors in 8 bits, set to zeros every 512 steps.
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
 
-    /// Whether what is remembered is what has not been sent, in f32, and nothing else.
+    /// Whether the residual is exactly the compression error, in f32.
     pub(crate) fn is_plain(self) -> bool {
         self.gain == 1.0 && self.storage == Storage::F32
     }
 
-    /// Words of 8 bytes that a memory of this shape takes: all its state.
+    /// Number of 8-byte words that a memory of this shape takes.
     ///
     /// ```
     /// use lgreco_train::feedback::Residual;

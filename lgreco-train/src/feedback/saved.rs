@@ -1,4 +1,4 @@
-//! Memories as bytes.
+//! The bytes of a saved memory.
 //!
 //! | bytes | field, little-endian |
 //! |---|---|
@@ -28,19 +28,21 @@ const MAGIC: u16 = u16::from_le_bytes(*b"LM");
 const VERSION: u8 = 2;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// Exact number of bytes [`save`](Memory::save) writes.
+    /// Exact number of bytes that [`save`](Memory::save) writes.
     pub fn saved_len(&self) -> usize {
         self.part_len() + checksum::LEN
     }
 
-    /// Exact number of bytes [`save_part`](Memory::save_part) writes.
+    /// Exact number of bytes that [`save_part`](Memory::save_part) writes.
     pub(crate) fn part_len(&self) -> usize {
         SAVED_HEADER_LEN + self.residual.storage.bytes(self.shape.elements()) as usize
     }
 
-    /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
-    /// version, 0, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
-    /// every machine. Whose memory it is, layer and rank, is for the caller to note.
+    /// Writes the whole memory to `bytes[..saved_len]`, and returns that length.
+    ///
+    /// The bytes are a header of 32 bytes (`LM`, version, 0, storage, gain, reset period, shape, steps), the elements,
+    /// and a checksum. They are little-endian, so they are the same on every machine. They do not contain the layer and
+    /// the rank of the memory. The caller must record these.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `bytes` is shorter.
@@ -52,7 +54,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(len)
     }
 
-    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them.
+    /// Writes the memory without a checksum to `bytes`, which has [`part_len`](Memory::part_len) bytes.
     pub(crate) fn save_part(&self, bytes: &mut [u8]) {
         let Residual { gain, reset_every, storage } = self.residual;
         let (header, body) = bytes.split_at_mut(SAVED_HEADER_LEN);
@@ -95,10 +97,10 @@ pub struct SavedState<'a> {
 }
 
 impl<'a> SavedState<'a> {
-    /// Checks the bytes of a saved memory; any may be given.
+    /// Checks the bytes of a saved memory. Any bytes may be given.
     ///
     /// # Errors
-    /// [`CoreError::Checksum`] when a memory was saved but is not as it was; for other bytes [`CoreError::Length`],
+    /// [`CoreError::Checksum`] when the bytes of a saved memory were changed; for other bytes [`CoreError::Length`],
     /// [`CoreError::SavedState`], [`CoreError::Parameter`] (gain), [`CoreError::TooManyElements`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
@@ -106,7 +108,7 @@ impl<'a> SavedState<'a> {
         Self::parse_part(checksum::open(bytes)?)
     }
 
-    /// What [`Memory::save_part`] wrote.
+    /// Checks bytes that [`Memory::save_part`] has written.
     pub(crate) fn parse_part(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN, bytes.len())?;
         check_version(bytes)?;
@@ -126,22 +128,22 @@ impl<'a> SavedState<'a> {
         Ok(SavedState { residual, shape, steps: word(24) as u64 | (word(28) as u64) << 32, body })
     }
 
-    /// How it was kept.
+    /// How the residual was kept: its gain, resets and format.
     pub const fn residual(&self) -> Residual {
         self.residual
     }
 
-    /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
+    /// The shape of the memory's layer. The caller must compare it with the layer for which the memory is restored.
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Updates it had seen.
+    /// Number of updates before the memory was saved.
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The memory, continuing bit for bit where it was saved.
+    /// Restores the memory, which continues bit for bit from where it was saved.
     ///
     /// # Errors
     /// Those of [`Memory::new`].

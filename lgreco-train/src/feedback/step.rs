@@ -1,4 +1,4 @@
-//! One step: what is compressed, the payload, what is remembered.
+//! One step of error feedback: the compressor's input, the payload, and the next residual.
 
 use super::Memory;
 use crate::compress::wire::Payload;
@@ -15,11 +15,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         encode(Dtype::F32).max(encode(dtype)).max(narrow_words(setting, dtype, self.shape.elements()))
     }
 
-    /// Compresses `gradient` with what is remembered into `payload`, remembers what that leaves out, and returns the
-    /// payload's length. `decoded` receives what it decodes to.
+    /// Adds the residual to `gradient`, compresses the sum into `payload`, updates the residual, and returns the payload's length.
+    /// `decoded` receives the decoded payload.
     ///
-    /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has
-    /// the gradient's element type, as it has without memory: what f16 or bf16 round off is remembered.
+    /// AdaComp gets both the gradient and the sum. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as
+    /// without error feedback. The residual then has the error of rounding to f16 or bf16.
     ///
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
@@ -40,13 +40,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`] with the gradient's first offender; [`CoreError::Overflow`] when the gradient with what
-    /// is remembered, or what would be remembered, leaves the range of its format; [`CoreError::ElementOverflow`] when
-    /// a value does not fit the payload's; [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then
-    /// unchanged.
+    /// [`CoreError::NonFinite`] with the gradient's first such element; [`CoreError::Overflow`] when the sum of gradient and
+    /// residual, or the next residual, exceeds the range of its format; [`CoreError::ElementOverflow`] when a value does not fit
+    /// the payload's format; [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
     ///
     /// # Complexity
-    /// Encode, decode and three passes.
+    /// Encoding, decoding, and three passes.
     pub fn step(
         &mut self,
         setting: &Setting,
@@ -79,12 +78,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 }
 
-/// The stream that [`Memory::step`] encodes with: `stream`, but for PowerSGD another seed at every step, the same on
+/// The random stream with which [`Memory::step`] encodes: `stream`, but for PowerSGD with another seed in every step, the same on
 /// all ranks.
 ///
-/// What PowerSGD leaves out is invisible to the start matrix `Q` it used: `(I − P̂ P̂ᵀ) p Q = 0`. With one power
-/// iteration from the same `Q` at every step it would never be sent, and the memory would grow for ever. So `Q` must
-/// change: be drawn afresh, as here, or be the last step's (warm start).
+/// The start matrix `Q` maps PowerSGD's error to zero: `(I − P̂ P̂ᵀ) p Q = 0`. With one power iteration from the same `Q` in every
+/// step, the error would never be sent, and the memory would grow for ever. So `Q` must change. It is either drawn anew in every
+/// step, as here, or taken from the last step (warm start).
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
@@ -108,7 +107,7 @@ pub fn payload_stream(setting: &Setting, stream: Stream) -> Stream {
     }
 }
 
-/// Whether payloads depend on the element type of what is compressed.
+/// Whether payloads depend on the element type of the compressor's input.
 const fn narrows(setting: &Setting, dtype: Dtype) -> bool {
     matches!(setting, Setting::Dense) && dtype.bytes() == 2
 }

@@ -4,7 +4,8 @@ use crate::gradient::{Bf16, Element};
 use crate::rng::Stream;
 use lgreco::rng::block::{BLOCK, fill_block};
 
-/// Consecutive elements that share an exponent under [`Storage::Int8`]; also what the kernels work on at a time.
+/// Number of consecutive elements that share an exponent under [`Storage::Int8`], which is also the block length of the
+/// kernels.
 ///
 /// ```
 /// use lgreco_train::feedback::{GROUP, Storage};
@@ -16,10 +17,11 @@ pub(super) type Block = [f32; GROUP];
 
 /// The format of a residual.
 ///
-/// A number between two representable ones is rounded to either of them at random, with expectation the number itself
-/// (up to 2^-15 of their distance). Rounding to nearest would be fatal here: as soon as a residual exceeds a gradient
-/// 512-fold (bf16), adding the gradient changes nothing, and a coordinate that has not been sent by then stays silent
-/// for ever. Representable numbers are kept exactly, so sent coordinates (zeros) and unchanged ones do not wander.
+/// A number between two representable numbers is rounded to one of them at random. The expectation is the number
+/// itself, up to 2^-15 of their distance. Rounding to nearest would fail here: as soon as a residual in bf16 is 512
+/// times a gradient, adding the gradient changes nothing. A coordinate that has not been sent by then would never be
+/// sent. Representable numbers are stored exactly, so coordinates that were sent (zeros) and unchanged ones do not
+/// drift.
 ///
 /// ```
 /// use lgreco_train::feedback::{Memory, Residual, Storage};
@@ -40,8 +42,9 @@ pub enum Storage {
     F32 = 0,
     /// bfloat16: relative spacing at most 2^-7; 2 bytes per element.
     Bf16 = 1,
-    /// Multiples −127 … 127 of a power of two `s` per [`GROUP`] elements, the least with `127 s` no less than the
-    /// group's largest magnitude: spacing at most 1/63.5 of that magnitude; 1 byte per element and 1 per group.
+    /// Multiples −127 … 127 of a power of two `s`, which a group of [`GROUP`] elements shares. `s` is the smallest one
+    /// with `127 s` at least the group's largest magnitude, so the spacing is at most 1/63.5 of that magnitude. 1 byte
+    /// per element and 1 byte per group.
     Int8 = 2,
 }
 
@@ -59,7 +62,7 @@ impl Storage {
         }
     }
 
-    /// The largest magnitude that can be kept.
+    /// The largest magnitude that can be stored.
     pub const fn largest(self) -> f32 {
         match self {
             Storage::F32 => f32::MAX,
@@ -72,13 +75,13 @@ impl Storage {
 /// Largest exponent field of a group's `s`, 2^121.
 pub(super) const EXPONENT_MAX: u8 = 248;
 
-/// Exponent field of the least power of two `s ≥ 2^-126` with `127 s` at least the magnitude with these bits.
+/// Exponent field of a group's `s`, from the bits of the group's largest magnitude. `s` is at least 2^-126.
 #[inline(always)]
 fn exponent(largest: u32) -> u32 {
     ((largest + 0x01_ffff) >> 23).max(7) - 6
 }
 
-/// Reads elements `start..` of `n`, at most a block of them; the others become 0.
+/// Reads at most a block of the `n` elements, from `start` on. The rest of the block becomes 0.
 #[inline(always)]
 pub(super) fn load(storage: Storage, words: &[u64], n: usize, start: usize, block: &mut Block) {
     let end = n.min(start + GROUP);
@@ -101,7 +104,7 @@ pub(super) fn load(storage: Storage, words: &[u64], n: usize, start: usize, bloc
     }
 }
 
-/// The exact values of at most a block of elements, followed by zeros.
+/// Writes the exact values of at most a block of elements to `block`, followed by zeros.
 #[inline(always)]
 pub(super) fn widen<T: Element>(values: &[T], block: &mut Block) {
     if let Ok(values) = <&[T; GROUP]>::try_from(values) {
@@ -114,8 +117,8 @@ pub(super) fn widen<T: Element>(values: &[T], block: &mut Block) {
     }
 }
 
-/// Writes elements `start..` of `n`, at most a block of them, rounding with the random words of those elements.
-/// No magnitude exceeds [`Storage::largest`], and those past the last element are 0.
+/// Writes at most a block of the `n` elements, from `start` on, and rounds them with the random words of these
+/// elements. In `block`, no magnitude may exceed [`Storage::largest`], and values behind the last element must be 0.
 #[inline(always)]
 pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize, block: &Block, stream: &Stream) {
     let end = n.min(start + GROUP);
@@ -140,7 +143,7 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
             let inverse = f32::from_bits((254 - exponent) << 23);
             let mut codes = [0u8; GROUP];
             for i in 0..GROUP {
-                // An odd multiple of 2^-16 in (−1/2, 1/2): leaves whole numbers whole.
+                // An odd multiple of 2^-16 in (−1/2, 1/2), so that whole numbers stay the same.
                 let dither = (2 * (random[i] >> 8) + 1) as i32 as f32 * (1.0 / 65536.0) - 0.5;
                 // 1.5 · 2^23 brings the rounded number into the low bits.
                 codes[i] = (block[i] * inverse + dither + 12_582_912.0).to_bits() as u8;
@@ -152,7 +155,7 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
     }
 }
 
-/// Zeros for those of the first elements whose place in `places` is not zero; groups keep their scale.
+/// Sets the elements to zero where `places` is not zero. Groups keep their scale.
 pub(super) fn clear(storage: Storage, words: &mut [u64], places: &[f32]) {
     fn clear<T: bytemuck::Pod>(words: &mut [u64], places: &[f32]) {
         let elements = bytemuck::cast_slice_mut::<u64, T>(words).iter_mut().zip(places);

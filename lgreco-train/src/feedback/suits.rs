@@ -1,8 +1,8 @@
-//! Which memory suits which compressor, before a gradient is seen.
+//! Whether error feedback works with a compressor.
 //!
-//! Feedback is judged twice. Before there is a gradient, [`suits`] measures QSGD on quantiles of a heavy tail
-//! (C's compressors, and Accordion's answer to a fall of the learning rate, ask then); at decisions the controller
-//! measures the gradients of its window.
+//! There are two checks. At decisions, the controller measures the gradients of its window. Without a gradient, [`suits`] measures
+//! QSGD on quantiles of a heavy-tailed distribution. It is used by compressors of the C API, for instance, and after Accordion has
+//! detected a fall of the learning rate.
 
 use super::{contraction, require_contraction};
 use crate::Error;
@@ -10,12 +10,12 @@ use crate::compress::{Compressor, Setting};
 use crate::gradient::{Gradient, Shape};
 use crate::rng::Stream;
 
-/// `Err` unless error feedback may be kept under `setting` on layers of this shape, whatever their gradients are, as far as
-/// that can be told beforehand; [`suits_gradient`] tells it of one gradient.
+/// `Err` unless error feedback is expected to work under `setting` on layers of this shape. No gradient is needed.
+/// [`suits_gradient`] checks a setting on one gradient.
 ///
-/// QSGD is judged by its squared error on a bucket with a heavy tail: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
-/// with two degrees of freedom, `n` the elements of a bucket, of which 65536 are looked at. Under this 1 to 3 bits in buckets
-/// of 512 are no contraction, 4 bits are one. The other methods are contractions, or bound what is remembered in another way.
+/// QSGD is judged by its squared error on a bucket of `n` heavy-tailed values: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
+/// with two degrees of freedom. At most 65536 of them are used. By this measure, QSGD in buckets of 512 is not a contraction with 1
+/// to 3 bits, and is one with 4 bits. The other methods are contractions, or bound the residual in another way.
 ///
 /// ```
 /// use lgreco_train::Error;
@@ -33,13 +33,13 @@ use crate::rng::Stream;
 /// [`Error::NotContractive`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for QSGD's parameters out of range.
 ///
 /// # Complexity
-/// The elements of a bucket for QSGD.
+/// Linear in the elements of a bucket for QSGD.
 pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
     require_contraction(setting.heavy_tailed_error(shape.elements())?)
 }
 
-/// `Err` unless `setting` is a contraction on `gradient`, or feedback needs none under it: [`contraction`] and
-/// [`require_contraction`], with [`contraction_workspace_len`](super::contraction_workspace_len) words of workspace.
+/// `Err` unless `setting` is a contraction on `gradient`, or error feedback needs no contraction under it. It calls [`contraction`]
+/// and [`require_contraction`], and needs [`contraction_workspace_len`](super::contraction_workspace_len) words of workspace.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};

@@ -28,7 +28,7 @@ impl<'a> From<&'a mut [f32]> for ValuesMut<'a> {
 }
 
 impl ValuesMut<'_> {
-    /// The values, to be read.
+    /// The values as a shared borrow.
     pub const fn values(&self) -> Values<'_> {
         match self {
             ValuesMut::F32(v) => Values::F32(v),
@@ -49,10 +49,11 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// Replaces all values by these, as many and finite, rounded to the element type.
+    /// Replaces all values by `values`, rounded to the element type. These must be finite, and must have the same
+    /// length.
     ///
     /// # Errors
-    /// [`CoreError::ElementOverflow`] with the first that leaves it.
+    /// [`CoreError::ElementOverflow`] with the first value that exceeds the element type.
     pub(crate) fn narrow(&mut self, values: &[f32]) -> Result<(), Error> {
         let fits = match self {
             ValuesMut::F32(v) => {
@@ -78,7 +79,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// These of the values.
+    /// The values in `range`.
     pub(crate) fn part(&mut self, range: Range<usize>) -> ValuesMut<'_> {
         match self {
             ValuesMut::F32(v) => ValuesMut::F32(&mut v[range]),
@@ -87,7 +88,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// The values before and from `at` on.
+    /// The values before `at`, and the values from `at` on.
     pub(crate) fn split_at<'a>(self, at: usize) -> (ValuesMut<'a>, ValuesMut<'a>)
     where
         Self: 'a,
@@ -112,7 +113,7 @@ impl ValuesMut<'_> {
     }
 }
 
-/// Rounds values to a type, and answers whether they are finite in it.
+/// Rounds values to a type, and returns whether all rounded values are finite.
 #[inline(always)]
 fn narrow<T: Element>((to, values): (&mut [T], &[f32])) -> bool {
     let mut fits = true;
@@ -123,7 +124,7 @@ fn narrow<T: Element>((to, values): (&mut [T], &[f32])) -> bool {
     fits
 }
 
-/// Position of the first value that `dtype` cannot hold.
+/// Position of the first value that is too large for `dtype`.
 pub(crate) fn first_too_large(values: &[f32], dtype: Dtype) -> Option<usize> {
     match dtype {
         Dtype::F32 => None,

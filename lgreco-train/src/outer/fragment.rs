@@ -1,4 +1,4 @@
-//! Layers that are averaged together.
+//! A fragment: layers that are averaged in the same outer steps.
 
 use super::Outer;
 use crate::Error;
@@ -15,9 +15,9 @@ pub(super) struct Fragment {
     /// Parameters after the last outer step, layer by layer.
     pub starts: Vec<Vec<f32>>,
     pub velocities: Vec<Vec<f32>>,
-    /// Room for pseudo-gradients, layer after layer.
+    /// Memory for pseudo-gradients, layer after layer.
     moved: Vec<f32>,
-    /// Whether the controller has all layers as one.
+    /// Whether the controller has all layers as one joined layer.
     joined: bool,
 }
 
@@ -43,7 +43,7 @@ impl Fragment {
         self.starts.iter().map(Vec::len)
     }
 
-    /// Takes an outer step, after which `parameters` are what the next one starts from.
+    /// Takes an outer step. Afterwards, `parameters` are the start of the next outer step.
     pub(super) fn average<C: Collective + ?Sized>(
         &mut self,
         outer: &Outer,
@@ -91,18 +91,18 @@ impl Fragment {
     }
 }
 
-/// All layers as one, of one column.
+/// All layers, joined to one layer of one column.
 fn one_of(tensors: &[Tensor]) -> Result<Tensor, Error> {
     let elements = tensors.iter().map(|tensor| tensor.shape().elements()).sum();
     Tensor::new("joined", &[elements, 1], Dtype::F32)
 }
 
-/// Consecutive parts of so many values.
+/// Consecutive parts of `values` with these lengths.
 fn parts(mut values: &mut [f32], lens: impl Iterator<Item = usize>) -> impl Iterator<Item = &mut [f32]> {
     lens.map(move |len| values.split_off_mut(..len).unwrap_or_default())
 }
 
-/// The layer that an element of all belongs to, and its index there.
+/// The layer of an element of the joined layer, and the element's index in that layer.
 fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     let mut first = 0;
     for (layer, len) in lens.enumerate() {
@@ -114,7 +114,8 @@ fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     (0, index)
 }
 
-/// What the controller of a part of the layers is told, which has a range of so many settings.
+/// The configuration for a controller of the layers `part`. `settings` are the range of this part in the settings of a
+/// fixed policy, and the number of these settings.
 pub(super) fn config_of(
     config: &Config,
     lens: &[usize],
@@ -138,14 +139,16 @@ pub(super) fn config_of(
     config
 }
 
-/// Consecutive layers, about as many elements in each part, none empty.
+/// Divides layers into consecutive parts with about the same number of elements. Each part has at least one layer,
+/// unless the model has none.
 pub(super) fn divided(lens: &[usize], parts: usize) -> Vec<Range<usize>> {
     let total: usize = lens.iter().sum();
     let mut divided = Vec::with_capacity(parts);
     let (mut first, mut before) = (0, 0);
     for (layer, len) in lens.iter().enumerate() {
         let (left, open) = (lens.len() - layer, parts - divided.len());
-        // What is begun ends before this layer if it has its share, or the others would have none.
+        // The present part ends before this layer if it has its share of elements, or if the next parts would otherwise
+        // get no layer.
         if layer > first && open > 1 && (before * parts >= total * (divided.len() + 1) || left < open) {
             divided.push(first..layer);
             first = layer;

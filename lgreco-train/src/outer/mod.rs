@@ -1,22 +1,22 @@
-//! Outer steps: workers train apart, and now and then average how far each has come, compressed.
+//! Outer steps: workers train independently, and now and then average the changes of their parameters, compressed.
 //!
-//! Every worker takes `every` steps by an optimiser of its own. Its pseudo-gradient is how far that has moved it: the
-//! parameters after the last outer step minus those now. A [`Controller`] compresses the pseudo-gradients, by a plan per
-//! layer and with error feedback that decays, and SGD with Nesterov's momentum takes an outer step by their mean, from the
-//! parameters after the last one:
+//! Every worker takes `every` steps with its own optimiser. Its pseudo-gradient is the difference of the parameters after the last
+//! outer step and the present parameters. A [`Controller`] compresses the pseudo-gradients, with a setting per layer and with error
+//! feedback that decays. SGD with Nesterov's momentum takes an outer step with their mean, from the parameters after the last outer
+//! step:
 //!
 //! ```text
 //! a = e + Δ      Δ̂ = compressed a      e = β (a − Δ̂)
 //! v = μ v + mean Δ̂      θ = θ − η (mean Δ̂ + μ v)
 //! ```
 //!
-//! Douillard et al., "DiLoCo" (2023), is this uncompressed; with decay, TopK and values in few bits it is Sarfi et al., "SparseLoCo"
-//! (2025), which does without momentum. Layers may be averaged in turn, in fragments, so that less travels at a time
-//! (Douillard et al., "Streaming DiLoCo", 2025). Inner optimisers keep their state.
+//! Without compression, this is "DiLoCo" (Douillard et al., 2023). With decay, TopK and values in few bits, and without momentum,
+//! it is "SparseLoCo" (Sarfi et al., 2025). Layers can be averaged in turn, in fragments, so that fewer bytes are sent at a time
+//! ("Streaming DiLoCo", Douillard et al., 2025). Inner optimisers keep their state.
 //!
-//! What the mean moves may be forgotten, `e = 0` where `mean Δ̂ ≠ 0`: workers that train for the same end want the same moves,
-//! and those that others have made need not be made again. Lin et al., "Deep gradient compression" (2018), forget the momentum
-//! of what a worker itself sends, for a similar reason.
+//! Residuals can be set to zero where the mean moves parameters: `e = 0` where `mean Δ̂ ≠ 0`. Workers with the same objective want
+//! similar moves, and a move that others have made need not be repeated. "Deep gradient compression" (Lin et al., 2018) sets the
+//! momentum of sent elements to zero, for a similar reason.
 
 mod fragment;
 mod saved;
@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use fragment::{Fragment, config_of, divided};
 use lgreco::error::expect_len;
 
-/// How outer steps are taken.
+/// Options of outer steps.
 ///
 /// ```
 /// use lgreco_train::outer::Outer;
@@ -38,24 +38,25 @@ use lgreco::error::expect_len;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outer {
-    /// Inner steps between two outer ones of the same layer, at least 1. 30, as in SparseLoCo, unless told otherwise.
+    /// Inner steps between two outer steps of the same layer, at least 1; 30 by default, as in SparseLoCo.
     pub every: u64,
-    /// η, above 0. 0.7, DiLoCo's and MuLoCo's, unless told otherwise.
+    /// η, above 0; 0.7 by default, as in DiLoCo and MuLoCo.
     pub learning_rate: f32,
-    /// μ, from 0 to below 1. 0.6, MuLoCo's, unless told otherwise.
+    /// μ, from 0 to below 1; 0.6 by default, as in MuLoCo.
     pub momentum: f32,
-    /// β, above 0 and at most 1: 1 is classic error feedback. 0.95, SparseLoCo's, unless told otherwise.
+    /// β, above 0 and at most 1; 1 is classic error feedback. 0.95 by default, as in SparseLoCo.
     pub feedback_decay: f32,
-    /// Into how many parts of about equal size the layers are divided, which are averaged in turn, equally spaced; from 1 to
-    /// the smaller of `every` and the number of layers. 1 unless told otherwise.
+    /// Number of parts of about equal size into which the layers are divided. The parts are averaged in turn, at equal intervals.
+    /// From 1 to the smaller of `every` and the number of layers; 1 by default.
     pub fragments: usize,
-    /// Whether the layers of a fragment are compressed as one, of one column and below 2^32 elements, vectors among them. TopK
-    /// then keeps the largest values of all layers, each worker its own and wherever they are this time, where a plan keeps so
-    /// many of each layer until the next one; one header serves all. `false` unless told otherwise.
+    /// Whether the layers of a fragment, also vectors, are compressed as one layer of one column. It must have fewer than 2^32
+    /// elements. TopK then keeps each worker's largest values of all layers together, in whichever layers they are in this step. A
+    /// plan would keep a fixed number of values in each layer until the next plan. The fragment has only one payload header.
+    /// `false` by default.
     pub joined: bool,
-    /// Whether a worker forgets what it has not sent of an element that the mean moves: others have moved it, and what is left
-    /// would move it too far; it bears a higher learning rate. For TopK, whose mean leaves most elements alone; of an estimate
-    /// (EF21) nothing is forgotten. `false` unless told otherwise.
+    /// Whether a worker's residual of an element is set to zero if the mean moves the element. Other workers have moved it, and the
+    /// residual would move it too far. This allows a higher learning rate. It is meant for TopK, because its mean does not move
+    /// most elements. `false` by default.
     pub forget_moved: bool,
 }
 
@@ -101,7 +102,7 @@ impl Outer {
     }
 }
 
-/// Averages models that are trained apart, every so many steps, over compressed pseudo-gradients.
+/// Averages models that are trained independently, in outer steps with compressed pseudo-gradients.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Tensor};
@@ -133,11 +134,13 @@ pub struct OuterStep {
 }
 
 impl OuterStep {
-    /// Begins with rank 0's `parameters`, which all ranks get, one f32 slice per tensor. `config` is that of a controller whose
-    /// steps are outer steps. There are few of them, so the first ones, before a plan is made, have the default settings instead
-    /// of none ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all
-    /// layers or, if these are joined, for all fragments. A budget in bits or seconds is for all fragments, too: each has a share
-    /// by its elements.
+    /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks.
+    ///
+    /// `config` is the configuration of controllers that count outer steps. There are few outer steps, so those before the first
+    /// plan are compressed, too, under the default settings
+    /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all layers
+    /// or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments together. Each fragment gets a
+    /// share in proportion to its elements.
     ///
     /// # Errors
     /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
@@ -180,14 +183,14 @@ impl OuterStep {
         Ok(OuterStep { outer, steps: 0, fragments })
     }
 
-    /// To be called after every inner step, on all ranks: takes the outer step of the fragment whose turn it is, if it is
-    /// one's. `None` otherwise, and where the configuration lets steps pass whose gradients are not finite, the report says
-    /// that it has been skipped.
+    /// Takes an outer step of one fragment, if one is due after this inner step, and returns its report; otherwise `None`. Call
+    /// this after every inner step, on all ranks. If parameters are not finite and the configuration does not treat that as an
+    /// error, the report's outcome says so, and the parameters stay.
     ///
     /// # Errors
-    /// [`Error::LayerMismatch`] for other parameters than before; those of [`Controller::step`], on all ranks alike:
-    /// [`Error::NonFiniteGradient`] when a parameter is not finite, say. Parameters and residuals are then as they were, and the
-    /// turn is over.
+    /// [`Error::LayerMismatch`] for parameters of other lengths than before; those of [`Controller::step`], on all ranks alike,
+    /// such as [`Error::NonFiniteGradient`] when a parameter is not finite. Parameters and residuals are then unchanged, and the
+    /// fragment's turn is over.
     ///
     /// # Complexity
     /// A step of a controller, and three passes over the fragment's parameters.
@@ -207,13 +210,13 @@ impl OuterStep {
         fragment.average(&self.outer, collective, &mut parameters[part]).map(Some)
     }
 
-    /// Inner steps so far.
+    /// Number of inner steps so far.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The layers of each fragment, and the controller of their outer steps, for settings, decisions and metrics; that of joined
-    /// layers has one layer.
+    /// The layers of each fragment, and the controller of its outer steps, for settings, decisions and metrics. If layers are
+    /// joined, the controller has one layer.
     pub fn fragments(&self) -> impl ExactSizeIterator<Item = (core::ops::Range<usize>, &Controller)> {
         self.fragments.iter().map(|fragment| (fragment.layers.clone(), &fragment.controller))
     }

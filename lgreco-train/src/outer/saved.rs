@@ -1,7 +1,8 @@
 //! Saved outer steps, and workers that come and go.
 //!
-//! `lgreco-o`, version 1, inner steps, fragments; of each: bytes of its controller's state, the state, and layer by layer what
-//! the next outer step starts from and the velocities, f32, padded to 8 bytes; a checksum. Numbers are u64, little-endian.
+//! A state consists of `lgreco-o`, version 1, the number of inner steps, the number of fragments, all fragments, and a checksum. A
+//! fragment has the length of its controller's state, the state, the parameters after the last outer step, and the velocities.
+//! Parameters and velocities are f32, layer by layer, each layer padded to 8 bytes. Numbers are u64, little-endian.
 
 use super::OuterStep;
 use super::fragment::Fragment;
@@ -20,8 +21,8 @@ struct Saved<'a> {
 }
 
 impl OuterStep {
-    /// This rank's state as bytes, the same on every machine, with what the next outer step starts from; every rank saves its
-    /// own, beside its model and inner optimiser.
+    /// This rank's state as bytes, the same on every machine. It includes the parameters after the last outer step. Every rank
+    /// saves its own state, besides its model and inner optimiser.
     ///
     /// # Errors
     /// As [`Controller::save`](crate::controller::Controller::save).
@@ -40,17 +41,18 @@ impl OuterStep {
         Ok(to.sealed())
     }
 
-    /// Continues from saved states, of the same layers and fragments, and replaces `parameters` by what the next outer step
-    /// starts from, which inner training has left since; a rank that resumes its own restores its model apart, afterwards.
+    /// Continues from saved states of the same layers and fragments, and replaces `parameters` by those after the last outer step.
+    /// Inner steps have changed the model since. So a rank that resumes its own state restores its model separately, after this
+    /// call.
     ///
-    /// Workers may leave or join between outer steps: the group is formed anew by whatever forms groups, a new `OuterStep`
-    /// is made in it, and every rank loads. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load): a rank that stays
-    /// gives its own state as both, and hands on what one that left had accumulated by giving that state among `residuals`, too,
-    /// or drops it; one that joins gives any rank's state and no residuals.
+    /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it, and every
+    /// rank loads. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load). A rank that stays
+    /// gives its own state as both. To keep the residuals of a rank that has left, it also gives that rank's state in `residuals`.
+    /// A rank that joins gives any rank's state and no residuals.
     ///
     /// # Errors
-    /// As [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of fragments. All
-    /// is then as it was.
+    /// As [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of fragments.
+    /// Nothing has changed then.
     pub fn load(&mut self, state: &[u8], residuals: &[&[u8]], parameters: &mut [&mut [f32]]) -> Result<(), Error> {
         super::check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters)?;
         let (steps, saved) = self.parse(state)?;

@@ -8,8 +8,8 @@
 //! node:  all-gather of the means and statuses          all ranks have all means
 //! ```
 //!
-//! A failure on one rank is told in its node's reduce-scatter, or is found between nodes. All ranks of the node tell their
-//! peers, and the last message tells the ranks of all nodes. So all ranks fail in the same bucket.
+//! A rank's failure is reported in its node's reduce-scatter, or found in the exchange between nodes. All ranks of its node report
+//! it to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
 
 use super::messages::{FAULT, Fault, Layer, Messages, judge_faults};
 use super::{Group, Topology};
@@ -29,7 +29,7 @@ pub(super) enum Stage {
     Submitted,
     Greeting,
     Reducing,
-    /// The shards are exchanged between nodes. The part is the one whose collective is under way.
+    /// The shards are exchanged between nodes. The collective of this part is under way.
     Exchanging(Option<Part>),
     Telling,
     Gathering,
@@ -48,7 +48,7 @@ pub struct Bucket {
     pub(super) topology: Topology,
     /// Whether the ranks of the node have agreed to exchange these layers together.
     pub(super) agreement: Agreement,
-    /// Checksum of everything that they must agree on.
+    /// Checksum of everything that the ranks of the node must agree on.
     pub(super) fingerprint: u64,
     pub(super) stage: Stage,
     /// This rank's own error.
@@ -56,9 +56,9 @@ pub struct Bucket {
     /// The first failure that this rank knows of.
     pub(super) fault: Fault,
     pub(super) messages: Messages,
-    /// Whether the ranks of the node may have other layers.
+    /// Whether the ranks of the node may differ in the bucket's layers.
     pub(super) differs: bool,
-    /// The greeting, or the peers' faults.
+    /// The message that compares the bucket's layers inside the node, or the peers' faults.
     pub(super) words: Vec<u64>,
 }
 
@@ -69,8 +69,8 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their groups and sizes. If the exchange fails,
-    /// there are fewer between nodes, and one more that tells which rank has failed; then only [`is_last`](Bucket::is_last) is
-    /// right.
+    /// there are fewer collectives between nodes, and an additional one that reports which rank has failed. In that case, only
+    /// [`is_last`](Bucket::is_last) shows which collective is the last.
     ///
     /// # Errors
     /// Those of [`Bucket::rounds`](super::super::Bucket::rounds).
@@ -115,8 +115,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes the gradients of this step, one per layer. If a gradient is wrong, this rank's messages tell all ranks, and
-    /// [`next`](Bucket::next) fails on all of them.
+    /// Takes the gradients of this step, one per layer. If a gradient is invalid, this rank's messages report that to all ranks,
+    /// and [`next`](Bucket::next) fails on all of them.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -155,22 +155,24 @@ impl Bucket {
         }
     }
 
-    /// Computes until the next collective, and returns it with its group. The collective before must be done. `None`: the
-    /// gradients are means, and residuals are updated. `gradients` are those of [`submit`](Bucket::submit).
+    /// Computes until the next collective, and returns its request and its group. The collective before must be complete. `None`
+    /// means that the gradients have become means, and that residuals are updated. `gradients` must be the ones given to
+    /// [`submit`](Bucket::submit).
     ///
-    /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for equally many, but
-    /// the ranks of a node may differ in how many they asked for before the bucket's last one. So there are two ways. Either each
-    /// bucket has groups of its own. Or the last collectives wait until all buckets have reached theirs, and start in the same
-    /// order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and [`request`](Bucket::request) returns it
-    /// again.
+    /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
+    /// collectives. The ranks of a node may ask for different numbers before the bucket's last collective. There are two ways to
+    /// keep the order. Each bucket can have process groups of its own. Or the last collectives wait until all buckets have reached
+    /// theirs, and then start in the same order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and
+    /// [`request`](Bucket::request) returns it again.
     ///
-    /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, by
-    /// [`NonFinite`](super::super::NonFinite), and residuals stay.
+    /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
+    /// [`NonFinite`](super::super::NonFinite). Residuals stay.
     ///
     /// # Errors
     /// On all ranks alike: those of [`Bucket::next`](super::super::Bucket::next), [`Error::Peer`] with a rank's number among all
-    /// ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged; without, some
-    /// shards may have those after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after an error.
+    /// ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged. Without it, some
+    /// shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after an
+    /// error.
     ///
     /// # Complexity
     /// That of the exchange of this rank's shards, and two passes over the gradients.
@@ -184,10 +186,10 @@ impl Bucket {
         self.request()
     }
 
-    /// Returns the collective of the last [`next`](Bucket::next) again.
+    /// Returns the request of the last call of [`next`](Bucket::next) again.
     ///
     /// # Errors
-    /// None that [`next`](Bucket::next) has not had.
+    /// Only the errors of [`next`](Bucket::next).
     pub fn request(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
         let words = bytemuck::cast_slice_mut(&mut self.words);
         Ok(Some(match self.stage {
@@ -219,7 +221,7 @@ impl Bucket {
         }))
     }
 
-    /// No rank has an element of it.
+    /// Whether the bucket has no elements on any rank.
     fn is_empty(&self) -> bool {
         self.layers.iter().all(|layer| layer.shape.elements() == 0)
     }
@@ -229,7 +231,7 @@ impl Bucket {
         self.layers.iter().all(|layer| layer.len(self.topology.local) == 0)
     }
 
-    /// From one collective to the next.
+    /// Advances from one collective to the next.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         match self.stage {
             Stage::Open => {
@@ -242,7 +244,7 @@ impl Bucket {
                 return Err(Error::StepOrder { what: "the bucket has failed", expected: "`close` and another bucket" });
             }
             Stage::Done => return Ok(()),
-            // There is nobody to tell.
+            // An empty bucket is not exchanged, so no other rank waits.
             Stage::Submitted if self.is_empty() => {
                 self.begin_exchange()?;
                 self.exchange();
@@ -300,7 +302,7 @@ impl Bucket {
     }
 
     fn begin_reducing(&mut self) {
-        // The collective is performed nevertheless, so that all nodes start the same ones in the same order.
+        // The collective is performed nevertheless, so that all nodes start the same collectives in the same order.
         if self.differs {
             self.messages.without_values();
             self.messages.sums().fill(0.0);
@@ -314,7 +316,7 @@ impl Bucket {
         self.stage = Stage::Reducing;
     }
 
-    /// Notes an error that the ranks of the node have found.
+    /// Records an error that the ranks of the node have found.
     fn note(&mut self, error: Error) {
         let rank = self.topology.rank();
         let error = self.topology.of_node(error);
@@ -361,7 +363,7 @@ impl Bucket {
             }
             Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
             Err(error) if self.shards.progress == Progress::FailedAlone => {
-                // Peers have ended the exchange. The controller tells them before the next step.
+                // Peers have ended the exchange. The controller reports the error to them before the next step.
                 self.own = Some(error);
                 self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
                 self.begin_gathering();
@@ -385,7 +387,7 @@ impl Bucket {
         self.stage = Stage::Telling;
     }
 
-    /// Takes over the failure that the first failing peer knows of.
+    /// Adopts the failure that the first failing peer reports.
     fn hear_peers(&mut self) {
         let faults = || self.words.as_chunks::<FAULT>().0.iter().map(|words| Fault::read(words));
         if let Err(Error::Peer { rank, .. }) = judge(None, faults().map(Fault::slip)) {

@@ -19,7 +19,7 @@ pub(super) enum Stage {
     Begun,
     /// The ranks of the node compare their options.
     Meeting,
-    /// They differ, and exchange all options. The number is the first local rank that differs.
+    /// The ranks of the node differ, and exchange all options. The number is the first local rank that differs.
     Fields(u32),
     /// Peers perform their control requests.
     Peers,
@@ -29,7 +29,7 @@ pub(super) enum Stage {
 }
 
 impl TwoLevel {
-    /// Begins a step, as [`Controller::begin_step`](super::super::Controller::begin_step). Next are the
+    /// Begins a step, as [`Controller::begin_step`](super::super::Controller::begin_step). After it come the
     /// [`control`](TwoLevel::control) requests, then the buckets, then [`finish_step`](TwoLevel::finish_step).
     ///
     /// # Errors
@@ -50,7 +50,8 @@ impl TwoLevel {
         }
     }
 
-    /// Begins a step. With a `failure` of this rank, the agreement tells it to all ranks if it has a message at this step.
+    /// Begins a step. If this rank has a `failure` and the step's agreement has a message, the message reports the failure to all
+    /// ranks.
     pub(super) fn begin(&mut self, learning_rate: f64, failure: Option<Error>) -> Result<(), Error> {
         (self.rate, self.failure) = (learning_rate, failure);
         if !self.met {
@@ -64,17 +65,17 @@ impl TwoLevel {
         Ok(())
     }
 
-    /// This rank's failure before the step, if there is one.
+    /// `Err` with this rank's failure before the step, if there is one.
     fn own(&self) -> Result<(), Error> {
         self.failure.map_or_else(|| check_rate(self.rate), Err)
     }
 
-    /// Returns the next collective of the agreement, with its group. The one before must be done. `None`: the agreement is
-    /// complete. At most steps there is one message inside the node.
+    /// Returns the next collective of the agreement, with its group. The collective before must be complete. `None` means that the
+    /// agreement is complete. In most steps there is one message inside the node.
     ///
     /// # Errors
-    /// An error on one rank is an error on all. The step has then not begun, and may be begun again. The errors are those of
-    /// [`Controller::control`](super::super::Controller::control), with ranks numbered among all. [`Error::PeerOption`] names a
+    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are those of
+    /// [`Controller::control`](super::super::Controller::control), with rank numbers among all ranks. [`Error::PeerOption`] names a
     /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
         match self.stage {
@@ -116,7 +117,7 @@ impl TwoLevel {
         Ok(Some((Group::Node, Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut self.words) })))
     }
 
-    /// Begins the agreement among peers, or tells them why the step cannot begin.
+    /// Begins the agreement among peers. With a `failure`, it reports why the step cannot begin.
     fn begin_peers(&mut self, failure: Option<Error>) -> Result<(), Error> {
         self.stage = Stage::Peers;
         self.failure = failure;

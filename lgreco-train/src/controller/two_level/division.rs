@@ -1,8 +1,8 @@
 //! How the layers are divided among the ranks of a node.
 //!
 //! A layer with at least as many rows as ranks is cut between rows, so that its shards are matrices for PowerSGD and TopK. Any
-//! other layer is cut between elements. Its shards have one row, or are vectors if the layer is one. If the division leaves a
-//! remainder, the first ranks get one row or element more. A layer with fewer elements than ranks has empty shards.
+//! other layer is cut between elements. Its shards are matrices of one row, or vectors if the layer is a vector. If the division
+//! leaves a remainder, the first ranks get one row or element more. A layer with fewer elements than ranks has empty shards.
 
 use super::Topology;
 use crate::compress::Setting;
@@ -17,7 +17,7 @@ use core::ops::Range;
 /// The cuts of one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division {
-    /// Number of elements that stay together.
+    /// Number of elements in a unit. Cuts are only between units.
     unit: usize,
     units: usize,
     ranks: usize,
@@ -53,7 +53,7 @@ impl Division {
     }
 }
 
-/// A local rank's shard of a layer, as a layer of that name.
+/// A local rank's shard of a layer, as a tensor with the layer's name.
 pub(super) fn shard(whole: &Tensor, per_node: u32, local: u32) -> Result<Tensor, Error> {
     let division = Division::new(whole.shape(), per_node);
     let mut dims = whole.dims().to_vec();
@@ -77,7 +77,7 @@ pub(super) fn shards(whole: &[Tensor], topology: &Topology) -> Result<Vec<Tensor
 /// The configuration of a controller of shards.
 ///
 /// # Errors
-/// [`CoreError::Parameter`] for [`Route::Sharded`], by which each rank gets the mean of a part only.
+/// [`CoreError::Parameter`] for [`Route::Sharded`], because each rank would get the mean of a part only.
 pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Topology) -> Result<Config, Error> {
     let (what, expected) = ("code of the route between nodes", "all-gather (0) or scatter-reduce (1)");
     CoreError::require(config.route != Route::Sharded, what, 2.0, expected)?;
@@ -102,7 +102,7 @@ pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Top
     Ok(config)
 }
 
-/// The setting of this rank's shard of a layer with `setting`.
+/// The setting of this rank's shard if the whole layer has `setting`.
 pub(super) fn setting_of_shard(setting: Setting, whole: Shape, topology: &Topology) -> Setting {
     let range = Division::new(whole, topology.per_node).range(topology.local);
     if range.is_empty() { Setting::Dense } else { setting.of_piece(range, whole.elements()) }

@@ -1,4 +1,4 @@
-//! One level or two behind the same calls, for the C and Python bindings, whose callers choose at run time.
+//! One interface for one level and for two levels, for the C and Python bindings. Their callers choose at run time.
 
 use super::{Bucket, Group, Topology, TwoLevel, is_state, load_without_nodes};
 use crate::Error;
@@ -13,7 +13,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// A controller over all ranks, or over nodes. A request without a group is for the group of all ranks.
+/// A controller of one level or of two levels. A request without a group is for the group of all ranks.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, two_level::{Levels, Topology}};
@@ -45,7 +45,7 @@ pub enum LevelsBucket {
 }
 
 impl Levels {
-    /// The controller of rank `rank` of `world`, or with `place` of a rank among nodes.
+    /// Creates the controller of rank `rank` among `world` ranks or, with `place`, of the rank at this place among nodes.
     ///
     /// # Errors
     /// Those of [`Controller::new`] and [`TwoLevel::new`].
@@ -69,7 +69,7 @@ impl Levels {
         }
     }
 
-    /// The controller, of whole layers or of shards.
+    /// The controller. It has whole layers with one level, and shards with two.
     pub fn controller(&self) -> &Controller {
         match self {
             Levels::One(controller) => controller,
@@ -77,7 +77,7 @@ impl Levels {
         }
     }
 
-    /// The same controller, for changes of plans and residuals between steps.
+    /// The [controller](Levels::controller) as a mutable reference, to change plans and residuals between steps.
     pub fn controller_mut(&mut self) -> &mut Controller {
         match self {
             Levels::One(controller) => controller,
@@ -93,7 +93,8 @@ impl Levels {
         }
     }
 
-    /// This rank's shard of a layer, as a range of its elements; all of them with one level. `None` when there is no such layer.
+    /// This rank's shard of a layer, as a range of the layer's elements. With one level, the range has all elements. `None` when
+    /// there is no such layer.
     pub fn shard(&self, layer: usize) -> Option<Range<usize>> {
         match self {
             Levels::One(controller) => Some(0..controller.tensors().get(layer)?.shape().elements()),
@@ -241,8 +242,8 @@ impl Levels {
         }
     }
 
-    /// Bytes that a run takes, as [`Controller::memory`], with `at_once` buckets in flight. Each has `bucket_bytes` of whole
-    /// gradients.
+    /// Predicts the bytes that a run takes, like [`Controller::memory`]. `at_once` buckets are in flight, each with `bucket_bytes`
+    /// of whole gradients.
     ///
     /// # Errors
     /// Those of [`Controller::memory`].

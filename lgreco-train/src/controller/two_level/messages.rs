@@ -52,7 +52,7 @@ impl Fault {
     }
 }
 
-/// The error of the first rank that has a fault, or this rank's `own`.
+/// `Err` if some rank has a fault: this rank's `own` error, or [`Error::Peer`] with the first rank that failed by itself.
 pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = Fault> + Clone) -> Result<(), Error> {
     match judge(own, faults.clone().map(Fault::slip)) {
         Err(Error::Peer { rank, code }) => {
@@ -84,7 +84,7 @@ impl Layer {
         self.division.range(local).len()
     }
 
-    /// Words of its mean.
+    /// Words of the mean of a local rank's shard.
     fn words(&self, local: u32) -> usize {
         (self.len(local) * self.dtype.bytes()).div_ceil(8)
     }
@@ -93,16 +93,16 @@ impl Layer {
 /// The memory of a bucket's messages.
 #[derive(Default)]
 pub(super) struct Messages {
-    /// Number of sums that each rank gets, and the sums.
+    /// Number of sums that each rank gets. The next field has the sums.
     pub lens: Vec<u64>,
     pub sums: Vec<f32>,
-    /// Bytes of each rank's means, and the means.
+    /// Bytes of each rank's means. The next field has the means.
     pub bytes: Vec<u64>,
     pub means: Vec<u64>,
 }
 
 impl Messages {
-    /// Makes room for a bucket.
+    /// Allocates memory for the messages of a bucket.
     pub(super) fn reserve(&mut self, layers: &[Layer], per_node: u32) -> Result<(), Error> {
         let beside = layers.len() + per_node as usize;
         let values = |local: u32| layers.iter().map(|layer| layer.len(local)).sum::<usize>() + beside;
@@ -120,7 +120,7 @@ impl Messages {
         self.bytes.fill(8 * FAULT as u64);
     }
 
-    /// Leaves only one value per rank in the reduce-scatter, for the same reason.
+    /// Leaves only one value per rank in the reduce-scatter, because the node's ranks differ in the bucket's layers.
     pub(super) fn without_values(&mut self) {
         self.lens.fill(1);
     }
@@ -172,7 +172,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Writes this rank's status after the values for each rank of the node.
+    /// Writes this rank's status behind the values that each rank of the node gets.
     pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
         let per_node = topology.per_node as usize;
         let mut end = 0;
@@ -195,7 +195,7 @@ impl Messages {
         self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum))
     }
 
-    /// Turns this rank's sums into the means of its node, in the layers' types. Notes which layers have a gradient on some rank
+    /// Turns this rank's sums into the means of its node, in the layers' types. Records which layers have a gradient on some rank
     /// of the node.
     pub(super) fn average(&mut self, layers: &mut [Layer], topology: &Topology) {
         let (start, local) = (self.own(topology), topology.local);
@@ -297,7 +297,7 @@ fn share(ranks: u32) -> f32 {
     1.0 / ranks.next_power_of_two() as f32
 }
 
-/// Cuts the first `len` values off.
+/// Splits off the first `len` values.
 fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
     values.split_off_mut(..len).unwrap_or_default()
 }

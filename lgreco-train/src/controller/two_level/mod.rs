@@ -1,17 +1,17 @@
-//! Gradients averaged in two levels, for nodes of several ranks: inside each node uncompressed, between nodes compressed.
+//! Averages gradients in two levels, for nodes of several ranks: uncompressed inside each node, and compressed between nodes.
 //!
-//! The ranks of a node reduce and scatter a bucket's gradients. Each rank exchanges its shard, compressed, with its
-//! *peers*: the ranks of the same local rank on the other nodes. An all-gather inside the node completes the means. So
-//! each byte of a payload crosses a node's link `nodes − 1` times, however many ranks the node has; ranks that exchange
-//! without regard to nodes would send it `(nodes − 1) · per_node` times for each of the node's ranks.
+//! The ranks of a node reduce-scatter a bucket's gradients. Each rank exchanges its shard, compressed, with its *peers*: the ranks
+//! of the same local rank on the other nodes. An all-gather inside the node completes the means. So each byte of a payload crosses
+//! a node's link `nodes − 1` times, for any number of ranks per node. An exchange between all ranks would send it
+//! `(nodes − 1) · per_node` times for each of the node's ranks.
 //!
-//! A [`TwoLevel`] is a [`Controller`] over the peers, with the messages inside the node around it. The controller's layers are
-//! this rank's shards. [`TwoLevel::controller`] returns it, for plans, metrics and residuals; they are those of the shards.
-//! Every group of peers plans for its own shards. `division.rs` has the cuts, `messages.rs` the messages, `bucket.rs` the
-//! order of collectives.
+//! A [`TwoLevel`] has a [`Controller`] for the exchange with the peers, and adds the messages inside the node. The controller's
+//! layers are this rank's shards. [`TwoLevel::controller`] returns it, for the plans, metrics and residuals of the shards. Every
+//! group of peers plans for its own shards. `division.rs` cuts layers into shards, `messages.rs` has the messages inside the node,
+//! and `bucket.rs` the order of collectives.
 //!
-//! The mean is the mean over the nodes of the nodes' means. Node means are sums in f32, divided once, and rounded to the
-//! layer's type. Errors of compression are those of `nodes` workers with the nodes' means as gradients.
+//! The result is the mean of all nodes' means. The mean of a node is a sum in f32, divided once, and rounded to the layer's type.
+//! Compression errors are the same as those of `nodes` workers that have the nodes' means as gradients.
 //!
 //! ```
 //! use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -35,11 +35,12 @@
 //!
 //! # Failures
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
-//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, and
-//! after a state was loaded, a message before them compares options and whole layers inside the node.
+//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, and after
+//! a state was loaded, an earlier message compares options and whole layers inside the node.
 //!
 //! # Memory
-//! In addition to the memory of the shards' [`Controller`]: an f32 per element of each bucket in flight, and its means.
+//! In addition to the memory of the shards' [`Controller`], each bucket in flight takes an f32 per element, and the memory of its
+//! means.
 
 mod bucket;
 mod control;
@@ -72,9 +73,9 @@ pub use levels::{Levels, LevelsBucket};
 pub use saved::{is_state, load_without_nodes};
 pub use topology::{Group, Topology};
 
-/// One rank's part of training over nodes. It is used like a [`Controller`], with two groups.
+/// One rank's controller for two levels. It is used like a [`Controller`], with two groups.
 ///
-/// The [module](self) has an example of blocking calls. With a bucket per layer in flight:
+/// The [module](self) has an example of blocking calls. This example has a bucket per layer:
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Tensor, two_level::{Group, Topology, TwoLevel}};
@@ -111,7 +112,7 @@ pub use topology::{Group, Topology};
 pub struct TwoLevel {
     controller: Controller,
     topology: Topology,
-    /// The layers, whole.
+    /// The whole layers.
     layers: Arc<[Tensor]>,
     /// The configuration as it was given.
     config: Config,
@@ -121,27 +122,27 @@ pub struct TwoLevel {
     /// Sets of layers that the node's ranks agreed to exchange as one bucket.
     agreed: BTreeSet<Vec<usize>>,
     stage: Stage,
-    /// Whether the ranks of the node have compared their options since this was made or loaded.
+    /// Whether the ranks of the node have compared their options since this value was created or loaded.
     met: bool,
     /// The learning rate of the step that begins.
     rate: f64,
-    /// Why the step cannot begin, as found inside the node.
+    /// The reason why the step cannot begin, if the node has found one.
     failure: Option<Error>,
     /// Messages of the node's ranks before a step.
     words: Vec<u64>,
-    /// Memory of closed buckets, for later ones.
+    /// Memory of closed buckets, for later buckets.
     spare: VecDeque<Messages>,
 }
 
 impl TwoLevel {
-    /// Training of a model with the layers `tensors`, on the rank at `topology`. All ranks must give the same configuration and
-    /// layers. [`Config::measuring_rank`] is a node: each of its ranks plans for its peers.
+    /// Creates the controller of the rank at `topology`, for a model with the layers `tensors`. All ranks must give the same
+    /// configuration and layers. [`Config::measuring_rank`] is the number of a node. Each rank of that node plans for its peers.
     /// [`min_elements`](crate::search::Search::min_elements) and the settings of [`Policy::Fixed`](super::Policy) are for whole
-    /// layers; shards get their share.
+    /// layers. They are scaled to the size of shards.
     ///
     /// # Errors
-    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a rank outside its node or a
-    /// node outside its number, and by [`Route::Sharded`](crate::exchange::Route).
+    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the ranks per
+    /// node, for a node not below the number of nodes, and for [`Route::Sharded`](crate::exchange::Route).
     ///
     /// # Complexity
     /// That of [`Controller::new`].
@@ -168,7 +169,7 @@ impl TwoLevel {
         Ok(training)
     }
 
-    /// Measures on this backend instead of the portable one, as [`Controller::with_backend`].
+    /// Measures on this backend instead of the portable one, like [`Controller::with_backend`].
     pub fn with_backend(self, backend: Box<dyn Backend + Send>) -> TwoLevel {
         TwoLevel { controller: self.controller.with_backend(backend), ..self }
     }
@@ -189,7 +190,7 @@ impl TwoLevel {
         Some(Division::new(tensor.shape(), self.topology.per_node).range(self.topology.local))
     }
 
-    /// This rank's place.
+    /// This rank's place among the nodes.
     pub fn topology(&self) -> Topology {
         self.topology
     }
@@ -204,13 +205,13 @@ impl TwoLevel {
         &self.controller
     }
 
-    /// The same controller, for changes of plans and residuals between steps. Use this value's own methods for steps, and
-    /// [`load`](TwoLevel::load) for saved states.
+    /// The [controller](TwoLevel::controller) as a mutable reference, to change plans and residuals between steps. Do not use it
+    /// for steps and saved states. This type has methods for them.
     pub fn controller_mut(&mut self) -> &mut Controller {
         &mut self.controller
     }
 
-    /// Gives new settings under [`Policy::Fixed`](super::Policy), one per whole layer, as
+    /// Gives new settings under [`Policy::Fixed`](super::Policy), one per whole layer, like
     /// [`Planning::set_settings`](super::Planning).
     ///
     /// # Errors
@@ -224,8 +225,8 @@ impl TwoLevel {
         self.controller.planning().set_settings(settings)
     }
 
-    /// Bytes that a run takes, as [`Controller::memory`], for the shards and the messages inside the node. `bucket_bytes` counts
-    /// whole gradients.
+    /// Predicts the bytes that a run takes for the shards and the messages inside the node, like [`Controller::memory`].
+    /// `bucket_bytes` counts whole gradients.
     ///
     /// # Errors
     /// Those of [`Controller::memory`].
@@ -236,12 +237,12 @@ impl TwoLevel {
         let elements: u64 = self.layers.iter().map(|tensor| tensor.shape().elements() as u64).sum();
         let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
         let bytes = (bucket_bytes as u64).saturating_mul(at_once as u64).min(all);
-        // An f32 per element, and the means in their type.
+        // Messages take an f32 per element, and the means in their type.
         let messages = bytes as f64 * (4 * elements + all) as f64 / all.max(1) as f64;
         Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
     }
 
-    /// All options and layers, which the ranks of a node must have in common.
+    /// The options and layers that the ranks of a node must have in common.
     fn fields(&self) -> Vec<Field> {
         let mut all = fields(&self.config, &self.layers, self.topology.world_size());
         all.push(Field::whole("ranks per node", self.topology.per_node.into()));

@@ -1,4 +1,4 @@
-//! Cuts the shards of saved states anew, for the present number of ranks per node.
+//! Cuts saved shards again, for the present number of ranks per node.
 
 use super::Topology;
 use super::division::{Division, shard};
@@ -21,7 +21,7 @@ pub(super) struct Shards<'a> {
     pub layers: Layers<'a>,
 }
 
-/// A state with shards cut for this rank, and the residuals that were made for them.
+/// A state with shards that are cut for this rank, and the residuals that were made for these shards.
 pub(super) struct Cut<'a> {
     owner: Owner,
     layers: Vec<(Layer<'a>, Option<Vec<u8>>)>,
@@ -41,7 +41,7 @@ impl Cut<'_> {
     }
 }
 
-/// Settings, and everything else that peers have in common, of this rank's shards.
+/// The state of this rank's shards from the plan: settings, and everything else that peers have in common.
 pub(super) fn of_plan<'a>(whole: &[Tensor], topology: &Topology, plan: &Shards<'a>) -> Result<Cut<'a>, Error> {
     let layers = plan.layers.layers.iter().map(|layer| {
         let tensor = whole.iter().find(|tensor| tensor.name() == layer.name);
@@ -54,7 +54,7 @@ pub(super) fn of_plan<'a>(whole: &[Tensor], topology: &Topology, plan: &Shards<'
     Ok(Cut { owner: plan.layers.owner, layers: layers.collect::<Result<_, Error>>()? })
 }
 
-/// The residuals of this rank's shards, one state for each former node in `given`.
+/// The residuals of this rank's shards: one state for each former node of the states `given`.
 ///
 /// # Errors
 /// [`CoreError::SavedState`](crate::CoreError::SavedState) with the local rank whose state is missing.
@@ -104,7 +104,7 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
                 parts.push((of_local(local)?.layers.fitting(&expected), cut, overlap));
             }
         }
-        // A layer of another shape counts as missing, with its residual.
+        // A saved layer of another shape counts as missing, and so does its residual.
         let Some((Some(base), ..)) = parts.first() else { continue };
         let layer = recut(base, tensor, topology, &first.place)?;
         let kept = parts.iter().find_map(|(layer, ..)| layer.as_ref()?.memory);

@@ -1,6 +1,6 @@
-//! Saving, and continuing with the present numbers of nodes and ranks.
+//! Saving states, and continuing from them with other numbers of nodes and ranks.
 //!
-//! A state is that of the rank's [`Controller`](super::super::Controller), after the place of the rank:
+//! A state has the place of the rank, followed by the state of the rank's [`Controller`](super::super::Controller):
 //!
 //! | field, little-endian | bytes |
 //! |---|---|
@@ -24,8 +24,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-t");
 const VERSION: u64 = 1;
 
 impl TwoLevel {
-    /// This rank's state as bytes, as [`Controller::save`](super::super::Controller::save). It is that of its shards. Every rank
-    /// saves its own.
+    /// This rank's state as bytes, like [`Controller::save`](super::super::Controller::save), for its shards. Every rank saves its
+    /// own state.
     ///
     /// # Errors
     /// Those of [`Controller::save`](super::super::Controller::save).
@@ -33,7 +33,7 @@ impl TwoLevel {
         self.save_only(Contents::Everything)
     }
 
-    /// Saves as [`save`](TwoLevel::save), only some contents.
+    /// Like [`save`](TwoLevel::save), with a choice of contents.
     ///
     /// # Errors
     /// As [`save`](TwoLevel::save).
@@ -41,7 +41,7 @@ impl TwoLevel {
         Ok(placed(&self.topology, &self.controller.save_only(contents)?))
     }
 
-    /// A part of this rank's state, as [`Controller::save_part`](super::super::Controller::save_part).
+    /// A part of this rank's state, like [`Controller::save_part`](super::super::Controller::save_part).
     ///
     /// # Errors
     /// As [`save`](TwoLevel::save).
@@ -52,9 +52,9 @@ impl TwoLevel {
         Ok(placed(&self.topology, &self.controller.save_part(layer, contents)?))
     }
 
-    /// Continues from `plan`, the saved state of any rank, with the residuals of the states `residuals`, as
-    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks load between the same
-    /// two steps, or none. Ranks of runs without nodes count as nodes of one rank.
+    /// Continues from `plan`, the saved state of a rank, with residuals from the states `residuals`, like
+    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks load between the same two
+    /// steps, or none. Ranks of runs without nodes count as nodes of one rank.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
@@ -62,12 +62,12 @@ impl TwoLevel {
     /// | other nodes | that of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; of none on a new node |
     /// | other ranks per node | the same state on all peers | as above |
     ///
-    /// Each rank finds its shards in the residuals by the layers' names, wherever they were cut. So the mean residual stays the
-    /// same if every former node's states are given to one node. Where shards are cut at other places than before, settings are
-    /// in proportion to those of the plan's shards. PowerSGD's factors start again unless they have as many columns, and so does
-    /// the window.
+    /// Each rank finds its shards in the residuals by the layers' names, even if layers were cut at other places. So the mean
+    /// residual stays the same if the states of every former node are given to exactly one node. If shards are cut at other places
+    /// than before, settings are scaled in proportion to those of the plan's shards. Then the window starts again, and so do
+    /// PowerSGD's factors if their size differs.
     ///
-    /// [`Loaded::rank`] and [`Loaded::world_size`] are a node and the number of nodes.
+    /// [`Loaded::rank`] is the number of a node, and [`Loaded::world_size`] the number of nodes.
     ///
     /// # Errors
     /// Those of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
@@ -88,7 +88,7 @@ pub fn is_state(bytes: &[u8]) -> bool {
     bytes.first_chunk() == Some(&MAGIC.to_le_bytes())
 }
 
-/// Continues a controller without nodes from states of a [`TwoLevel`] or of controllers, as [`TwoLevel::load`] with one rank per
+/// Continues a controller of one level from states of a [`TwoLevel`] or of controllers, like [`TwoLevel::load`] with one rank per
 /// node.
 ///
 /// # Errors
@@ -140,7 +140,7 @@ fn load(
     controller.continue_from(run, &plan, &taken)
 }
 
-/// The bytes of a state with its rank's place.
+/// Adds the rank's place to the bytes of a state.
 fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     let Topology { nodes, node, per_node, local } = *topology;
     let mut to = Writer::new(MAGIC, VERSION);

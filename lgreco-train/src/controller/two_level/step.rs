@@ -1,4 +1,4 @@
-//! Steps: lending and closing buckets, and blocking steps made of them.
+//! Steps: lending and closing buckets, and blocking steps.
 
 use super::bucket::{self, Bucket};
 use super::control::Stage;
@@ -14,8 +14,8 @@ use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 impl TwoLevel {
-    /// Lends these layers as a bucket, in any order, as [`Controller::open`](super::super::Controller::open). All ranks must
-    /// exchange the same layers together. For a set of layers that is new, another all-gather of 16 bytes inside the node checks
+    /// Lends these layers as a bucket, in any order, like [`Controller::open`](super::super::Controller::open). All ranks must
+    /// exchange the same layers together. For a new set of layers, an additional all-gather of 16 bytes inside the node checks
     /// that.
     ///
     /// # Errors
@@ -76,8 +76,8 @@ impl TwoLevel {
         self.controller.close(bucket.shards)
     }
 
-    /// Ends the step, after all of its buckets were exchanged and closed. The report's bytes are those of this rank's shards: of
-    /// their gradients, and of the payloads that this rank sent to each peer.
+    /// Ends the step, after all of its buckets were exchanged and closed. The report counts bytes of this rank's shards: the bytes
+    /// of their gradients, and those of the payloads that this rank sent to each peer.
     ///
     /// # Errors
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
@@ -88,7 +88,7 @@ impl TwoLevel {
         Ok(report)
     }
 
-    /// Gives up the present step, as [`Controller::abandon_step`](super::super::Controller::abandon_step).
+    /// Gives up the present step, like [`Controller::abandon_step`](super::super::Controller::abandon_step).
     ///
     /// # Errors
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
@@ -116,15 +116,14 @@ impl TwoLevel {
         }
     }
 
-    /// Makes a whole step by blocking collectives: replaces `gradients`, one per layer, by their means over all ranks. `node` is
-    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call it with the same
-    /// `learning_rate`.
+    /// Takes a whole step with blocking collectives: replaces `gradients`, one per layer, by their means over all ranks. `node` is
+    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call it with the same `learning_rate`.
     ///
     /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
     /// finite affects its bucket only, as with [`Bucket::next`].
     ///
     /// # Errors
-    /// An error on one rank is an error on all. That rank gets the error itself; the others get [`Error::Peer`] with its code.
+    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
     /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
     /// [`Error::OtherPlace`], on this rank only, when the groups are not those of [`topology`](TwoLevel::topology).
@@ -141,8 +140,8 @@ impl TwoLevel {
         self.run(node, peers, counted.map(|()| gradients), learning_rate)
     }
 
-    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told, and fail. Returns
-    /// `failure`, or an error that prevented telling them.
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told about it and fail.
+    /// Returns `failure`, or an error that prevented reporting it.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,

@@ -57,12 +57,12 @@ impl Topology {
         node.saturating_mul(self.per_node).saturating_add(self.local)
     }
 
-    /// An error about ranks of the node, with their numbers among all ranks.
+    /// Replaces local ranks in an error by their numbers among all ranks.
     pub(super) fn of_node(&self, error: Error) -> Error {
         renumbered(error, |rank| self.mate(rank))
     }
 
-    /// An error about peers, with their numbers among all ranks.
+    /// Replaces the numbers of peers in an error by their numbers among all ranks.
     pub(super) fn of_peers(&self, error: Error) -> Error {
         renumbered(error, |rank| self.peer(rank))
     }

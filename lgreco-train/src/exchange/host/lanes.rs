@@ -1,8 +1,8 @@
-//! Computing runs of a bucket's layers at the same time, in rayon's current thread pool (feature `rayon`).
+//! Computes runs of a bucket's layers at the same time, in rayon's current thread pool (feature `rayon`).
 //!
-//! A lane is a run of layers with scratch memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so memory is the
-//! same on any number of cores. There is one lane in small buckets, in buckets whose message length depends on values, and without the
-//! feature. Each layer is computed as on one core. The error is that of the first layer that fails.
+//! A lane is a run of layers with scratch memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so memory
+//! is the same on any number of cores. There is only one lane in small buckets, in buckets with messages of variable length, and
+//! without the feature. Each layer's results are the same as on one core. The error is that of the first layer that fails.
 
 use crate::Error;
 use crate::exchange::layer::Layer;
@@ -12,15 +12,15 @@ use lgreco::compress::spread::join;
 /// Scratch memory of ops.
 #[derive(Default)]
 pub(super) struct Scratch<'a> {
-    /// A word per rank: the bytes of its message that were read.
+    /// A word per rank: the number of bytes of its message that have been read.
     pub(super) read: &'a mut [u64],
-    /// Two words per rank: where the next chunk of each payload begins.
+    /// Two words per rank: the position in its payload at which the next chunk begins.
     pub(super) places: &'a mut [u64],
-    /// Sums, where the mean's element type is too narrow for them.
+    /// Sums in f32, if the mean's element type is too narrow for them.
     pub(super) wide: &'a mut [f32],
     /// One decoded payload.
     pub(super) decoded: &'a mut [f32],
-    /// Workspace of compressors; empty where means are made.
+    /// Workspace of compressors; empty when means are made.
     pub(super) encode: &'a mut [u64],
 }
 
@@ -52,9 +52,9 @@ impl Scratch<'_> {
     }
 }
 
-/// Data of which each layer has its own part, in the order of the layers.
+/// Data with a part for each layer, in the order of the layers.
 pub(super) trait Parts: Send + Sized {
-    /// The parts of the layers `first`, and the parts of the layers behind them.
+    /// Splits into the parts of the layers `first`, and the parts of all later layers.
     fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error>;
 }
 

@@ -1,4 +1,5 @@
-//! Shared positions (CLT-k): the leader broadcasts positions, and the values of all ranks there are in the first all-reduce.
+//! Shared positions (CLT-k): the leader broadcasts positions, and the first all-reduce sums the values of all ranks at these
+//! positions.
 
 use super::mean::{average_shares, in_tensor, narrow, share};
 use super::room::Room;
@@ -11,7 +12,7 @@ use crate::exchange::moment::Moment;
 use crate::exchange::program::Program;
 use crate::gradient::{Element, with_elements};
 
-/// Cuts off the positions of a layer.
+/// Splits off the positions of a layer.
 fn take<'a>(positions: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     let (part, rest) = core::mem::take(positions).split_at_mut(len);
     *positions = rest;

@@ -5,7 +5,7 @@ use crate::{CoreError, Error};
 use lgreco::compress::payload::STRETCH;
 use lgreco::compress::spread::spread_parts;
 
-/// A divisor. For a power of two, its inverse: multiplying by it has the same bits and is faster.
+/// A divisor, or the inverse of a power of two. Multiplying by this inverse gives the same bits and is faster.
 #[derive(Clone, Copy)]
 struct Divisor {
     number: f32,
@@ -55,8 +55,9 @@ fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
-/// The factor of values before they are summed over `world` workers. It is the power of two with which every sum of finite values is
-/// finite. The mean has the bits of sum divided by `world`, unless a share is subnormal.
+/// The factor that turns values into shares, before they are summed over `world` workers. It is a power of two, so small that every
+/// sum of finite values is finite. The mean of shares has the bits of the sum of values divided by `world`, unless a share is
+/// subnormal.
 pub(super) fn share(world: u32) -> f32 {
     1.0 / world.next_power_of_two() as f32
 }
@@ -86,7 +87,7 @@ pub(super) fn narrow(values: &[f32], at: usize, mean: &mut ValuesMut<'_>) -> Res
     mean.part(at..at + values.len()).narrow(values).map_err(|error| in_tensor(error, at))
 }
 
-/// The same error, with an element index that counts from the beginning of the tensor instead of from `start`.
+/// Makes the element index in an error count from the beginning of the tensor, instead of from `start`.
 pub(super) fn in_tensor(error: Error, start: usize) -> Error {
     match error {
         Error::Core(CoreError::ElementOverflow { index, value }) => {
@@ -104,7 +105,7 @@ pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
     finite(spread_parts!(sum.len(), 1, sum, Divisor::of_sum(world), divide_in_place))
 }
 
-/// As [`average`], for a sum of shares.
+/// Like [`average`], for a sum of shares.
 pub(super) fn average_shares(sum: &mut [f32], world: u32) -> Result<(), Error> {
     finite(spread_parts!(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
 }

@@ -32,14 +32,14 @@ pub(crate) use sums::widen_part;
 pub struct Host<'a, 'l> {
     /// The layers, in the same order on all ranks.
     pub layers: &'a mut [Layer<'l>],
-    /// [`workspace_len`](super::workspace_len) words with any content.
+    /// At least [`workspace_len`](super::workspace_len) words, with any content.
     pub workspace: &'a mut [u64],
-    /// Scratch memory of a single call, which may be another one in each call. `None`: the end of the workspace is used.
+    /// Scratch memory of a single call. Each call may get another one. With `None`, the end of the workspace is used.
     pub scratch: Option<&'a mut [u64]>,
 }
 
 impl<'l> Host<'_, 'l> {
-    /// The layers, and the workspace cut into its parts. Scratch memory is empty unless the op `computes`.
+    /// The layers, and the workspace divided into its parts. Scratch memory is empty unless the op `computes`.
     fn parts(&mut self, layout: &Layout, computes: bool) -> Result<(&mut [Layer<'l>], Room<'_>), Error> {
         let (workspace, scratch) = match &mut self.scratch {
             None => self.workspace.split_at_mut(layout.words().min(self.workspace.len())),
@@ -76,7 +76,7 @@ impl Space for Host<'_, '_> {
 
     fn check(&self, program: &Program) -> Result<(), Error> {
         self.layers.iter().try_for_each(Layer::check)?;
-        // If the scratch memory is too short, an op fails, and messages tell all ranks.
+        // Scratch memory is not checked here. If it is too short, an op fails, and messages report that to all ranks.
         let scratch = if self.scratch.is_none() { program.layout.scratch_words() } else { 0 };
         Ok(expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())?)
     }
@@ -159,7 +159,7 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     })
 }
 
-/// Writes this rank's slip to a part.
+/// Writes this rank's status record to a part.
 fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     match part {
@@ -180,7 +180,7 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
     Ok(())
 }
 
-/// Reads the slips of all ranks in a part, and returns the error that follows from them.
+/// Reads the status records of all ranks in a part, and returns the error that follows from them.
 fn judge_part(
     part: Part,
     own: Option<Error>,
@@ -201,7 +201,7 @@ fn judge_part(
     }
 }
 
-/// As [`judge_part`], for sums. Then turns bf16 sums into f32.
+/// Like [`judge_part`], for sums. Then turns bf16 sums into f32.
 fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: usize) -> Result<(), Error> {
     let wire = Wire::of(&moment);
     judge(own, wire.slips(memory, values))?;
@@ -209,11 +209,12 @@ fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: us
     Ok(())
 }
 
-/// Reads the greetings of all ranks.
+/// Reads the first messages of all ranks: their status records, and the lengths of their next messages.
 fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare, .. }: &mut Ranks<'_>) -> Result<(), Error> {
     let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
     judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
-    // Ranks agree on settings here, so a length differs only where it depends on values, up to the largest length.
+    // All ranks have the same settings here. So a length differs only if it depends on values, and never exceeds the largest
+    // length.
     let (most, varies) = (program.layout.message, program.layout.varies);
     let least = if varies { slip::LEN } else { most };
     for ((rank, greeting), to) in (0..).zip(greetings).zip(&mut **lens) {

@@ -1,4 +1,4 @@
-//! Payloads for all ranks: encoding, and the means.
+//! Payloads for all ranks: encodes them, and makes the means.
 
 use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
@@ -32,8 +32,8 @@ fn payloads_len(layers: &[Layer<'_>], route: Route) -> Result<usize, Error> {
     gathered.map(|spec| Ok(spec.setting.payload_len(spec.shape, spec.dtype)?)).sum()
 }
 
-/// Encodes this rank's payloads into its message, and records the length of the message. Messages of fixed length are encoded in
-/// their place among those of all ranks.
+/// Encodes this rank's payloads into its message, and records the length of the message. A message of fixed length is encoded
+/// directly in its place among the messages of all ranks.
 pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let message = match layout.varies {
@@ -65,7 +65,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
     Ok(())
 }
 
-/// Puts this rank's message in its place among those of all ranks; after a failure, only its slip.
+/// Puts this rank's message in its place among the messages of all ranks, with its status record. After a failure, only the status
+/// record is valid.
 pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     let (layout, rank) = (&program.layout, program.moment.rank as usize);
     let each = &mut *room.ranks.lens;
@@ -79,7 +80,7 @@ pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
-/// The payloads of the next layers: from this byte of each message on, where lengths are fixed.
+/// The payloads of the next layers. They begin at byte `at` of each message, if lengths are fixed.
 struct Unread {
     at: usize,
     route: Route,
@@ -92,8 +93,8 @@ impl Parts for Unread {
     }
 }
 
-/// Writes the means of all ranks' payloads. By shards, too, these are means of whole layers, so that all ranks have the same errors.
-/// Outside methods can only decode whole tensors.
+/// Writes the means of all ranks' payloads. With shards, too, these are means of whole layers, so that all ranks have the same
+/// errors. Outside methods can only decode whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;

@@ -1,4 +1,4 @@
-//! Payloads in pieces: scatter-reduce with a second compression, and shards.
+//! Payloads in pieces, for scatter-reduce, which compresses a second time, and for shards.
 
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
@@ -18,7 +18,8 @@ fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
     Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)
 }
 
-/// Calls `visit` with each of `owner`'s pieces, its layer, and the byte at which its payload begins in a message behind the slip.
+/// Calls `visit` with each of `owner`'s pieces, its layer, and the byte at which its payload begins, counted from the end of the
+/// message's status record.
 fn for_each(
     division: Division,
     owner: u32,
@@ -41,7 +42,7 @@ fn message_len(division: Division, owner: u32, layers: &[Layer<'_>]) -> Result<u
     division.message_len(layers.iter().map(Layer::spec), owner)
 }
 
-/// The part of `gradient` that `piece` is.
+/// The elements of `gradient` that belong to `piece`.
 fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error> {
     let range = piece.range.clone();
     let values = match gradient.values() {
@@ -52,17 +53,19 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
     Ok(Gradient::new(values, piece.shape)?)
 }
 
-/// Encodes the messages for the other owners, without their slips. By shards, also this rank's message to itself.
+/// Encodes the messages for the other owners, without their status records. With shards, also encodes this rank's message to
+/// itself.
 pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
-    // Checks whole tensors: this rank's own pieces are not encoded here, and an error has the element's index in the tensor.
+    // Whole tensors are checked, because this rank's own pieces are not encoded here, and because an error must have the element's
+    // index in the tensor.
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
         .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.index)))?;
     let mut first = 0;
-    // By shards, this rank's own message comes last. It is summed like the others.
+    // With shards, this rank's own message comes last. It is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);
     for owner in (0..world).filter(|&owner| owner != rank).chain(own) {
         let mut end = first + slip::LEN;
@@ -91,8 +94,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     Ok(())
 }
 
-/// Writes slips to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received ones in
-/// `room.ranks.spare`.
+/// Writes status records to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received
+/// ones in `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -110,7 +113,7 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
     Ok(())
 }
 
-/// The slips of the received messages, and this rank's own.
+/// The status records in the received messages, with this rank's own one in its place.
 pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
     let received = messages(&room.ranks.spare[..moment.world_size as usize], room.arrived);
     (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })
@@ -194,7 +197,7 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     })
 }
 
-/// Puts this rank's means of its pieces in their place among those of all ranks.
+/// Puts the means of this rank's pieces in their place among the means of all ranks.
 pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Cutting the host's workspace into the parts of an exchange.
+//! Divides the host's workspace into the parts of an exchange.
 
 use super::lanes::Scratch;
 use super::summed::SLIP_ROOM;
@@ -15,12 +15,12 @@ pub(super) struct Ranks<'a> {
     pub(super) lens: &'a mut [u64],
     /// The length of each rank's share: bytes of pieces, or values of shards.
     pub(super) sent: &'a mut [u64],
-    /// Greetings, 24 bytes per rank; later lengths of received messages.
+    /// The first messages, 24 bytes per rank; later, the lengths of received messages.
     pub(super) spare: &'a mut [u64],
 }
 
 impl Layout {
-    /// `values` with the ranks' slips behind them; 0 for none.
+    /// Length of `values` values with the ranks' status records behind them; 0 if there are no values.
     fn with_slips(&self, values: usize) -> usize {
         if values == 0 { 0 } else { values + SLIP_ROOM * self.world }
     }
@@ -33,7 +33,7 @@ impl Layout {
         if self.shards == 0 { 0 } else { self.shards + SLIP_ROOM * self.world * self.world }
     }
 
-    /// Bytes of this rank's message, while the lengths of the others are unknown.
+    /// Bytes of the buffer for this rank's message, while the lengths of the other messages are unknown.
     fn staged(&self) -> usize {
         if self.varies { self.message } else { 0 }
     }
@@ -52,7 +52,7 @@ impl Layout {
         singles.chain(bytes).fold(WORDS.saturating_mul(self.world), usize::saturating_add)
     }
 
-    /// Scratch words in which the host makes means.
+    /// Scratch words that the host needs to make means.
     pub(crate) fn averaging_words(&self) -> usize {
         let singles = [self.wide, self.decoded].map(|len| len.div_ceil(2));
         let ranks = [self.read(), self.read(), self.read()];
@@ -65,7 +65,7 @@ impl Layout {
     }
 }
 
-/// A workspace cut into its parts; see [`Layout`].
+/// A workspace divided into its parts; see [`Layout`].
 pub(super) struct Room<'a> {
     pub(super) ranks: Ranks<'a>,
     pub(super) sums: &'a mut [f32],
@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Cuts off the first `len` values.
+/// Splits off the first `len` values.
 fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut [u64], len: usize) -> &'a mut [T] {
     let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
     *words = rest;
@@ -109,7 +109,7 @@ fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut
 }
 
 impl<'a> Scratch<'a> {
-    /// Cuts scratch memory into its parts. The compressors get the rest.
+    /// Divides scratch memory into its parts. The compressors get the rest.
     pub(super) fn new(layout: &Layout, mut words: &'a mut [u64]) -> Result<Self, Error> {
         expect_room("scratch words", layout.averaging_words(), words.len())?;
         Ok(Scratch {

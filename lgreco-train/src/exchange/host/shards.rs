@@ -1,8 +1,8 @@
-//! Dense layers by shards: each rank gets the sums of its own shards.
+//! Dense layers with shards: each rank gets the sums of its own shards.
 //!
 //! A shard is a range of a layer's elements, given by its end: rows of a matrix (FSDP), or the part of a layer in a range of a flat
-//! buffer (ZeRO). A worker's contribution is all of its gradient, so residuals are as by other routes. Only the owner of a shard can
-//! find an error in its mean. Its next message tells the others.
+//! buffer (ZeRO). A worker's contribution is all of its gradient, so residuals are the same as with other routes. Only the owner of
+//! a shard can find an error in the shard's mean. Its next message reports the error to the others.
 
 use super::mean;
 use super::room::Room;
@@ -16,7 +16,7 @@ use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
 use core::ops::Range;
 
-/// Fills the buffer: for each rank its shard of each layer, and space for slips.
+/// Fills the buffer of the reduce-scatter. For each rank, it has the rank's shard of each layer, and space for status records.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;
@@ -38,7 +38,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Writes this rank's slip behind every shard, and records the lengths of shards.
+/// Writes this rank's status record behind the shards of every rank, and records the lengths of these parts.
 pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let wire = Wire::of(&program.moment);
     let (mut from, mut to) = (0, 0);
@@ -59,7 +59,7 @@ fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
     Ok(start..start + len(rank)? - program.slips())
 }
 
-/// The slips of all ranks behind this rank's shard.
+/// The status records of all ranks behind this rank's shards.
 pub(super) fn heard<'r>(
     layers: &[Layer<'_>],
     program: &Program,

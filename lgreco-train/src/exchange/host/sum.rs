@@ -12,8 +12,9 @@ use lgreco::compress::payload::{
 };
 use lgreco::compress::spread::{Divide, spread};
 
-/// Adds the decoded payloads in the order of ranks, in f32, and writes the mean. If the sum exceeds f32, it adds shares instead. Where
-/// payloads allow it, all ranks' payloads are added chunk by chunk, so that every element of the mean is written once.
+/// Adds the decoded payloads in the order of ranks, in f32, and writes the mean. If the sum exceeds f32, it adds shares instead:
+/// values multiplied by a small factor. If payloads can be read in chunks, all ranks' payloads are added chunk by chunk, so that
+/// every element of the mean is written once.
 ///
 /// # Errors
 /// [`Error::PeerMessage`] with a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the mean is not finite;
@@ -48,7 +49,7 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     narrow(sum, 0, mean)
 }
 
-/// The mean, or its chunks from one on, of payloads that can be read in chunks.
+/// The computation of a mean, or of some of its chunks, from payloads that can be read in chunks.
 struct Stretches<'a, P> {
     world: u32,
     payload_of: &'a P,
@@ -57,7 +58,7 @@ struct Stretches<'a, P> {
     /// The first element.
     start: usize,
     mean: ValuesMut<'a>,
-    /// As in [`Scratch`]; empty on other cores, which have their own.
+    /// As in [`Scratch`]; empty for parts that other cores compute, because these have their own.
     places: &'a mut [[u64; 2]],
     wide: &'a mut [f32],
 }
@@ -81,7 +82,7 @@ impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
         })
     }
 
-    /// The mean of a chunk whose sum exceeds f32, by shares.
+    /// The mean of a chunk as a sum of shares, because the sum of values exceeds f32.
     #[cold]
     #[inline(never)]
     fn average_shares(&self, start: usize, mean: &mut [f32]) -> Result<(), Error> {

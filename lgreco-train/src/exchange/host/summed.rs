@@ -1,7 +1,7 @@
-//! Values that are summed on the wire, with the ranks' slips behind them: f32, or bf16 if the moment says so.
+//! Values that collectives sum, with the ranks' status records behind them: f32, or bf16 if [`Moment::reduce_dtype`] says so.
 //!
-//! Ops use only f32. Just before the collective, values that travel as bf16 are rounded into the beginning of their own memory, with the
-//! slip. Just after it, if no rank has failed, they are widened again.
+//! Ops use only f32. Just before the collective, values that travel as bf16 are rounded into the beginning of their own memory, and
+//! the status record is written behind them. Just after it, if no rank has failed, they are widened again.
 
 use crate::exchange::moment::Moment;
 use crate::exchange::slip::Slip;
@@ -9,7 +9,7 @@ use crate::gradient::{Bf16, Dtype, Element};
 use crate::simd::dispatch_with;
 use core::ops::Range;
 
-/// Largest number of f32 of a rank's slip.
+/// Largest number of f32 that a rank's status record takes.
 pub(super) const SLIP_ROOM: usize = 2;
 /// Number of values that are rounded or widened at a time.
 const BLOCK: usize = 64;
@@ -44,13 +44,13 @@ fn widen((memory, values): (&mut [f32], usize)) {
     }
 }
 
-/// A value, rounded as it travels.
+/// A value, rounded to the type in which it is summed.
 #[inline(always)]
 pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     if dtype == Dtype::Bf16 { Bf16::from_f32(value).to_f32() } else { value }
 }
 
-/// Rounds values as they travel.
+/// Rounds values to the type in which they are summed.
 pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     #[inline(always)]
     fn run(values: &mut [f32]) {
@@ -71,7 +71,7 @@ pub(super) fn keep_rest(values: &mut [f32], shares: &[f32], share: f32, dtype: D
     }
 }
 
-/// How sums travel in an exchange.
+/// The form in which an exchange sends sums.
 #[derive(Clone, Copy)]
 pub(super) struct Wire {
     rank: usize,
@@ -84,13 +84,13 @@ impl Wire {
         Wire { rank: moment.rank as usize, world: moment.world_size as usize, dtype: moment.reduce_dtype }
     }
 
-    /// Number of f32 for the slips behind each part of a memory.
+    /// Number of f32 for the status records behind each part of a memory.
     pub(super) fn slip_room(&self) -> usize {
         if self.dtype == Dtype::Bf16 { SLIP_ROOM * self.world } else { self.world }
     }
 
-    /// Moves values to place `to` of the memory, in the type in which they travel, and writes this rank's slip behind them. `to` is not
-    /// behind the values' own place.
+    /// Moves values to place `to` of the memory, in the type in which they are summed, and writes this rank's status record behind
+    /// them. `to` must not be after the beginning of the values.
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
         if self.dtype == Dtype::Bf16 {
@@ -105,7 +105,7 @@ impl Wire {
         }
     }
 
-    /// The received slips, from place `at` of the memory on.
+    /// The received status records, from place `at` of the memory on.
     pub(super) fn slips<'a>(self, memory: &'a [f32], at: usize) -> impl Iterator<Item = Slip> + Clone + 'a {
         let dtype = self.dtype;
         (0..self.world).map(move |rank| match dtype {

@@ -1,4 +1,4 @@
-//! Dense layers and PowerSGD, which are summed on the wire.
+//! Dense layers and PowerSGD, which collectives sum.
 
 use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average, average_shares, to_shares};
@@ -18,7 +18,7 @@ use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::compress::spread::spread_parts;
 
-/// Cuts off the first `len` values.
+/// Splits off the first `len` values.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (part, rest) = core::mem::take(values).split_at_mut(len);
     *values = rest;
@@ -30,7 +30,7 @@ fn is_summed(layer: &Layer<'_>) -> bool {
     layer.setting == Setting::Dense && layer.shards.is_empty()
 }
 
-/// Lengths of a layer's parts in the two buffers. By shards, dense layers have another buffer.
+/// Lengths of a layer's parts in the two buffers, sums and factors. With shards, dense layers have another buffer.
 pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) {
     let (shape, rank) = (layer.shape, layer.rank());
     match layer.setting {
@@ -65,7 +65,7 @@ struct Sums<'r> {
 }
 
 impl<'r> Sums<'r> {
-    /// Cuts off those of the next layer.
+    /// Splits off the parts of the next layer.
     fn take(&mut self, layer: &Layer<'_>) -> (&'r mut [f32], &'r mut [f32]) {
         let (sums, factors) = part_lens(layer, self.program);
         (take(&mut self.sums, sums), take(&mut self.factors, factors))
@@ -99,7 +99,7 @@ fn for_each(
     })
 }
 
-/// As [`for_each`], for dense layers.
+/// Like [`for_each`], for dense layers.
 fn for_each_dense(
     layers: &mut [Layer<'_>],
     program: &Program,
@@ -109,7 +109,7 @@ fn for_each_dense(
     for_each(layers, program, room, |layer, sum, _, _| if is_summed(layer) { visit(layer, sum) } else { Ok(()) })
 }
 
-/// As [`for_each`], for layers under PowerSGD, with their rank.
+/// Like [`for_each`], for layers under PowerSGD. `visit` also gets the rank of the factors.
 fn for_each_product(
     layers: &mut [Layer<'_>],
     program: &Program,
@@ -122,7 +122,7 @@ fn for_each_product(
     })
 }
 
-/// Writes the shares of dense layers to the sums.
+/// Writes the [shares](mean::share) of dense layers to the sums.
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
@@ -171,7 +171,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
     })
 }
 
-/// From the last step's `Q` to this rank's `P`.
+/// Computes this rank's `P` from the last step's `Q`.
 pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         warm_start(layer, program.moment.stream(layer.index, 0), q)?;
@@ -179,7 +179,7 @@ pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     })
 }
 
-/// The last step's factor, with columns of the random start matrix in place of zeros.
+/// Writes the last step's factor to `q`, with columns of the random start matrix in place of columns of zeros.
 fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Error> {
     let cols = layer.shape.cols();
     start_matrix(stream, cols, layer.rank() as u32, q)?;
@@ -191,7 +191,7 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
     Ok(())
 }
 
-/// From the summed `P` to this rank's `Q`; subtracts its contribution.
+/// Computes this rank's `Q` from the summed `P`, and subtracts the rank's contribution.
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let shape = layer.shape;
@@ -211,7 +211,7 @@ pub(super) fn average_factors(layers: &mut [Layer<'_>], program: &Program, room:
     for_each_product(layers, program, room, |_, _, _, q, _| average(q, program.moment.world_size))
 }
 
-/// From `P` and `Q` to means.
+/// Computes the means from `P` and `Q`.
 pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
