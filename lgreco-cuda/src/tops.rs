@@ -31,7 +31,7 @@ impl Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Parameters for rows: numbers of k and of spans. The measured values are f32.
+    /// Parameters for rows, from the number of k and the number of spans. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
@@ -196,7 +196,7 @@ pub(crate) struct Tops {
     chunk_of: Vec<u32>,
     /// Number of entries that all layers have room for.
     room: u64,
-    /// Number of layers with codes.
+    /// Number of layers that send codes in few bits.
     few: u32,
     /// Numbers of layers, spans and chunks that this rank averages; they come first.
     pub(crate) own: [u32; 3],
