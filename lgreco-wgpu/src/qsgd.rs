@@ -69,7 +69,7 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets whose grids are found together with those of other buckets.
+/// Buckets of a tensor. Their grids are found together with those of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
@@ -134,12 +134,12 @@ struct Kind<'a> {
     /// Bit `b - 1` says whether width `b` is among them.
     widths: u32,
     ranges: Vec<BucketRange>,
-    /// The record of results.
+    /// Number of the record in the results.
     record: usize,
 }
 
 impl Kind<'_> {
-    /// The grids of a range alone.
+    /// The grids of one range, numbered from 0.
     fn grids<'k>(&'k self, range: &'k BucketRange) -> Grids<'k> {
         Grids { tensor: self.row.tensor, qsgd: self.qsgd, range, first: 0, status: self.row.result }
     }
