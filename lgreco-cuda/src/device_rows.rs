@@ -86,8 +86,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). Without a job: [`Error::Memory`] if an address is 0. The same
-    /// if the workspace's address is not a multiple of 256, or that of the results not a multiple of 8. Errors of the
+    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). With `job: None`: [`Error::Memory`] if an address is 0, if
+    /// that of the workspace is not a multiple of 256, or if that of the results is not a multiple of 8. Errors of the
     /// device.
     ///
     /// # Complexity

@@ -19,7 +19,7 @@ use lgreco::compress::topk::TopK;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 
-/// Most bits of a code.
+/// Largest number of bits of a code.
 const MOST_BITS: usize = 8;
 /// Bytes of `BinSquares`.
 const SQUARES: u64 = 128 * (3 * 8 + 4);

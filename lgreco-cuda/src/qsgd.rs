@@ -179,8 +179,8 @@ fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
 }
 
 /// Enqueued: writes the records of one kind for every tensor; results follow each other. If the largest magnitude of a
-/// tensor is not finite, the first word of its results becomes at least that. The kernel for the usual case rounds sums
-/// differently at the end of a layer.
+/// tensor is not finite, the first word of its results is raised to at least this magnitude. The kernel for the usual
+/// case rounds sums differently at the end of a layer.
 fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
@@ -222,7 +222,7 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
 }
 
 /// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the first word of
-/// `result` becomes at least that.
+/// `result` is raised to at least this magnitude.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,

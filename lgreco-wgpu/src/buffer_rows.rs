@@ -66,9 +66,9 @@ impl WgpuBackend {
     /// # Errors
     /// Those of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit.
     /// Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
-    /// driver's calls at once: [`Error::Refused`], for example for a mapped buffer, and [`Error::OutOfMemory`]. After
-    /// an error the content of `results` must not be used. If the device is lost during the work, the next call returns
-    /// [`Error::Lost`], and mapping the buffer fails.
+    /// driver's calls within this call: [`Error::Refused`], for example for a mapped buffer, and
+    /// [`Error::OutOfMemory`]. After an error the content of `results` must not be used. If the device is lost during
+    /// the work, the next call returns [`Error::Lost`], and mapping the buffer fails.
     pub fn enqueue_rows(
         &mut self,
         jobs: &[BufferJob<'_>],

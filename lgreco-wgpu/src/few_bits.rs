@@ -16,7 +16,7 @@ use crate::topk::{self, Params, Sought, ascending, fit, kernel, order, select, t
 use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
-/// Most bits of a code.
+/// Largest number of bits of a code.
 const MOST_BITS: usize = 8;
 /// Bytes of `bin_sums` of one k.
 const SUMS: u64 = 4 * 6 * 128;

@@ -50,7 +50,7 @@ pub(crate) struct Compressed<'t> {
     pub(crate) rank: usize,
     pub(crate) iterations: u32,
     pub(crate) stream: Stream,
-    /// Index of the result word that becomes at least the largest magnitude.
+    /// Index of the result word that is raised to at least the largest magnitude.
     pub(crate) largest: usize,
 }
 

@@ -77,7 +77,7 @@ struct Grids<'t> {
     range: &'t BucketRange,
     /// Index of their first grid.
     first: usize,
-    /// The word of results that becomes at least the largest magnitude if that is not finite.
+    /// Index of the result word that is raised to at least the largest magnitude if that is not finite.
     status: usize,
 }
 
@@ -183,7 +183,8 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_kinds, results).map_err(of_job(first.row.job))
 }
 
-/// Records the measurement of buckets whose grids lie together. The remaining records go to `totals`, from `target` on.
+/// Records the measurement of buckets with their grids in one buffer. The remaining records go to `totals`, from
+/// `target` on.
 fn record(
     batch: &mut Batch<'_>,
     ranges: &[(&Kind<'_>, &BucketRange)],
