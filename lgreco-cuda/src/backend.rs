@@ -1,4 +1,4 @@
-//! The backend: the core's interface, and the same operations on the embedder's device memory.
+//! [`CudaBackend`]: the core's interface, and the same operations on the caller's device memory.
 
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::device::{Device, Part};
@@ -42,8 +42,8 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Opens device number `ordinal` (0 is the first) in its primary context, on a stream of its own. PyTorch, libtorch
-    /// and the CUDA runtime share that context.
+    /// Opens device number `ordinal` (0 is the first) in its primary context, on a new stream. PyTorch, libtorch and
+    /// the CUDA runtime share that context.
     ///
     /// ```
     /// match lgreco_cuda::CudaBackend::new(0) {
@@ -59,12 +59,12 @@ impl CudaBackend {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
-    /// Uses the embedder's stream, in its context; calls may come from any thread. `cudaStream_t` and `CUstream` are
-    /// the same type, and null is the default stream. The context of a default stream is the one that is current on the
-    /// calling thread. All work goes to that stream. Calls are refused while it is being captured into a graph
-    /// ([`Error::Captured`]): they wait and allocate, and a replay would repeat the random words. A backend that is
-    /// dropped during a capture frees nothing. Its workspace, kernels, page-locked memory and events then stay until
-    /// the context ends.
+    /// Uses the caller's stream, in the context of that stream. All work goes to this stream, and calls may come from
+    /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
+    /// default stream is the one that is current on the calling thread. While the stream is being captured into a
+    /// graph, calls return [`Error::Captured`]. They would wait and allocate, and a replay would repeat the random
+    /// words. A backend that is dropped during a capture frees nothing. Its workspace, kernels, page-locked memory and
+    /// events then stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -89,7 +89,7 @@ impl CudaBackend {
         CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
-    /// Whether this backend makes rows and payloads of gradients of this shape under this setting. It supports:
+    /// Whether this backend measures and compresses gradients of this shape under this setting. It supports:
     /// * QSGD with buckets that are powers of two from 64 to 4096;
     /// * TopK, also in few bits, and EDEN;
     /// * PowerSGD for sides up to 2^31, if the rank is at most 1024 or the matrix has at most 1024 rows or columns.
@@ -120,8 +120,8 @@ impl CudaBackend {
     }
 
     /// Bytes of device memory held between calls: the workspace. It grows with the largest layer. Under PowerSGD, and
-    /// under TopK in few bits, it also grows with the number of layers, up to 512 MiB and one layer each.
-    /// [`reserve`](CudaBackend::reserve) allocates it beforehand.
+    /// under TopK in few bits, it also grows with the number of layers. The limit for each of these methods is 512 MiB
+    /// plus one layer. [`reserve`](CudaBackend::reserve) allocates it beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
@@ -158,7 +158,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason. Without a job: [`Length`](lgreco::Error::Length) unless `rows` has
+    /// The first job that fails, with its reason. With `job: None`: [`Length`](lgreco::Error::Length) unless `rows` has
     /// one place per candidate, and errors of the device.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work(jobs), rows)
@@ -192,7 +192,7 @@ impl CudaBackend {
 
     /// Enqueued for QSGD, done for other methods: decodes a payload in host memory into f32 values at `address`, a
     /// multiple of 4. After an error none of the values may be used. The payload is read before the call returns. If
-    /// more than 4 MiB are in flight, the call waits until the stream has taken 2 MiB.
+    /// the device has not yet read more than 4 MiB of uploads, the call waits until it has read 2 MiB of them.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
@@ -288,7 +288,7 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Done: decodes as [`decode`] does, into `values`.
+    /// Done: like [`decode`], but into host memory.
     fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool> {
         let part = self.gpu.scratch(Scratch::Output, decoded_bytes(payload.header.shape))?;
         if !decode(&mut self.gpu, bytes, payload, part)? {

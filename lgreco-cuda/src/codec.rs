@@ -17,8 +17,9 @@ use lgreco::error::expect_room;
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
-/// Bytes of a status: two words. The first has the bits of the largest magnitude, or 0 if that is known to be finite.
-/// The second has TopK's k-th largest magnitude, or the faults of PowerSGD or EDEN.
+/// Size in bytes of the status that a call leaves on the device: two words. The first has the bits of the largest
+/// magnitude, or 0 if that is known to be finite. The second has TopK's k-th largest magnitude, or the faults of
+/// PowerSGD or EDEN.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
@@ -37,14 +38,15 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     })
 }
 
-/// Length of the payload in bytes; `Err` if `room` is less.
+/// Length of the payload in bytes; `Err` if it exceeds `room`.
 pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
     expect_room("payload bytes", len, room)?;
     Ok(len)
 }
 
-/// Enqueued: writes a payload's body to its place in `payload`, and its status. The status must be zeros before.
+/// Enqueued: writes the body of a payload into `payload`, behind the header's place, and the status into `status`. The
+/// status must be zeros before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -76,8 +78,8 @@ pub(crate) fn enqueue(
 }
 
 /// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape; its header is not read. `status`
-/// must be zeros before. Returns the value that `status` must have afterwards, which [`check_decoded`] compares, or
-/// `None` if any bytes are valid.
+/// must be zeros before. Returns the status that a valid payload leaves, for [`check_decoded`], or `None` if any bytes
+/// are a valid payload.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -117,7 +119,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
 /// Bytes of a status with two more words, for the element at fault.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
-/// The magnitude from which on a gradient cannot be encoded, as bits of f32.
+/// The smallest magnitude that cannot be encoded, as bits of f32.
 fn limit(setting: &Setting) -> u32 {
     match *setting {
         Setting::TopK(TopK { values, .. }) => overflow_from(values),
@@ -125,8 +127,8 @@ fn limit(setting: &Setting) -> u32 {
     }
 }
 
-/// Enqueued: [`enqueue`], and the header. The element at fault, if any, goes to the second half of `status`, which has
-/// [`TOLD`] bytes.
+/// Enqueued: like [`enqueue`], but also writes the header. The element at fault, if any, goes to the second half of
+/// `status`, which has [`TOLD`] bytes.
 pub(crate) fn enqueue_told(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -146,7 +148,7 @@ pub(crate) fn enqueue_told(
     magnitude::end_payload(gpu, &tensor, limit(setting), [status, status.from(STATUS)], (header, payload))
 }
 
-/// Returns the error that a status of [`TOLD`] bytes reports. The gradient may be gone by then.
+/// Returns the error that a status of [`TOLD`] bytes reports. The gradient is not read, so it need not exist any more.
 pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
     let is_finite = largest < INFINITY;
@@ -161,7 +163,7 @@ pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 
     if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
 
-/// `Err` unless the status is the one that a payload of an encoder leaves.
+/// `Err` unless `status` is `expected`, which every payload from an encoder leaves. `None` accepts any status.
 pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<()> {
     if expected.is_none_or(|expected| status == expected) {
         return Ok(());
@@ -197,7 +199,8 @@ pub(crate) fn encode(
 }
 
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for other methods.
-/// Returns `false` without work if the core must decode: dense payloads, empty ones, and those that no encoder writes.
+/// Returns `false` if the core must decode instead: if there is no kernel for the method or the size, if the payload
+/// has no values, or if no encoder writes it.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;

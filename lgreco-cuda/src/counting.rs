@@ -1,4 +1,4 @@
-//! A device that only records the requests, so that workspace and kernels are known before there is work.
+//! A device that only records requests. Calls rehearsed on it show which workspace and kernels they need.
 
 use crate::Result;
 use crate::device::{Device, Launch, Part};

@@ -1,10 +1,10 @@
-//! What the backend needs from a device. All other host code is written once, over this trait.
+//! The trait [`Device`]: the operations that the backend needs. All other host code is written once, over this trait.
 
 use crate::Result;
 use crate::kernels::Kernel;
 
 /// Memory of a device; the host never dereferences its address. A part comes from an allocation, from cutting another
-/// part, or from an embedder's promise. So a kernel never gets memory that does not exist.
+/// part, or from an address that the caller promises to be valid. So a kernel never gets memory that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) address: u64,
@@ -34,7 +34,7 @@ impl Part {
     }
 }
 
-/// Threads of a block; `BLOCK` in `device.cu`.
+/// Threads per block, as `BLOCK` in `device.cu`.
 pub(crate) const BLOCK: u32 = 256;
 
 /// One launch of a kernel. Its arguments are `params`, by value, and then the addresses of `parts`.
@@ -74,7 +74,8 @@ pub(crate) trait Device: Send {
         Ok(())
     }
 
-    /// Whether memory may be reused for another purpose. A device that looks for errors says no.
+    /// Whether the workspace may reuse memory for another purpose. The test device returns false, to find reads of
+    /// stale contents.
     fn reuses(&self) -> bool {
         true
     }
@@ -99,7 +100,7 @@ pub(crate) trait Device: Send {
         Ok(2048)
     }
 
-    /// Done, and so is all work that was enqueued before: copies the part to `bytes`, which must be as long as `from`.
+    /// Done, as is all work that was enqueued before: copies `from` to `bytes`, which must have the same length.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
     /// Done: waits for all enqueued work.

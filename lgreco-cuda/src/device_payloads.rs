@@ -1,8 +1,8 @@
 //! Payloads that never leave the device, for collectives such as NCCL's.
 //!
-//! If a gradient cannot be compressed, a kernel records the position and the value at fault. For good gradients this
-//! kernel ends at once. So work that is enqueued next may overwrite gradients. Errors of the driver name no layer,
-//! because they may belong to work that was enqueued earlier.
+//! If a gradient cannot be compressed, a kernel records the position and the value at fault; otherwise it ends at once.
+//! The later check does not read the gradient, so work that is enqueued next may overwrite it. Errors of the driver
+//! name no layer, because they may belong to work that was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -49,8 +49,9 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), except those about values, and those of
-    /// the device. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a check.
+    /// Those of the device, and those of [`Compressor::encode`](lgreco::compress::Compressor::encode) that do not
+    /// concern values. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a
+    /// check.
     ///
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the backend's
@@ -113,10 +114,11 @@ impl CudaBackend {
     }
 
     /// Enqueued: decodes a payload at the device address `payload` into f32 values at the address `values`, a multiple
-    /// of 4. If payloads of several workers lie one after another, most do not begin at a multiple of 4. Those are
-    /// first copied to the workspace. The payload must come from [`encode_to_device`](CudaBackend::encode_to_device),
-    /// on any worker, for a gradient of this shape under this setting. Other bytes decode to arbitrary values, or
-    /// [`check`](CudaBackend::check) reports them. The header is not read.
+    /// of 4. If payloads of several workers lie one after another, most do not begin at a multiple of 4. Such payloads
+    /// are first copied to the workspace. The payload must come from
+    /// [`encode_to_device`](CudaBackend::encode_to_device), on any worker, for a gradient of this shape under this
+    /// setting. Other bytes decode to arbitrary values, or [`check`](CudaBackend::check) reports them. The header is
+    /// not read.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for a wrong parameter of the setting. [`Error::Memory`] if an address is

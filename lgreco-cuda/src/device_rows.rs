@@ -31,8 +31,8 @@ pub struct RowsBytes {
     pub results: u64,
 }
 
-/// Enqueues the jobs on a recording device. Returns it with its workspace, and the number of host bytes that they
-/// upload.
+/// Enqueues the jobs on a recording device. Returns that device with the workspace that they need, and the number of
+/// host bytes that they upload.
 fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
     check_all(jobs)?;
     let uploaded = Arc::new(AtomicUsize::new(0));
@@ -46,7 +46,7 @@ impl CudaBackend {
     /// the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, whatever its values are.
+    /// The first job that cannot be measured, independent of its values.
     ///
     /// # Complexity
     /// That of enqueuing the jobs.
@@ -56,13 +56,13 @@ impl CudaBackend {
         Ok(RowsBytes { workspace: gpu.room(), results: results_bytes(&jobs) })
     }
 
-    /// Enqueued: [`measure_device`](CudaBackend::measure_device) without its wait, in the caller's memory. The results
-    /// will be at `results`. The caller brings them to the host, for example by a copy to page-locked memory with an
-    /// event behind it. [`read_rows`](CudaBackend::read_rows) then makes rows of them.
+    /// Enqueued: like [`measure_device`](CudaBackend::measure_device), but without a wait, and in the caller's memory.
+    /// The results go to `results`. The caller brings them to the host, for example by a copy to page-locked memory
+    /// followed by an event. [`read_rows`](CudaBackend::read_rows) then makes the rows from them.
     ///
-    /// Three cases wait. The first call of a backend loads kernels. A call with more tables than those before enlarges
-    /// the page-locked memory, which has room for twice the tables of a call. A call also waits if that memory is full
-    /// of tables that the device has not read.
+    /// The call waits in three cases. The first call of a backend loads kernels. A call that uploads more bytes of
+    /// tables than any before enlarges the page-locked memory to twice that size. A call also waits while that memory
+    /// is full of tables that the device has not read.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};
@@ -86,8 +86,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). Without a job: [`Error::Memory`] if an address is 0. The same
-    /// if the workspace's address is not a multiple of 256, or that of the results not a multiple of 8. Errors of the
+    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). With `job: None`: [`Error::Memory`] if an address is 0, if
+    /// that of the workspace is not a multiple of 256, or if that of the results is not a multiple of 8. Errors of the
     /// device.
     ///
     /// # Complexity
@@ -126,8 +126,8 @@ impl CudaBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the words that [`enqueue_rows`](CudaBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that the core would look more closely.
-    /// Then the call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
+    /// call waits, and the gradients must still exist.
     ///
     /// # Errors
     /// Those of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length), also

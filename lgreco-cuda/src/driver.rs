@@ -1,5 +1,5 @@
-//! The driver: a context, a stream, modules. Every call makes the context current, and afterwards restores the previous
-//! one.
+//! The device over the CUDA driver: a context, a stream and modules. Every call makes the context current, and
+//! afterwards restores the previous one.
 
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;
@@ -168,7 +168,7 @@ impl Driver {
     /// Uses a stream in its context; for a default stream, in the current context.
     ///
     /// # Safety
-    /// Both outlive the value.
+    /// The stream and its context outlive the value.
     pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
         let (started, stream) = (start()?, stream.cast());
         let cuda = started.cuda;

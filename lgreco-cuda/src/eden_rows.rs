@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.cu`.
 //!
-//! A block is rotated once. Then 64 threads measure a width, four widths at a time, with sums in the order of the core.
-//! The core measures some blocks by decoding, and so do the kernels. These are blocks of fewer than 256 values, and
-//! blocks with errors near the rounding of f32.
+//! A block is rotated once. Then 64 threads measure each bit width, four widths at a time, with sums in the order of
+//! the core. Like the core, the kernels measure some blocks by decoding them. These are blocks of fewer than 256
+//! values, and blocks with errors near the rounding of f32.
 
 use crate::Result;
 use crate::device::Part;
@@ -23,7 +23,7 @@ pub(crate) const RESULT_WORDS: usize = 1 + WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
-/// A tensor, and the stream that its signs come from.
+/// A tensor, and the stream of random words from which its signs are drawn.
 #[derive(Clone, Copy)]
 pub(crate) struct Job {
     pub(crate) tensor: Tensor,

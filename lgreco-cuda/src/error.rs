@@ -1,7 +1,7 @@
 //! Errors of a device.
 //!
-//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the backend
-//! keeps the text (`CudaBackend::failure`).
+//! These errors contain text. The core's `Error` is `Copy` and only says that the device failed (`Error::Device`), so
+//! the backend keeps the full error (`CudaBackend::failure`).
 
 use lgreco::backend::JobError;
 
@@ -42,7 +42,7 @@ pub enum Error {
         /// The device's architecture.
         architecture: String,
     },
-    /// A library was found, but it is incomplete or no library.
+    /// A file was found, but it is not a library, or it lacks functions.
     #[error("{library} does not load: {reason}")]
     Library {
         /// The file, or the name that was searched for.
@@ -90,7 +90,7 @@ pub enum Error {
     /// capture.
     #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Captured,
-    /// The embedder's memory cannot be used.
+    /// The caller's memory cannot be used.
     #[error("the device memory {what}")]
     Memory {
         /// What is wrong with the memory.

@@ -1,10 +1,10 @@
-//! One exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
+//! The exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
 //! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] has layers under EDEN,
 //! [`selection`](crate::selection) layers under TopK, and [`sums`] uncompressed layers and those under PowerSGD.
 //!
 //! Residuals exist twice in device memory. A step reads one half and writes the other. The halves change roles only if
-//! no rank has failed. So one read of gradients and residuals makes payloads and new residuals. A step that fails on
-//! another rank changes nothing.
+//! no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and a step
+//! that fails on another rank changes no residual.
 
 #[cfg(feature = "train")]
 mod bucket;
@@ -48,7 +48,7 @@ pub struct DeviceExchange {
 }
 
 impl DeviceExchange {
-    /// The three parts that kernels take first: layers, the layer of each span, the program.
+    /// The first three arguments of the kernels: the table of layers, the layer of each span, and the program.
     fn parts(&self) -> [Part; 3] {
         let layers = size_of_val(&*self.program.layers) as u64;
         let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
@@ -56,22 +56,23 @@ impl DeviceExchange {
         [rest.cut(0, layers), rest.from(layers), self.head()]
     }
 
-    /// The same parts, with the spans of layers under EDEN.
+    /// Like [`parts`](Self::parts), but with the layer of each span under EDEN.
     fn rotated_parts(&self) -> [Part; 3] {
         let [layers, layer_of, head] = self.parts();
         [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
     }
 
-    /// Where messages begin. `slips` has where the status records begin, behind the summed values.
+    /// The table of the places where messages begin.
     fn heads(&self) -> Part {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
 
+    /// The table of the places where status records begin, behind the summed values.
     fn slips(&self) -> Part {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
 
-    /// The program's own part.
+    /// The part with the struct [`Program`].
     fn head(&self) -> Part {
         self.memory.cut(0, PROGRAM)
     }
@@ -99,8 +100,8 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Enqueued: uploads a program into `memory`, and sets its residuals to zeros. It first loads the kernels, which
-    /// waits.
+    /// Enqueued: uploads a program into `memory`, and sets its residuals to zeros. The call first waits until the
+    /// kernels are loaded.
     ///
     /// ```no_run
     /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -184,23 +185,23 @@ impl CudaBackend {
     /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and their next residuals. It
     /// compresses `residual + gradient` under each layer's setting, with the random words of the exchange's step. The
     /// payloads have the core's bits; each begins at a multiple of 16. This takes two launches; at most six with layers
-    /// under TopK; one more if layers under EDEN are mixed with others. It does nothing if all layers travel as sums.
-    /// It may be captured into a graph.
+    /// under TopK; one more if layers under EDEN are mixed with others. It does nothing if all layers are uncompressed
+    /// or under PowerSGD. It may be captured into a graph.
     ///
     /// # Errors
-    /// [`Error::Memory`] if an address is 0. The same if the message's address is not a multiple of 16, or that of the
-    /// gradients not a multiple of their type's size. Errors of the device. The device finds bad values: see
+    /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or if that of the
+    /// gradients is not a multiple of their type's size. Errors of the device. Bad values are found on the device: see
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
     /// It reads gradients and residuals once, under EDEN twice, and writes payloads and residuals once: 12.5 bytes per
     /// f32 value at 4 bits under QSGD. TopK also reads a sample: a sixteenth of a layer, at most 65,536 values. In
     /// three cases TopK reads the next residuals three more times:
-    /// * A layer of more than 32,768 values keeps more than 7 of 32.
+    /// * A layer of more than 32,768 values keeps more than 7 of 32 values.
     /// * A layer has too many ties for the gathered values to fit.
     /// * The sample is wrong, with a probability below 1 in 10^8.
     ///
-    /// A gain below 1 adds another read and write of the next residuals, and another read of the last ones.
+    /// A gain below 1 adds another read and write of the next residuals, and another read of the previous ones.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other. The message is valid memory of
@@ -235,8 +236,8 @@ impl CudaBackend {
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
-    /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards it writes it at the
-    /// head of each message; this rank's message to itself begins at `message`.
+    /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards there is a message
+    /// for each rank, and all of them get the status. Then `message` begins with this rank's message to itself.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
@@ -244,13 +245,13 @@ impl CudaBackend {
 
     /// Enqueued: makes the means of all ranks' messages, and ends the step. The messages lie one after another, in the
     /// order of the ranks. This takes two launches, at most four with layers under TopK, and two more with layers under
-    /// EDEN. It does nothing if all layers travel as sums: then [`average_exchange`](CudaBackend::average_exchange)
-    /// ends the step.
+    /// EDEN. It does nothing if all layers are uncompressed or under PowerSGD: then
+    /// [`average_exchange`](CudaBackend::average_exchange) ends the step.
     ///
     /// A step fails if a rank has failed, is at another step, has another program, or sent a payload that no encoder
-    /// wrote. Then [`OnFault`] says what the means of all layers become, and residuals stay as they were, on all ranks.
-    /// Residuals also stay if a mean leaves the range of its type. The means may replace the gradients in place. The
-    /// call may be captured into a graph.
+    /// wrote. Then the means of all layers get the value that [`OnFault`] says, and residuals stay as they were, on all
+    /// ranks. Residuals also stay if a mean leaves the range of its type. The means may replace the gradients in place.
+    /// The call may be captured into a graph.
     ///
     /// # Errors
     /// Those of [`encode_exchange`](CudaBackend::encode_exchange).

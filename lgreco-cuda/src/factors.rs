@@ -1,4 +1,4 @@
-//! Tables of matrices and their factors, from which `factors.cu` and `orthonormal.cu` work on many matrices at once.
+//! Tables of matrices and their factors, with which `factors.cu` and `orthonormal.cu` process many matrices per launch.
 //! The shape of a matrix alone determines how its work is divided.
 
 use crate::device::BLOCK;
@@ -68,14 +68,15 @@ impl Factors {
     ];
 }
 
-/// A block's part of a product: rows, most columns, and the number of terms that its warps fetch together.
+/// A block's part of a product: number of rows, largest number of columns, and number of terms that its warps fetch
+/// together.
 const OUTER: u32 = 64;
 const WIDEST: u32 = 16;
 const DEPTH: u32 = 32;
-/// Most terms of a product that are added in f32, and the number of blocks that share a product with enough terms.
+/// Largest number of terms that are added in f32, and number of blocks that share a product if it has enough terms.
 const CHUNK: u32 = 4096;
 const SPREAD: u32 = 1024;
-/// Fewest rows of an inner product that a thread adds up, and most parts of an inner product.
+/// Least number of rows that a thread adds up for an inner product, and largest number of parts of an inner product.
 const STRETCH: u32 = 128;
 const STRETCHES: u32 = 64;
 /// Side of a block's part of the Gram matrix.
@@ -89,14 +90,15 @@ pub(crate) fn tiles(shape: Shape) -> u64 {
     shape.rows().div_ceil(HIGH) as u64 * shape.cols().div_ceil(SIDE) as u64
 }
 
-/// Sizes of everything, over all matrices.
+/// Sizes of all buffers, and numbers of all pieces of work, over all matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// f32 values of all `P`, of all `Q`, and of all chunks of the larger of both products.
+    /// Numbers of f32 values: of all `P`, of all `Q`, and of the chunks of products. Of a matrix's two products, the
+    /// one with more values in chunks counts.
     pub(crate) p: u64,
     pub(crate) q: u64,
     pub(crate) partial: u64,
-    /// f64 values of all parts of Gram matrices, and of all their triangular factors.
+    /// Numbers of f64 values: of all parts of Gram matrices, and of all their triangular factors.
     pub(crate) gram: u64,
     pub(crate) triangle: u64,
     pub(crate) counters: u32,
@@ -131,7 +133,7 @@ impl Division {
         self.across * u64::from(self.chunks)
     }
 
-    /// f32 values of all chunks of a product, if it has more than one.
+    /// Number of f32 values of all chunks of a product; 0 for a single chunk.
     fn partial(&self, outer: u32, columns: u32) -> u64 {
         if self.chunks > 1 { u64::from(self.chunks) * u64::from(outer) * u64::from(columns) } else { 0 }
     }
@@ -145,7 +147,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Sets where the last matrix has its `P` in the summed buffer.
+    /// Sets where the `P` of the last matrix begins in the buffer of the first sum.
     pub(crate) fn place_sum(&mut self, at: u64) {
         if let Some(last) = self.matrices.last_mut() {
             last.sum = at;

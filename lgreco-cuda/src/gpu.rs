@@ -1,4 +1,4 @@
-//! A device with its workspace: buffers that live from call to call.
+//! A device with its workspace: buffers that are kept between calls.
 
 use crate::Result;
 use crate::device::{BLOCK, Device, Launch, Part};
@@ -38,7 +38,7 @@ pub(crate) const ALIGN: u64 = 256;
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
-    /// Buffers that will be zeros where their user needs that, once all enqueued work is done.
+    /// Buffers in which the enqueued work leaves zeros wherever their next user needs them.
     zeros: HashSet<Scratch>,
     /// Number of host payloads decoded here, not by the core.
     #[cfg(test)]
@@ -77,8 +77,8 @@ impl Gpu {
     }
 
     /// Runs `call` with a workspace in `memory`, which is aligned, in place of the usual one. Its buffers are as large
-    /// as those of `rehearsed`, so `memory` needs [`room`](Gpu::room). A device that looks for errors still uses its
-    /// own memory.
+    /// as those of `rehearsed`, so `memory` needs [`room`](Gpu::room). A device that does not [reuse](Device::reuses)
+    /// memory, such as the test device, still uses its own.
     pub(crate) fn within<T>(&mut self, memory: Part, rehearsed: &Gpu, call: impl FnOnce(&mut Gpu) -> T) -> T {
         if !self.device.reuses() {
             return call(self);
@@ -123,9 +123,9 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. The user may enqueue work that leaves zeros wherever it
-    /// needs them, and then call [`are_zeros_again`](Gpu::are_zeros_again). Otherwise the next call fills the buffer
-    /// with zeros again.
+    /// Enqueued: like [`scratch`](Gpu::scratch), but with zeros wherever the user needs them. The user may enqueue work
+    /// that leaves zeros wherever it needs them, and then call [`are_zeros_again`](Gpu::are_zeros_again). Otherwise the
+    /// next call fills the buffer with zeros again.
     pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let part = self.scratch(name, bytes)?;
         if !self.zeros.remove(&name) {
@@ -152,7 +152,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: writes words to the start of `to`, each as part of its command.
+    /// Enqueued: writes words to the start of `to`. Each is part of a command, so nothing is uploaded.
     pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<()> {
         let at = |index: usize| to.cut(4 * index as u64, 4);
         words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
@@ -185,7 +185,7 @@ impl Gpu {
         self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
 
-    /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
+    /// Enqueued: like [`launch`](Gpu::launch), with blocks of `threads` threads.
     pub(crate) fn launch_of<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -197,7 +197,7 @@ impl Gpu {
         self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
-    /// Enqueued: as [`launch`](Gpu::launch), but the launch may be captured into a graph. No argument may change from
+    /// Enqueued: like [`launch`](Gpu::launch), but the launch may be captured into a graph. No argument may change from
     /// step to step, and the kernel must be [prepared](Gpu::prepare).
     pub(crate) fn launch_capturable<P: Pod>(
         &mut self,
@@ -278,8 +278,8 @@ const fn most(resident: u64) -> u64 {
     resident
 }
 
-/// Most f64 sums of a layer; each block makes one. The number does not depend on the device, so that all devices add in
-/// the same order.
+/// Largest number of f64 sums of a layer; each block makes one. The number does not depend on the device, so that all
+/// devices add in the same order.
 #[cfg(not(test))]
 const fn sums() -> u64 {
     2048
@@ -287,7 +287,7 @@ const fn sums() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    /// Replaces both limits. It is small, so that small tests loop and group too, unless a test changes it.
+    /// Replaces both limits in tests. It is small, so that blocks loop and launches are split for small tensors too.
     pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
 }
 
@@ -301,12 +301,12 @@ fn sums() -> u64 {
     MOST.get()
 }
 
-/// Blocks of a launch over several layers, at most.
+/// Largest number of blocks of a launch over several layers.
 pub(crate) fn together() -> u64 {
     64 * sums()
 }
 
-/// Blocks for `threads` threads.
+/// Number of blocks for `threads` threads.
 pub(crate) fn blocks(threads: u64) -> u64 {
     threads.div_ceil(BLOCK.into())
 }
@@ -321,7 +321,7 @@ pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
     Blocks::AtMost(pieces)
 }
 
-/// Blocks for pieces of work, if each block adds up some of them in f64.
+/// Number of blocks for pieces of work, if each block adds up the results of some pieces in f64.
 pub(crate) fn summing_blocks(pieces: u64) -> u64 {
     pieces.min(sums())
 }

@@ -11,19 +11,19 @@
 //!
 //! # Enqueued or done
 //! The first word of each call's documentation says which it is. *Enqueued*: the work is in the backend's stream, in
-//! the order of the calls, and may still be running. Its execution errors come with a later call. *Done*: the call has
+//! the order of the calls, and may still be running. A later call returns its execution errors. *Done*: the call has
 //! waited for the stream, because it returns a result. A call also waits if it must enlarge the workspace or load a
 //! kernel; [`reserve`](CudaBackend::reserve) does both beforehand. Host bytes are read before a call returns. Calls
 //! refuse a stream that is being captured into a graph ([`Error::Captured`]). The exceptions are the steps of an
 //! exchange: [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and
-//! those for layers that travel as sums.
+//! the calls for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
 //!
 //! # Exactness
-//! Payloads of QSGD, TopK and EDEN have the same bits as the core's. A payload of any method decodes to the same bits as
-//! in the core. To this end kernels are compiled without contraction, with subnormal numbers and with correctly rounded
-//! divisions. PowerSGD's payloads are the same on every device, and decode to nearly the same matrix as the core's
-//! payloads. Rows agree with the core's within 1e-4. They are f64 sums whose order depends on the number of elements
-//! alone, so the same input gives the same bits.
+//! Payloads of QSGD, TopK and EDEN have the same bits as the core's. A payload of any method decodes to the same bits
+//! as in the core. To this end kernels are compiled without contraction to fused multiply-add, with subnormal numbers
+//! and with correctly rounded divisions. PowerSGD's payloads are the same on every device, and decode to nearly the
+//! same matrix as the core's payloads. Rows agree with the core's within 1e-4. They are f64 sums whose order depends on
+//! the number of elements alone, so the same input gives the same bits.
 //!
 //! # Inside
 //! All host code is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
@@ -61,8 +61,8 @@
 //! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: no spills,
 //! registers within bounds, rounding and fences as written. The conformance suite runs through the same launches on
 //! files that g++ compiled against a shim, in several orders of threads and blocks. The shim's race check and the
-//! sanitizers watch these runs. A stand-in for the driver's library runs the code that only `driver.rs` has. Tests
-//! plant faults of each kind.
+//! sanitizers watch these runs. A stand-in for the driver's library runs the code that only `driver.rs` has. For each
+//! check, tests plant faults that it must find.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: its name, and the files that make up its source. For several methods: `device.cu` (block
@@ -77,7 +77,7 @@
 //!   They launch `Kernel { module, entry }` with the parameters, followed by the addresses of parts of memory. Blocks
 //!   have `BLOCK` threads; `gpu::blocks` counts them. Nothing is read back in between.
 //! * `rows.rs`: the number of result words, `check`, `row` (enqueues) and `take_row` (makes the row from the results).
-//!   The first result word has the bits of the largest magnitude, always or if it is not finite. `codec.rs`: `header`,
+//!   The first result word has the bits of the largest magnitude, at least if that is not finite. `codec.rs`: `header`,
 //!   `enqueue`, `check` and `decode`.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The test device allocates
 //!   every part anew, with exactly its size and random content, so that the sanitizers see every mistake.

@@ -1,8 +1,8 @@
 //! The functions of the driver's library, which is loaded at run time.
 //!
 //! cudarc could load them as well, but this crate uses only its types. cudarc tries `libcuda.so` before `libcuda.so.1`,
-//! and the former may be a stub for linkers. It also treats result codes as a Rust enum, so a newer driver's code is
-//! undefined behaviour. Codes are integers here.
+//! and the former may be a stub for linkers. It also treats result codes as a Rust enum, so an unknown code of a newer
+//! driver would be undefined behaviour. Here codes are integers.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
 use crate::{Error, Result};

@@ -41,7 +41,8 @@ pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()
 }
 
 /// Enqueued: writes the header of `payload`. If the largest magnitude, the first word of `status`, is at least `least`,
-/// the kernel also writes `fault`. It has eight bytes, which must be zeros before; [`told`] decodes them.
+/// the kernel also writes the first such element to `fault`. That part has eight bytes, which must be zeros before;
+/// [`told`] decodes them.
 pub(crate) fn end_payload(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -74,7 +75,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value(gpu, found as usize)?)))
 }
 
-/// `Err` with the first such element if the largest magnitude is not finite.
+/// If the largest magnitude is not finite: `Err` with the first element that is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<()> {
     if largest < INFINITY {
         return Ok(());

@@ -6,13 +6,13 @@ use crate::gpu::{Gpu, Scratch};
 use crate::{Error, Result};
 use lgreco::compress::Setting;
 
-/// Calls that may be enqueued between two checks.
+/// Largest number of calls between two checks.
 const MOST: usize = 4096;
 
 /// An enqueued call.
 pub(crate) enum Enqueued {
     Encoding(Setting),
-    /// With the status that a payload of an encoder leaves; `None` if any bytes can be decoded.
+    /// With the status that a payload from an encoder leaves; `None` if any bytes are a valid payload.
     Decoding(Option<[u32; 2]>),
 }
 

@@ -32,7 +32,7 @@ impl Params {
         &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Bytes of the bitmap of high position bits that a block scans.
+/// Bytes that a block scans of the bitmap of the positions' high bits.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
 const RECORD: u64 = 4;

@@ -1,15 +1,15 @@
 //! PowerSGD: launches of `powersgd.cu`, for many matrices at once.
 //!
 //! CholeskyQR, run twice, makes columns orthonormal. The core works by panels, and lgreco-wgpu column by column.
-//! CholeskyQR takes four launches for any rank, not six per column. It needs f64, which WGSL lacks. It squares the
-//! condition number, which f64 tolerates as long as factors are f32. For columns whose dependence grows exponentially,
-//! Gram–Schmidt would keep more. Products with random columns have no such dependence: rows of fading, rank-deficient,
-//! Hilbert and Vandermonde matrices agree with the core's.
+//! CholeskyQR takes four launches for any rank; column by column, it would be six launches per column. It needs f64,
+//! which WGSL lacks. It squares the condition number, which f64 tolerates as long as factors are f32. Gram–Schmidt
+//! would keep more columns if their linear dependence grew exponentially. Products with random columns have no such
+//! dependence: rows of fading, rank-deficient, Hilbert and Vandermonde matrices agree with the core's.
 //!
 //! An encoder with one iteration reads the matrix twice: for `P`, when it also finds the largest magnitude, and for
 //! `Q`. It makes `P` from the unscaled matrix, because orthonormal columns have no scale. If the largest magnitude
-//! turns out to be beyond 2^±64, the next launch makes `P` again from the scaled matrix. Otherwise that launch does
-//! nothing.
+//! turns out to be outside 2^-64 to 2^64, the next launch makes `P` again from the scaled matrix. Otherwise that launch
+//! does nothing.
 //!
 //! A warp makes four columns of a product, so the instruction count grows with the rank in steps of four. One block
 //! makes up to 16 columns; its warps fetch the same values from the cache of their multiprocessor.
@@ -138,7 +138,7 @@ pub(crate) struct Layer<'t> {
     pub(crate) stream: Stream,
 }
 
-/// Matrices and the factors of their compression.
+/// Matrices that are compressed together, with the memory for their factors.
 struct Run {
     totals: Totals,
     table: Part,
@@ -163,7 +163,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Adds a matrix with factors of the last of these ranks.
+    /// Adds a matrix. The rank of its factors is the last of these ranks, which ascend.
     fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<()> {
         let (shape, number) = (layer.shape, self.rows.len() as u32);
         let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });

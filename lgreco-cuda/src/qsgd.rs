@@ -1,16 +1,15 @@
 //! QSGD: launches of `buckets.cu` and `qsgd.cu`.
 //!
 //! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
-//! gradients are refused. A gradient is read once. Exception: under max norm, rows that have 1 bit and other widths
-//! read it twice, because 1 bit has no sign and so another grid. A block holds 4096 values in shared memory, finds the
-//! grids of their buckets, and then makes the row or the codes. Expected errors are summed in closed form, as n/4 − Σ
-//! (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
+//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row with 1 bit and other
+//! widths takes two reads, because codes of 1 bit have no sign and so need another grid. A block holds 4096 values in
+//! shared memory, finds the grids of their buckets, and then makes the row or the codes. Expected errors are summed in
+//! closed form, as n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
 //!
-//! In the usual case a warp holds a bucket in registers: buckets of 512 under max norm, with a sign and random
-//! rounding.
+//! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
+//! and random rounding.
 //!
-//! Consecutive layers of a table share a launch, each with its own blocks, up to a limit on the number of blocks. In
-//! hybrid tables the rows of one layer under all methods follow one another, so no launch is shared.
+//! Layers with the same candidates share a launch, each with its own blocks, up to a limit on the number of blocks.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, blocks, looping_blocks, summing_blocks};
@@ -73,12 +72,12 @@ impl Params {
     ];
 }
 
-/// Values that a block reads before another block pays off, values that a thread encodes, and values that a thread
-/// decodes.
+/// Numbers of values: those that a block reads before a further block pays off, those that a thread encodes, and those
+/// that a thread decodes.
 const PER_READER: u64 = 4 * SPAN;
 const PER_ENCODER: u64 = 16;
 const PER_DECODER: u64 = 4;
-/// Values of a block's tiles.
+/// Values of a span, which a block holds at a time.
 const SPAN: u64 = 4096;
 /// The bucket size that a warp holds in registers.
 const TILE: u32 = 512;
@@ -89,10 +88,10 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Qsgd, entry }
 }
 
-/// The error for other buckets in device memory.
+/// The error for gradients in device memory with buckets that no kernel supports.
 pub(crate) const OTHER_BUCKETS: Error = Error::Method("QSGD with buckets that are no power of two from 64 to 4096");
 
-/// Whether a block holds whole buckets of this size.
+/// Whether kernels support buckets of this size.
 pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
@@ -131,7 +130,7 @@ fn reading_blocks(tensor: &Tensor) -> u64 {
 /// Widths that are measured together: those with a sign, or those without.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// The settings, with one of the widths.
+    /// The setting, with one of the widths.
     qsgd: Qsgd,
     widths: u32,
     /// Where the record of sums is in the results.
@@ -143,7 +142,8 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// Selects one of two kernels. The first is valid if every interval holds zero.
+    /// Selects one of two kernels. `closed` is for random rounding if zero lies between the ends of every grid, which
+    /// is sure under max norm.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })
@@ -179,8 +179,8 @@ fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
 }
 
 /// Enqueued: writes the records of one kind for every tensor; results follow each other. If the largest magnitude of a
-/// tensor is not finite, the first word of its results becomes at least that. The kernel of the usual case rounds sums
-/// differently at the end of a layer.
+/// tensor is not finite, the first word of its results is raised to at least this magnitude. The kernel for the usual
+/// case rounds sums differently at the end of a layer.
 fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
@@ -222,7 +222,7 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
 }
 
 /// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the first word of
-/// `result` becomes at least that.
+/// `result` is raised to at least this magnitude.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,

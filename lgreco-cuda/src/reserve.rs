@@ -1,4 +1,5 @@
-//! Memory and kernels before there is work. The calls are rehearsed on a device that only records the requests.
+//! Allocates memory and loads kernels before there is work. To find what calls need, it rehearses them on a device that
+//! only records requests.
 //!
 //! A rehearsal makes the real calls, so sizes need no second computation that could differ.
 
@@ -104,7 +105,7 @@ fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), D
     Ok((gpu, kernels))
 }
 
-/// Makes every request that a call may make for a job, whatever its values are.
+/// Makes every request that a call may make for a job, for any values.
 fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Error> {
     if job.gradient.shape().elements() == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Batches of rows: enqueued together, read back at once.
+//! Batches of rows of the error table, which are enqueued together and read back at once.
 
 use crate::codec::encode;
 use crate::device::Part;
@@ -134,7 +134,7 @@ pub(crate) fn take_rows(
     Ok(())
 }
 
-/// Groups of jobs that share launches, by number; other jobs may lie between them.
+/// Groups of jobs that share launches, as indices of `jobs`. The jobs of a group need not be consecutive.
 fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
@@ -233,7 +233,7 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     encode(gpu, &setting, &job.gradient, job.stream, &mut payload).map(drop)
 }
 
-/// Makes every request that [`measure`] may make, whatever the values are. The device must be one that does nothing.
+/// Makes every request that [`measure`] may make, for any values. The device must only record requests.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     check_all(jobs)?;
     let results = gpu.scratch(Scratch::Results, results_bytes(jobs))?;

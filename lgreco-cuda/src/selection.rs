@@ -4,21 +4,21 @@
 //! All values are read once. Before that, a kernel samples each layer: a random sixteenth, at most 65,536 values, drawn
 //! anew in each step of an exchange. The sample gives the bound, a magnitude that few more than k values reach. The
 //! chance that fewer than k values reach it is below 1 in 10^8. Values that reach the bound are gathered, in order, and
-//! counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The bin of the k-th largest
-//! value is counted by magnitude. All later work uses the gathered values. They have room for k, a 32nd of the layer
-//! and the sampling error, or for all values of eight spans.
+//! counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The values in the bin of
+//! the k-th largest are then counted by exact magnitude. All later work uses the gathered values. There is room for k
+//! values, a 32nd of the layer and the sampling error. In a layer of up to eight spans there is room for all values.
 //!
 //! Values that do not fit are not gathered: the next residuals hold them as sums of gradient and residual. Each of the
-//! three launches that follow reads these sums again, so such values are read four times in all. This happens for layers
-//! of more than eight spans that keep more than 7 of 32 values. It also happens if many values are equal, if fewer than
-//! k values are nonzero, and otherwise only by that small chance.
+//! three launches that follow reads these sums again, so such values are read four times in all. This happens for
+//! layers of more than eight spans that keep more than 7 of 32 values. It also happens if many values are equal or if
+//! fewer than k values are nonzero, and otherwise only with that small probability.
 //!
 //! The bits do not depend on the sample. The fast path fails if the k-th largest value is below the bound, or if its
-//! bin is not a narrow one. Then one block finds the cut. If the bound was too high, or the gathered values did not
-//! fit, this block reads all values three times, without help from other multiprocessors. Otherwise it reads the
-//! gathered values. This happens for layers so small that the sample has hardly any of the k largest. In few bits, one
-//! block may read the kept values once more. It does so if a bin spans seven powers of two or more, and the upper four
-//! have no values.
+//! bin is not a narrow one. Then one block finds the cut, which is the k-th largest magnitude. If the bound was too
+//! high, or the gathered values did not fit, this block reads all values three times, without help from other
+//! multiprocessors. Otherwise it reads the gathered values. The latter happens for layers so small that the sample has
+//! hardly any of the k largest values. In few bits, one block may read the kept values once more. It does so if a bin
+//! spans seven powers of two or more, and there are no values in the upper four of them.
 
 use crate::Result;
 use crate::device::Part;
@@ -73,12 +73,12 @@ fn select(
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued: measures the errors of each k of each layer by width. The cuts must be known.
+/// Enqueued: measures the errors for each k of each layer and each number of bits. The cuts must be known.
 pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<()> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
 
-/// Enqueued: writes the body of a payload of one layer, from [`make`].
+/// Enqueued: makes a payload of one layer by [`make`], and copies its body to `payload`.
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<()> {
     let made = make(gpu, tensor, keep, status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
@@ -86,8 +86,8 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
 }
 
 /// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The first word of
-/// `status` becomes at least the largest magnitude; the second becomes the k-th largest. The number of kept elements is
-/// from 1 to all.
+/// `status` becomes at least the largest magnitude; the second becomes the k-th largest. `keep` must keep at least one
+/// element.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
@@ -101,7 +101,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     // The kernels write zeros up to a multiple of 16 bytes.
     let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // There is no table of spans, and there are no residuals, so other parts stand in.
+    // A single layer has no table of spans and no residuals, so other parts stand in.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
     gpu.are_zeros_again(Scratch::Selected);
@@ -129,7 +129,8 @@ impl Tops {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
     }
 
-    /// The same without residuals. Their place has two words for the largest magnitudes.
+    /// Like [`encode`](Tops::encode), but without residuals. Their place in `parts` has two words for the largest
+    /// magnitudes.
     pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<()> {
         let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
         self.write(gpu, params, (1, memory), parts)
@@ -147,8 +148,9 @@ impl Tops {
         select(gpu, params, common, [bins, spans, entries, few, message])
     }
 
-    /// Enqueued: checks that encoders wrote all payloads, and finds where each window of TopK begins. It also checks
-    /// the payloads of `spans` spans under QSGD, whose tables come last. It runs before any mean is written.
+    /// Enqueued: checks that encoders wrote all payloads. For layers under TopK, it also finds where the kept values of
+    /// each window of 1024 positions begin. It also checks the payloads of `spans` spans under QSGD, whose tables come
+    /// last. It runs before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,

@@ -40,8 +40,8 @@ pub(crate) fn capability(number: u32) -> String {
 }
 
 /// The archive: one entry per group of architectures that are [compressed together](TOGETHER). An entry is the length
-/// of a name, the name, the length of the content, and the content. The content is LZMA; decompressed, it has such
-/// entries for modules, whose content is code.
+/// of a name, the name, the length of the content, and the content. The content is compressed by LZMA. Decompressed, it
+/// consists of entries of the same form, one per module, with the module's code as content.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
 /// Compute capabilities with machine code.

@@ -28,7 +28,7 @@ pub(crate) fn unavailable(reason: &str) {
     }
 }
 
-/// The flavour that the environment requests.
+/// How kernels are compiled, by the environment variable `LGRECO_SIMT`.
 pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
@@ -78,13 +78,13 @@ pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 impl Simt {
     /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
     /// more). At random, several blocks run at a time, and block `order - 2` comes last. An edited module is compiled
-    /// at once, so that a test cannot mistake a failing edit for a found fault. Returns `None` if there is no g++, and
-    /// reports it.
+    /// at once, so that a test cannot mistake an edit that does not compile for a found fault. Returns `None` if there
+    /// is no g++, and reports it.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }
 
-    /// The same with any number of edits.
+    /// Like [`new`](Simt::new), with any number of edits.
     pub(crate) fn edited(flavour: Flavour, order: c_int, edits: Vec<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
@@ -136,7 +136,7 @@ fn layout(bytes: u64) -> Layout {
 /// Bytes of a memory page.
 const PAGE: u64 = 4096;
 
-/// Zeros that take no space until they are written to.
+/// Memory that begins as zeros, and takes no space until it is written to.
 pub(crate) struct Sparse(Part);
 
 unsafe extern "C" {

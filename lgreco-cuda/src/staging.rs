@@ -1,12 +1,12 @@
-//! Page-locked memory through which host bytes go to the device. Callers may free their memory at once, even if the
-//! device can read the processor's memory itself. No enqueued copy waits for pageable memory.
+//! Page-locked memory through which host bytes go to the device. Callers may free their memory as soon as a call
+//! returns, even on systems where devices read pageable memory directly. No enqueued copy waits for pageable memory.
 
 use crate::Error;
 use crate::libcuda::{Cuda, Failure};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use std::ptr::null_mut;
 
-/// Bytes of each half, at least.
+/// Least size of each half, in bytes.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
 /// Two halves: the host writes one while the device reads the other. The context must be current in all calls.

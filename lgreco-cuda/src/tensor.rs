@@ -146,7 +146,7 @@ impl<'a> Input<'a> {
         let part = match self {
             Input::Host(gradient) => {
                 let part = gpu.upload(Scratch::Values, bytes_of(gradient))?;
-                // The device may still read the caller's memory, which is only borrowed.
+                // The wait also frees the page-locked memory for further uploads.
                 gpu.synchronise()?;
                 part
             }

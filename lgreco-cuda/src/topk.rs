@@ -1,14 +1,14 @@
 //! TopK's rows: launches of `bins.cu` and `topk.cu`.
 //!
 //! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
-//! significand in shared memory, and sum the lower bits. All sums are integers. If a k divides a bin, the first pass
-//! knows only the bin's count and mean. If this leaves a row uncertain by more than 2^-14 of itself (ties, few values),
-//! a second pass divides such bins further. Otherwise the second pass ends at once.
+//! significand in shared memory, and sum the lower bits. All sums are integers. If the k-th largest value lies within a
+//! bin, the first pass knows only the bin's count and mean. If an error is then uncertain by more than 2^-14 of itself
+//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends at once.
 //!
 //! Layers share their three launches as long as their bins take at most 128 MiB. A layer takes 0.6 MB, or 0.9 MB if
-//! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers, and one block makes
-//! each row, so no bit depends on the number of layers. Bins are filled with zeros once. Kernels clear the bins that
-//! they have filled and touch no others: a small layer, such as a bias, has far more bins than values.
+//! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are integers, and one block makes each
+//! row, so no bit depends on the number of layers. Bins are filled with zeros once. Kernels clear the bins that they
+//! have filled and touch no others: a small layer, such as a bias, has far more bins than values.
 
 use crate::Result;
 use crate::device::Part;
@@ -60,7 +60,7 @@ impl Row {
     ];
 }
 
-/// Places of a layer: for bins, and for exponents.
+/// Elements of a layer in each array of `Bins` in `bins.cu`: one per bin, then one per exponent.
 const PLACES: u64 = (128 + 1) * 280;
 /// Parts of a refined bin.
 const PARTS: u64 = 256;
@@ -69,16 +69,16 @@ const CUT: u64 = 16;
 /// Threads of a block, and values of a chunk.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
-/// Most blocks of a launch: enough to fill any device.
+/// Largest number of blocks of a launch: enough to fill any device.
 const MOST: u64 = 512;
-/// Bytes of the bins of layers that share launches.
+/// Largest size of the bins of layers that share launches, in bytes.
 const TOGETHER: u64 = 128 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
 }
 
-/// Whether sending values of this tensor changes them.
+/// Whether values of the type `values` are rounded when they are sent in the type `sent`.
 pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
 }
@@ -88,8 +88,8 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Memory that is all zeros before and after: sums of 8 bytes, then counts of 4. Parts that are loaded 16 bytes at a
-/// time come first.
+/// Sizes of the parts of memory that is all zeros before and after: sums of 8 bytes, then counts of 4. Parts that are
+/// loaded 16 bytes at a time come first.
 struct Zeros {
     lows: u64,
     errors: u64,

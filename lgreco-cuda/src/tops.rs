@@ -31,7 +31,7 @@ impl Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Parameters for rows: numbers of k and of spans. The measured values are f32.
+    /// Parameters for rows, from the number of k and the number of spans. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
@@ -173,9 +173,9 @@ pub(crate) const FEW: u64 = 20 * 128;
 const ALIGN: u64 = 16;
 
 /// Number of entries that a layer has room for. A layer of up to eight spans has room for all its values. A larger
-/// layer has room for k, a 32nd of the layer, and a margin. The margin is nine standard deviations of the number of the
-/// k largest values in a sixteenth of the layer. A layer has no room if k plus the 32nd exceeds a quarter of the layer:
-/// entries of 8 bytes would then take more than 2 bytes per element of the layer.
+/// layer has room for k, a 32nd of the layer, and a margin. The margin covers nine standard deviations of a number: how
+/// many of the k largest values a sample of a sixteenth of the layer contains. A layer has no room if k plus the 32nd
+/// exceeds a quarter of the layer: entries of 8 bytes would then take more than 2 bytes per element of the layer.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
@@ -196,7 +196,7 @@ pub(crate) struct Tops {
     chunk_of: Vec<u32>,
     /// Number of entries that all layers have room for.
     room: u64,
-    /// Number of layers with codes.
+    /// Number of layers that send codes in few bits.
     few: u32,
     /// Numbers of layers, spans and chunks that this rank averages; they come first.
     pub(crate) own: [u32; 3],

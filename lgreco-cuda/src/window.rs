@@ -1,7 +1,7 @@
 //! The mean of a model's last gradients on the device, from which a plan is made: launches of `window.cu`.
 //!
 //! Means are f32 and have the same bits as those that a planner keeps on the host. Closing a window rounds the means of
-//! 16-bit layers to their type, as the host does before it measures. Rows are then those of f32 values.
+//! 16-bit layers to their type, as the host does before it measures. Rows are then measured on f32 values.
 
 use crate::Result;
 use crate::backend::CudaBackend;
@@ -50,7 +50,7 @@ impl Observed {
     ];
 }
 
-/// Values that a block reads before another block pays off.
+/// Values that a block reads before a further block pays off.
 const PER_BLOCK: u64 = 16384;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
@@ -164,8 +164,8 @@ fn sizes(layers: &[(Shape, Dtype)]) -> [u64; 3] {
 }
 
 impl CudaBackend {
-    /// Enqueued: makes a window of these layers in `memory`, with means of zero. It first loads the kernels, which
-    /// waits.
+    /// Enqueued: makes a window of these layers in `memory`, with means of zero. The call first waits until the kernels
+    /// are loaded.
     ///
     /// # Errors
     /// [`Memory`](crate::Error::Memory) if the address is 0 or not a multiple of 16; errors of the device.
@@ -191,14 +191,14 @@ impl CudaBackend {
         Ok(DeviceWindow { layers: layers.to_vec(), means, table, partials, norms })
     }
 
-    /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means, for these layers at these
-    /// addresses, in their layers' types. A mean becomes `mean · (steps - 1) / steps + gradient / steps`. A layer that
-    /// is not observed in a step keeps its mean.
+    /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means. `gradients` has layers and
+    /// the addresses of their gradients, in the layers' types. A mean becomes `mean · (steps - 1) / steps + gradient /
+    /// steps`. A layer that is not observed in a step keeps its mean.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for an unknown or repeated layer, and if `steps` is 0.
     /// [`Memory`](crate::Error::Memory) if an address is 0 or not a multiple of the size of a value. Errors of the
-    /// device. Only after an error of the device may work have been enqueued.
+    /// device. After any other error, no work has been enqueued.
     ///
     /// # Complexity
     /// It reads gradients and means once, and writes the means once.

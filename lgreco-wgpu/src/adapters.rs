@@ -41,7 +41,7 @@ pub fn adapters() -> Vec<Adapter> {
     found.into_iter().map(adapter).collect()
 }
 
-/// Checks the shader compiler of a device of this adapter.
+/// Opens a device of this adapter, and checks its shader compiler.
 fn check_device_of(adapter: &wgpu::Adapter) -> Result<(), Error> {
     let device = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default()));
     let (device, _) = device.map_err(|error| Error::NoAdapter(error.to_string()))?;

@@ -59,7 +59,7 @@ impl WgpuBackend {
         Self::with_adapter(&adapter)
     }
 
-    /// Opens a new device on `adapter`, with all of its limits, and subgroups if it has them.
+    /// Opens a new device on `adapter`, with all of the adapter's limits, and with subgroups if it supports them.
     ///
     /// ```
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
@@ -85,7 +85,8 @@ impl WgpuBackend {
         Self::with_device(device, queue)
     }
 
-    /// Uses the embedder's device, so that the backend can work on its buffers. It replaces the device-lost callback.
+    /// Uses the caller's device, so that the backend can work on buffers of that device. The call replaces the
+    /// device-lost callback.
     ///
     /// ```
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
@@ -115,7 +116,7 @@ impl WgpuBackend {
     /// Allocates all device memory that measuring `jobs` needs, compiles the kernels, and returns
     /// [`held_bytes`](WgpuBackend::held_bytes). Measuring these jobs, or others of the same shapes, then allocates
     /// nothing more. Without this call the first measurement allocates. Uploads take at most about 256 MiB, or the size
-    /// of the largest gradient.
+    /// of the largest gradient if that is more.
     ///
     /// ```
     /// use lgreco::backend::{Backend, Job};

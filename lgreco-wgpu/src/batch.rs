@@ -1,4 +1,4 @@
-//! Batches of work for a device. A batch is recorded, submitted together, and all its errors are captured.
+//! Batches of work for a device. Its commands are recorded and submitted together, and all its errors are captured.
 //!
 //! A batch can also be rehearsed. Recording it then allocates buffers and compiles kernels, and leaves out everything
 //! else. `reserve` uses rehearsals, so sizes need no second computation that could differ.
@@ -22,7 +22,7 @@ pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
     parameters: Vec<u8>,
-    /// Approximate number of bytes that commands read or write which are not yet submitted.
+    /// Approximate number of bytes that the commands read or write that have not been submitted yet.
     given: u64,
     scopes: Scopes,
 }
@@ -49,12 +49,13 @@ impl<P> Task<P> {
 
 /// Words of a task before its parameters.
 const IN_FRONT: usize = 4;
-/// Most bytes of the tasks of one dispatch.
+/// Largest size of the tasks of one dispatch, in bytes.
 const TASK_BYTES: usize = PARAMETERS / 4;
 
-/// Approximately the most bytes that a workgroup reads or writes. Tables are bound whole, so their bindings are larger.
+/// Approximate upper bound of the bytes that a workgroup reads or writes. Bindings can be larger, because tables are
+/// bound whole.
 const GROUP_BYTES: u64 = 64 << 10;
-/// Fewest bytes that a workgroup reads or writes of a tensor's values.
+/// Least number of bytes of a tensor's values that a workgroup reads or writes.
 const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
 
 impl<'g> Batch<'g> {
@@ -79,12 +80,12 @@ impl<'g> Batch<'g> {
         self.gpu.scratch(name, bytes)
     }
 
-    /// A buffer of at least `size` bytes, with any content, until the batch ends.
+    /// A buffer of at least `size` bytes, for use until the batch ends. Its content is arbitrary.
     pub(crate) fn buffer(&mut self, size: u64, usage: BufferUsages) -> Result<Buffer, Error> {
         self.gpu.take(size, usage)
     }
 
-    /// A part of a buffer that holds `bytes`, padded to words.
+    /// Uploads `bytes`, padded to words. Returns the part of a buffer that holds them.
     pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<Part, Error> {
         let size = (bytes.len() as u64).next_multiple_of(4).max(4);
         let buffer = self.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
@@ -108,7 +109,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records zeros in the first `bytes` of a buffer. They count with the dispatches to which the buffer is bound.
+    /// Records a command that sets the first `bytes` of a buffer to zeros. The limit of a submission counts these bytes
+    /// with the dispatches to which the buffer is bound.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
@@ -135,7 +137,7 @@ impl<'g> Batch<'g> {
         self.given += given;
     }
 
-    /// Records a dispatch of a kernel whose parameters are a uniform.
+    /// Records a dispatch of a kernel that has its parameters in a uniform buffer.
     #[cfg(feature = "train")]
     pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
         if groups > 0 {
@@ -247,7 +249,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Waits for the submitted work. All buffers that were taken may then be taken again.
+    /// Submits the recorded work and waits for it. [`buffer`](Batch::buffer) may then hand out the same buffers again.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.gpu.memory.give_back();
         if self.gpu.rehearsing {
@@ -266,14 +268,14 @@ impl<'g> Batch<'g> {
         self.end(result).map(|()| bytes)
     }
 
-    /// Submits without a wait. Buffers that were taken may be taken again for later work.
+    /// Submits without a wait. [`buffer`](Batch::buffer) may hand out the same buffers again for later work.
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
     }
 
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
-        // An error that the device reports itself comes before the errors that follow from it.
+        // An error that the device itself has reported is returned before the errors that follow from it.
         let Batch { gpu, scopes, .. } = self;
         let caught = scopes.end();
         gpu.check_lost()?;

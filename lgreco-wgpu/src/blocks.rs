@@ -1,5 +1,5 @@
-//! Blocks of tensors under TopK: how many values each keeps, and where they are written. For payloads, and for rows in
-//! few bits.
+//! Blocks of 2048 values of tensors under TopK: how many values each block keeps, and where they are written. Payloads
+//! and rows in few bits use them.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -67,8 +67,8 @@ pub(crate) fn bytes_of(blocks: usize) -> u64 {
     4 * (cut::sums(blocks) + 2 * blocks) as u64
 }
 
-/// Records the counting of kept values in each tensor. `first_keep` of its parameters selects the cut in `state`. With
-/// `bits` it also finds their range.
+/// Records the counting of kept values in each tensor. `first_keep` of a tensor's parameters selects its cut in
+/// `state`. If `bits` is not 0, the kernel also finds the range of the kept magnitudes.
 pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
     let blocks = Blocks::new(batch, tensors)?;
     let bindings = [(6, state.into()), (7, (&blocks.counts).into()), (18, (&blocks.bins).into())];
@@ -76,8 +76,8 @@ pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, 
     Ok(blocks)
 }
 
-/// Records the writing of kept values and positions to the places in the parameters, which hold zeros before. `within`
-/// sets the range of bound words.
+/// Records the writing of kept values and positions to the places that the parameters name. These places must hold
+/// zeros before. `within` sets the range of words that is bound.
 pub(crate) fn write(
     batch: &mut Batch<'_>,
     blocks: &Blocks,

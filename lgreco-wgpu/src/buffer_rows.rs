@@ -1,4 +1,4 @@
-//! Rows whose results stay on the device: enqueued, and read after the embedder has brought them to the host.
+//! Rows of the error table whose results stay on the device. The caller brings them to the host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -14,22 +14,22 @@ impl WgpuBackend {
     /// neither uses the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, whatever its values are.
+    /// The first job that cannot be measured, independent of its values.
     pub fn rows_bytes(&self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
         Ok(results_bytes(&jobs))
     }
 
-    /// [`measure_buffers`](WgpuBackend::measure_buffers) without its wait. It submits the measurement and then a copy
-    /// of the results to `results`, the embedder's buffer with usage `COPY_DST`. The buffer needs room for
+    /// Like [`measure_buffers`](WgpuBackend::measure_buffers), but without a wait. The call submits the measurement and
+    /// then a copy of the results to `results`, a buffer of the caller with usage `COPY_DST`. The buffer needs room for
     /// [`rows_bytes`](WgpuBackend::rows_bytes) from byte `offset` on, a multiple of 4. The call neither waits nor reads
-    /// back. If the embedder can map the buffer (`MAP_READ`), no other copy is needed.
-    /// [`read_rows`](WgpuBackend::read_rows) makes rows from the bytes.
+    /// back. If the caller can map the buffer (`MAP_READ`), no other copy is needed.
+    /// [`read_rows`](WgpuBackend::read_rows) makes the rows from the bytes.
     ///
     /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
-    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the embedder
-    /// or the backend submits next comes later, so it may overwrite gradients and reuse the workspace. wgpu stages the
+    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the caller or
+    /// the backend submits next runs later, so it may overwrite gradients and reuse the workspace. wgpu stages the
     /// host's writes, the tables of tasks, in its own memory. It reclaims that memory at the next poll or submission.
     ///
     /// ```
@@ -65,10 +65,10 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// Those of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit.
-    /// Without a job: [`Error::Buffer`] if the results cannot be copied there. wgpu reports errors of the driver's
-    /// calls at once: [`Error::Refused`], for example for a mapped buffer, and [`Error::OutOfMemory`]. After an error
-    /// the content of `results` must not be used. If the device is lost during the work, the next call returns
-    /// [`Error::Lost`], and mapping the buffer fails.
+    /// Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
+    /// driver's calls within this call: [`Error::Refused`], for example for a mapped buffer, and
+    /// [`Error::OutOfMemory`]. After an error the content of `results` must not be used. If the device is lost during
+    /// the work, the next call returns [`Error::Lost`], and mapping the buffer fails.
     pub fn enqueue_rows(
         &mut self,
         jobs: &[BufferJob<'_>],
@@ -82,8 +82,8 @@ impl WgpuBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that the core would look more closely.
-    /// Then the call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
+    /// call waits, and the gradients must still exist.
     ///
     /// # Errors
     /// Those of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job: [`Length`](lgreco::Error::Length),

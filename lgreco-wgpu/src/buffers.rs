@@ -1,4 +1,4 @@
-//! The backend on the embedder's buffers.
+//! Calls of the backend for gradients and values in the caller's buffers.
 
 use crate::Error;
 use crate::backend::WgpuBackend;

@@ -1,4 +1,4 @@
-//! Orthonormal columns of the factors of single tensors: launches of `orthonormal.wgsl` for factors that lie together.
+//! Makes the columns of PowerSGD's factors orthonormal: launches of `orthonormal.wgsl`, for several factors together.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -25,7 +25,7 @@ impl Run<'_> {
         let inner = batch.scratch(Scratch::Inner, 4 * inner as u64)?;
         let long = all.iter().filter(|(_, tall)| tall.chunks > 1);
         let state = long.map(|(matrix, tall)| matrix.at.partial + tall.rank + 2).max().unwrap_or(0);
-        // The buffer for products in chunks is free again, because they have been added up.
+        // The buffer for products in chunks is free again, because the chunks have been added up.
         let state = batch.scratch(Scratch::Partial, 4 * state as u64)?;
         let (mut bands, mut triangles) = (Vec::new(), Vec::new());
         for &(matrix, tall) in &all {
@@ -64,7 +64,7 @@ impl Run<'_> {
     }
 }
 
-/// Records all steps of the chunks of these pieces.
+/// Records all steps of Gram–Schmidt for the chunks of these pieces.
 fn take_steps(batch: &mut Batch<'_>, pieces: &[Piece]) {
     for steps in dispatches(&pieces.iter().map(|piece| piece.tall).collect::<Vec<_>>()) {
         submit_long(batch, &steps);

@@ -2,15 +2,15 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Words of a layer's tables, which are cleared after the sample has been evaluated, and of the counters behind them;
-/// as in `topk_counters.wgsl`.
+/// Number of words of a layer's tables, and of the counters behind them, as in `topk_counters.wgsl`. The tables are
+/// cleared after the sample has been evaluated.
 pub(crate) const TABLES: usize = 3 * 4096;
 pub(crate) const COUNTERS: usize = 4512;
 /// Levels of the search for a cut that the sample has missed.
 pub(crate) const LEVELS: u32 = 3;
 /// Words of a block's record.
 pub(crate) const RECORD: usize = 4;
-/// Blocks whose counts are added up, in two words.
+/// Number of blocks whose counts share a sum, which takes two words.
 const TOGETHER: usize = 256;
 
 /// The sample from which the k-th largest magnitude of a layer is estimated.
@@ -18,7 +18,8 @@ const TOGETHER: usize = 256;
 pub(crate) struct Sample {
     /// Base-2 logarithm of the number of values per drawn value.
     pub(crate) stratum: u32,
-    /// Most and fewest sampled values that reach the k-th largest magnitude. Both are 0 if the layer is kept whole.
+    /// Upper and lower bound of the number of sampled values that reach the k-th largest magnitude. Both are 0 if all
+    /// values are kept.
     pub(crate) most: u32,
     pub(crate) least: u32,
 }
@@ -41,8 +42,9 @@ impl Sample {
     }
 }
 
-/// Most magnitudes that are gathered of `elements` values. Up to 32,768 values are all gathered, because a sample of
-/// them is too small. For more values the room is ample, unless many values lie within a sixteenth of an octave.
+/// Largest number of magnitudes that are gathered of `elements` values. Up to 32,768 values are all gathered, because a
+/// sample of so few values is too small. For more values the room is ample, unless many values lie within a sixteenth
+/// of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
     const ALL: usize = 1 << 15;
     if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }

@@ -1,8 +1,8 @@
 //! EDEN: launches of `eden.wgsl`, and of `eden_payloads.wgsl` for payloads.
 //!
-//! A workgroup takes a block. Workgroup memory holds half a block of 4096 values. So the values lie in registers, and
-//! invocations exchange them in two halves. Payloads have the core's bits: f32 arithmetic uses integers, and so do
-//! norms and scales, which are f64.
+//! A workgroup takes a block. Workgroup memory has room for half a block of 4096 values. So the values lie in
+//! registers, and invocations exchange them in two halves. Payloads have the core's bits: arithmetic in f32 is done in
+//! integers, and so is that of norms and scales in f64.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -21,7 +21,7 @@ params! {
 }
 
 impl Params {
-    /// The same parameters for a piece of a tensor.
+    /// These parameters, completed for a piece of a tensor.
     pub(crate) fn of(self, tensor: &Tensor, piece: &Piece) -> Params {
         let (dtype, first, count) = (tensor.dtype as u32, piece.first as u32, piece.count as u32);
         Params { offset: piece.skip, dtype, first, count, ..self }
@@ -59,9 +59,9 @@ pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     batch.upload(bytemuck::cast_slice(&levels))
 }
 
-/// The error of a gradient, if any, from two words of results. The first is the largest magnitude, if it is not finite.
-/// The second is 0, or the complement of a position: the first value of the first block that decodes to infinity.
-/// `finite` has the first value that is not finite. The earlier error wins, because the core checks block after block.
+/// The error of a gradient, if any. `finite` reports the first value that is not finite. `words[1]`, a result word, is
+/// 0, or `!position` for the first value of the first block that does not decode to finite values. The error at the
+/// earlier position is returned, because the core checks block after block.
 pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Error> {
     let overflow = words[1];
     let is_first = match &finite {

@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.wgsl`.
 //!
-//! A block is rotated once, in f32, and its errors for all widths come from sums. The core measures some blocks by
-//! decoding, and so do the kernels, with the core's bits. These are blocks of fewer than 256 values, and blocks with
-//! errors near the rounding of f32. They are rotated again for each width.
+//! A block is rotated once, in f32, and its errors for all widths come from sums. Like the core, the kernels measure
+//! some blocks by decoding them, with the core's bits. These are blocks of fewer than 256 values, and blocks with
+//! errors near the rounding of f32. Such a block is rotated again for each width.
 
 use crate::batch::{Batch, Part, Task};
 use crate::eden::{Params, blocks, grids, kernel, params};

@@ -1,8 +1,8 @@
 //! Errors of a device.
 //!
-//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the backend
-//! keeps the text (`WgpuBackend::failure`). If the device finds an invalid payload, the core's parser gives the error,
-//! so that both report the same.
+//! These errors contain text. The core's `Error` is `Copy` and only says that the device failed (`Error::Device`), so
+//! the backend keeps the full error (`WgpuBackend::failure`). If the device finds an invalid payload, the core decodes
+//! it again and returns its own error, so that both report the same.
 
 use lgreco::backend::JobError;
 
@@ -38,7 +38,7 @@ pub enum Error {
          or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"
     )]
     Compiler(String),
-    /// The embedder's buffer cannot be used.
+    /// The caller's buffer cannot be used.
     #[error("the buffer {what}")]
     Buffer {
         /// What is wrong with the buffer.
@@ -65,7 +65,7 @@ pub enum Error {
     /// The driver refused a call.
     #[error("the device refused a call: {0}")]
     Refused(String),
-    /// The method, or this use of it, has no kernels. QSGD, TopK, PowerSGD and EDEN have.
+    /// The method, or this use of it, has no kernels. QSGD, TopK, PowerSGD and EDEN have kernels.
     #[error("{0} does not run on wgpu devices")]
     Method(&'static str),
 }
@@ -116,7 +116,7 @@ impl From<wgpu::Error> for Error {
 /// ```
 pub type BufferJobError = JobError<Error>;
 
-/// Wraps an error of job `index`. Errors that any other job would have met too belong to the batch and get no job.
+/// Wraps an error of job `index`. Errors of the device concern the whole batch and get no job.
 pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
     move |error| JobError { job: error.is_of_input().then_some(index), error }
 }

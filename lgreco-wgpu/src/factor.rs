@@ -1,6 +1,6 @@
 //! A factor of PowerSGD on the device.
 //!
-//! Factors lie in bands of rows, so that bands fit a binding even at the largest rank.
+//! A factor is cut into bands of rows, so that each band fits a binding even at the largest rank.
 
 use crate::Error;
 use crate::batch::{Batch, Part};
@@ -8,7 +8,7 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Rows and columns of a tile. The number of rows of a band is a multiple of it.
+/// Number of rows, and of columns, of a tile. The number of rows of a band is a multiple of it.
 pub(crate) const SIDE: usize = 16;
 
 /// A factor of `rank` columns, cut into bands of rows that fit a binding. A band holds its columns one after the other.
@@ -28,13 +28,14 @@ pub(crate) struct Band {
     pub(crate) rows: usize,
 }
 
-/// Rows of a band of at most `window` bytes. At the lowest limits the rows of one tile fit.
+/// Number of rows of a band of at most `window` bytes: at least those of one tile, which fit even under the lowest
+/// accepted limits.
 pub(crate) fn height(window: u64, rank: usize) -> usize {
     ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
 }
 
 impl Factor {
-    /// A factor whose bands lie in buffers that `buffer` makes, from their number, rows and bytes.
+    /// A factor with its bands in new buffers. `buffer` makes a band's buffer from the band's number, rows and bytes.
     pub(crate) fn new(
         batch: &mut Batch<'_>,
         rows: usize,

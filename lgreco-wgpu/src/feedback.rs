@@ -74,8 +74,9 @@ impl BufferResidual<'_> {
 impl WgpuBackend {
     /// One step of error feedback for a gradient on the device. It compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload and residual
-    /// have the same bits as those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format. For
-    /// PowerSGD this holds for the residual of the payload that this backend makes.
+    /// have the same bits as those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
+    /// PowerSGD's payloads may differ from the core's; the residual then has the bits that belong to this backend's
+    /// payload.
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does. QSGD's random words also depend
     /// on the step.
@@ -148,7 +149,7 @@ impl WgpuBackend {
             return self.encode_buffer(setting, gradient, stream, payload);
         }
         let overflow = |what| Err(lgreco::Error::Overflow { what }.into());
-        // A separate key: the same random bits must not round both payload and residual.
+        // The residual needs a separate key: the same random bits must not round both payload and residual.
         let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
         let base = Params {
             storage: residual.storage as u32,
@@ -258,7 +259,8 @@ fn store_int8(
     Ok(())
 }
 
-/// Records the rounding of `values` by this kernel. `more` adds bindings to those of values and residual.
+/// Records the rounding of `values` into the residual by this kernel. `more` has bindings in addition to those of
+/// values and residual.
 fn store(
     batch: &mut Batch<'_>,
     entry: &'static str,

@@ -1,8 +1,8 @@
 //! Rows of TopK in few bits: launches of `few_bits_errors.wgsl`.
 //!
 //! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once.
-//! They are read once per k, to fill the bins of that k's range: `O(n + k · candidates)`. The bins' statistics are
-//! exact integers, so nothing cancels.
+//! They are read once per k, to be added to the bins for that k: `O(n + k · candidates)`. The bins' statistics are
+//! exact integers, so subtracting nearly equal sums loses nothing.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -16,11 +16,11 @@ use crate::topk::{self, Params, Sought, ascending, fit, kernel, order, select, t
 use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
-/// Most bits of a code.
+/// Largest number of bits of a code.
 const MOST_BITS: usize = 8;
 /// Bytes of `bin_sums` of one k.
 const SUMS: u64 = 4 * 6 * 128;
-/// Most values of k that are measured together.
+/// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
 /// Result words of [`measure`]: those of TopK in full, then mantissa and exponent for each candidate and number of
@@ -29,7 +29,8 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }
 
-/// Records the measurement of the values of k of each row, in 1 to 8 bits. Each k is from 1 to the number of elements.
+/// Records the measurement of the errors for each k of each row, with 1 to 8 bits. Each k is from 1 to the number of
+/// elements.
 pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: &Buffer) -> Result<(), BufferJobError> {
     let keeps: Vec<Vec<u32>> = rows.iter().map(|row| ascending(row.sought)).collect();
     let sought = rows.iter().zip(&keeps).map(|(row, keeps)| {
@@ -119,7 +120,7 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     Ok(())
 }
 
-/// A tensor, its first k in `state`, and its first value among the written ones.
+/// A tensor, the index of its first k in `state`, and that of its first value among the written values.
 struct Layer<'a> {
     sought: &'a Sought<'a>,
     first_keep: usize,

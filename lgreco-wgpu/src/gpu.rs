@@ -15,12 +15,12 @@ pub(crate) const PER_GROUP: usize = 2048;
 /// Smallest binding that the kernels accept. It fits the tables of QSGD and TopK, and those of PowerSGD except for high
 /// ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
-/// Fewest workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
+/// Smallest limit of workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;
 
 /// Alignment of a dispatch's parameters, as bindings require.
 pub(crate) const SLOT: usize = 256;
-/// Most bytes of the parameters of all dispatches in a submission.
+/// Largest size of the parameters of all dispatches in a submission, in bytes.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
 /// Approximate limit of the bytes that dispatches and copies of a submission read and write. A larger command is
@@ -42,7 +42,8 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
-    /// Most bytes of a tensor, a payload or a factor in one dispatch: a binding, or a submission. Tests lower it.
+    /// Largest number of bytes of a tensor, a payload or a factor in one dispatch: the smaller of the limits of a
+    /// binding and of a submission. Tests lower it.
     pub(crate) window: u64,
     /// Bytes after which a batch is submitted.
     pub(crate) submission: u64,
@@ -69,7 +70,7 @@ pub(crate) struct Gpu {
     /// Number of TopK payloads whose cut the sample has missed.
     #[cfg(test)]
     pub(crate) lost_cuts: usize,
-    /// Bytes per workgroup of the widest dispatch with more than one task.
+    /// Largest number of bytes of a dispatch with more than one task, by the number of its workgroups.
     #[cfg(test)]
     pub(crate) widest: u64,
     /// The kind of the device, if tests share it.
@@ -161,7 +162,8 @@ impl Gpu {
         })
     }
 
-    /// Most elements of a tensor in one dispatch, for any type; a multiple of [`PER_GROUP`] and of EDEN's blocks.
+    /// Largest number of elements of a tensor in one dispatch, for any type; a multiple of [`PER_GROUP`] and of EDEN's
+    /// blocks.
     pub(crate) fn piece_len(&self) -> usize {
         let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
         groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK
@@ -194,12 +196,12 @@ impl Gpu {
         waited.map(drop).map_err(|error| Error::Refused(error.to_string()))
     }
 
-    /// A scratch buffer of at least `bytes`, however large. Its content is lost.
+    /// A scratch buffer of at least `bytes`, which may exceed a binding. Its content is lost.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
         self.memory.scratch(&self.device, self.largest(), name, bytes)
     }
 
-    /// A buffer of at least `bytes`, with any content, until the batch ends.
+    /// A buffer of at least `bytes`, for use until the batch ends. Its content is arbitrary.
     pub(crate) fn take(&mut self, bytes: u64, usage: BufferUsages) -> Result<Buffer, Error> {
         self.memory.take(&self.device, self.largest(), bytes, usage)
     }

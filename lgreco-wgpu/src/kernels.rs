@@ -1,7 +1,8 @@
 //! The kernels: WGSL that is compiled once per device, on first use.
 //!
-//! Subgroups add whole numbers only, so no bit depends on the width of subgroups or on their presence. They find maxima
-//! and counts, and scans whose lane order is itself the result of a scan. Float sums keep their tree in shared memory.
+//! Subgroup operations only add integers and find maxima, so no bit depends on the width of subgroups or on their
+//! presence. A scan may number lanes in any order, so kernels take each lane's place from a scan as well. Sums of
+//! floats are added in shared memory, in the order of a tree.
 
 use std::collections::HashMap;
 
@@ -93,8 +94,8 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
-/// Compiles a source. wgpu clamps indices into bindings, which is its default. It omits its loop bounds, which cost a
-/// counter per iteration, and its checks of divisors.
+/// Compiles a source. wgpu clamps indices into bindings, as by default. Two of its checks are off: the bounds of loops,
+/// which cost a counter per iteration, and the checks of divisors.
 #[allow(unsafe_code)]
 pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
     let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
@@ -119,8 +120,8 @@ pub(crate) struct Kernels {
     changes: crate::tests::Changes,
 }
 
-/// Whether shaders use subgroups. Not on DirectX: naga numbers them in a way that HLSL does not guarantee
-/// (gpuweb#4368).
+/// Whether shaders use subgroups. They do not on DirectX, where naga numbers subgroups in a way that HLSL does not
+/// guarantee (gpuweb#4368).
 pub(crate) fn uses_subgroups(features: wgpu::Features, backend: wgpu::Backend) -> bool {
     features.contains(wgpu::Features::SUBGROUP) && backend != wgpu::Backend::Dx12
 }

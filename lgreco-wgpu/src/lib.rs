@@ -1,7 +1,7 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
 //! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also takes
-//! gradients in the embedder's [`wgpu::Buffer`]s. Only rows of the error table and payloads then come back to the host.
+//! gradients in the caller's [`wgpu::Buffer`]s. Only rows of the error table and payloads then come back to the host.
 //!
 //! # Exactness
 //! Payloads of QSGD, TopK and EDEN, and the values they decode to, have the core's bits. WGSL leaves rounding,
@@ -24,7 +24,7 @@
 //!
 //! # Waiting
 //! Calls wait for their results. [`WgpuBackend::enqueue_rows`] and [`WgpuBackend::enqueue_norms`] do not wait. They
-//! leave results in the embedder's buffer and read nothing back. Once they have their memory
+//! leave results in the caller's buffer and read nothing back. Once they have their memory
 //! ([`WgpuBackend::reserve_buffers`]), they allocate nothing.
 //!
 //! # Inside
@@ -45,7 +45,7 @@
 //! | `compiler` | the check that refuses FXC of DirectX 12 |
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
 //! | `qsgd`, `eden`, `topk`, `powersgd`, `orthonormal` | launches of the shaders of the same names, the last by `columns` |
-//! | `feedback`, `magnitude`, `sums` | the same |
+//! | `feedback`, `magnitude`, `sums` | launches of the shaders of the same names |
 //! | `cut`, `blocks`, `topk_encode` | TopK's k-th largest magnitude; the number of kept values in each 2048; writing of its payloads |
 //! | `positions`, `reconstruct` | decoding of TopK's and PowerSGD's payloads |
 //! | `few_bits`, `ranks`, `eden_rows` | rows of TopK in few bits; of PowerSGD; of EDEN |
@@ -55,7 +55,7 @@
 //! `double` positive f64, and `wide` sums with separate exponents. `record` has eight of them per workgroup. `values`
 //! has f32, f16 and bf16, `tile` a workgroup's values, and `tally` its histograms. `lanes` and `lanes_subgroups` have
 //! the same sums of whole numbers, without and with subgroups.
-// Modules that compile shaders allow it.
+// The function that compiles shaders allows it.
 #![deny(unsafe_code)]
 
 mod adapters;
@@ -104,7 +104,7 @@ mod topk_encode;
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
-/// That of the page on this crate.
+/// The examples of the page on this crate, as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/reference/wgpu.md")]
 pub struct Page;

@@ -44,7 +44,8 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Magnitude, entry }
 }
 
-/// Raises the word of `results` with a tensor's number to at least the bits of its largest magnitude.
+/// Each tensor comes with the index of a word of `results`. Records that this word is raised to at least the bits of
+/// the tensor's largest magnitude.
 pub(crate) fn largest(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) {
     let tasks = tensors.iter().flat_map(|&(tensor, result)| tasks(batch, tensor, 0, (results, result))).collect();
     batch.run(kernel("largest"), tasks);
@@ -69,7 +70,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value_in(word, found as usize))))
 }
 
-/// `Err` with the first such element if the largest magnitude is not finite.
+/// If the largest magnitude is not finite: `Err` with the first element that is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
     if largest < INFINITY {
         return Ok(());

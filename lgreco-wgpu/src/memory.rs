@@ -4,7 +4,7 @@ use crate::Error;
 use std::collections::HashMap;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// Buffers that live from batch to batch; their content does not.
+/// Names of buffers that are kept from batch to batch; their content is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Results,
@@ -81,7 +81,7 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// A buffer of at least `bytes`, with any content, until [`give_back`](Memory::give_back).
+    /// A buffer of at least `bytes`, for use until [`give_back`](Memory::give_back). Its content is arbitrary.
     pub(crate) fn take(
         &mut self,
         device: &wgpu::Device,

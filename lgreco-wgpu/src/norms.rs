@@ -22,7 +22,7 @@ use wgpu::Buffer;
 /// Result records of a gradient: one with its largest magnitude, one with sums of its squares.
 const RECORDS: usize = 2;
 
-/// Jobs without candidates, for gradients that fit their buffers.
+/// A job without candidates for each gradient. `Err` if a gradient does not fit its buffer.
 fn jobs<'a>(gradients: &[BufferGradient<'a>]) -> Result<Vec<Work<'a>>, BufferJobError> {
     let job = |(index, &gradient): (usize, &BufferGradient<'a>)| {
         let gradient = Input::Device(gradient);
@@ -61,10 +61,11 @@ impl WgpuBackend {
     }
 
     /// Submits the sums of squares of each gradient, and a copy of the results to `results`. Two dispatches serve up to
-    /// a few thousand gradients with 2^24 values together. A gradient of more than 2^23 values needs one more. Buffers,
-    /// waits, memory and errors are those of [`enqueue_rows`](WgpuBackend::enqueue_rows): the first call allocates
-    /// memory, and errors have a gradient's number in place of a job's. [`read_norms`](WgpuBackend::read_norms) makes
-    /// norms from the bytes; their number is [`norms_bytes`](WgpuBackend::norms_bytes).
+    /// a few thousand gradients with 2^24 values together. A gradient of more than 2^23 values needs one more dispatch.
+    /// Buffers, waits, memory and errors are as for [`enqueue_rows`](WgpuBackend::enqueue_rows): the first call
+    /// allocates memory, and errors have a gradient's number in place of a job's. The results have
+    /// [`norms_bytes`](WgpuBackend::norms_bytes) bytes, from which [`read_norms`](WgpuBackend::read_norms) makes the
+    /// norms.
     ///
     /// ```
     /// use lgreco::gradient::{Dtype, Shape};

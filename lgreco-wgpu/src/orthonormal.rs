@@ -1,20 +1,21 @@
 //! Orthonormal columns: the division of `orthonormal.wgsl` into chunks of rows, one per workgroup, and into dispatches.
 //!
 //! Gram–Schmidt is a list of steps. A workgroup runs many steps per dispatch, up to 40,000 iterations of its loops. A
-//! factor of many values has several chunks. One workgroup then makes their triangles orthonormal, and a product
-//! combines the chunks. This is TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou,
-//! "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1).
-//! It takes three dispatches, and more if a chunk has more steps than one dispatch may run.
+//! factor of many values has several chunks, and each chunk leaves a triangular matrix. One workgroup then makes the
+//! columns of the stacked triangles orthonormal, and a product combines the chunks. This is TSQR with a tree of two
+//! levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
+//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1). It takes three dispatches, and more if a chunk has more
+//! steps than one dispatch may run.
 
 use crate::batch::Batch;
 use std::ops::Range;
 
-/// Most loop iterations in a dispatch. Drivers may end loops after 65,535.
+/// Largest number of loop iterations in a dispatch. Drivers may end loops after 65,535.
 const MOST_ITERATIONS: usize = 40_000;
-/// Most values of a factor that one workgroup makes orthonormal quickly.
+/// Largest number of values of a factor that one workgroup makes orthonormal quickly.
 const LITTLE: usize = 1 << 17;
 
-/// A factor of `rank` columns to make orthonormal, or the stacked triangles of one.
+/// A factor of `rank` columns to make orthonormal, or the stacked triangles of a factor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tall {
     pub(crate) rank: usize,
@@ -24,8 +25,8 @@ pub(crate) struct Tall {
 }
 
 impl Tall {
-    /// A factor in bands of `height`. It has one chunk if it is small, or if triangles would not be much shorter.
-    /// Otherwise a chunk has about as many rows as all triangles together.
+    /// A factor in bands of `height`. It has one chunk if it is small, or if the stacked triangles would not have far
+    /// fewer rows. Otherwise a chunk has about as many rows as all triangles together.
     pub(crate) fn new(rows: usize, height: usize, rank: usize) -> Tall {
         let height = rows.min(height).max(1);
         let is_short = rows * rank <= LITTLE || rows <= 4 * rank;
@@ -35,7 +36,7 @@ impl Tall {
         Tall { rank, chunks, chunk_rows }
     }
 
-    /// The triangles, if there are several.
+    /// The stacked triangles, if there are several chunks.
     pub(crate) fn triangles(self) -> Option<Tall> {
         (self.chunks > 1).then_some(Tall { rank: self.rank, chunks: 1, chunk_rows: self.chunks * self.rank })
     }
@@ -86,7 +87,7 @@ pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     1 + kept + rows * of_row + eights * (1 + rows)
 }
 
-/// Submits the recorded work before steps that are not the first. If steps take several dispatches, each may keep a
+/// Submits the recorded work, except before the first steps. If steps take several dispatches, each may keep a
 /// workgroup busy for milliseconds. A separate submission for each keeps the watchdogs of desktops quiet.
 pub(crate) fn submit_long(batch: &mut Batch<'_>, steps: &Range<usize>) {
     if steps.start > 0 {

@@ -1,8 +1,9 @@
 //! Decoding of TopK's payloads: launches of `topk_decode.wgsl`.
 //!
-//! Payloads are read in stretches. They come from the host, which counts the ones of the position bitmap. So the host
-//! knows each stretch's part of every table, and bindings of any size can read any payload. Each value is uploaded
-//! once. Every piece of the result that a stretch reaches looks at its values.
+//! Payloads are read in stretches of values. They come from the host, which counts the ones of the position bitmap. So
+//! the host knows which part of every table a stretch needs, and payloads of any size can be read through small
+//! bindings. Each value is uploaded once. The values of a stretch are read again for every piece of the result that the
+//! stretch reaches.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -40,7 +41,7 @@ pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, 
     Ok(of_parts(top.into(), layout, [&[], values, positions]))
 }
 
-/// The same for a payload in few bits.
+/// Like [`of_payload`], for a payload in few bits.
 pub(crate) fn of_few_bits<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let quantised_topk::Body { top, layout, means, codes, positions } = quantised_topk::of_payload(payload)?;
     Ok(of_parts(top.into(), layout, [means.as_flattened(), codes, positions]))
@@ -147,7 +148,8 @@ pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, re
     Ok(())
 }
 
-/// Uploads a stretch and records the reading of its positions. The last position of the stretch before precedes them.
+/// Uploads a stretch and records the reading of its positions. In the buffer, the last position of the previous stretch
+/// precedes them.
 fn upload(
     batch: &mut Batch<'_>,
     body: &Body<'_>,

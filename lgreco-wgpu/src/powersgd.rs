@@ -1,4 +1,4 @@
-//! PowerSGD: launches of `powersgd.wgsl` for matrices whose factors lie together.
+//! PowerSGD: launches of `powersgd.wgsl`, for several matrices together.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -50,7 +50,7 @@ pub(crate) struct Compressed<'t> {
     pub(crate) rank: usize,
     pub(crate) iterations: u32,
     pub(crate) stream: Stream,
-    /// The word of results that becomes at least the largest magnitude.
+    /// Index of the result word that is raised to at least the largest magnitude.
     pub(crate) largest: usize,
 }
 
@@ -122,7 +122,7 @@ enum Direction {
 }
 
 impl Matrix<'_> {
-    /// How `P` is made orthonormal.
+    /// The division of `P` into chunks, for making it orthonormal.
     pub(crate) fn tall(&self) -> Tall {
         Tall::new(self.compressed.shape.rows(), self.p.height(), self.compressed.rank)
     }
@@ -165,7 +165,7 @@ impl Matrix<'_> {
     }
 }
 
-/// Matrices whose factors lie together.
+/// Matrices that are compressed together, with their factors in shared buffers.
 pub(crate) struct Run<'t> {
     pub(crate) matrices: Vec<Matrix<'t>>,
     pub(crate) results: Buffer,
@@ -174,7 +174,7 @@ pub(crate) struct Run<'t> {
 }
 
 impl<'t> Run<'t> {
-    /// All matrices with their factors. Only the factors of a single matrix may have several bands.
+    /// All matrices with their factors. Factors may have several bands only if there is a single matrix.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
         let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {
@@ -236,7 +236,7 @@ impl<'t> Run<'t> {
         batch.run(kernel("start"), tasks);
     }
 
-    /// Records `P = M' Q`, or `Q = M'ᵀ P`.
+    /// Records `P = M' Q`, or `Q = M'ᵀ P`, where `M'` is the matrix scaled by a power of two.
     fn multiply(&self, batch: &mut Batch<'_>, direction: Direction) -> Result<(), Error> {
         let transposed = direction == Direction::PToQ;
         match &self.matrices[..] {
@@ -316,7 +316,7 @@ impl<'t> Run<'t> {
     }
 }
 
-/// Records power iterations from the start matrices, with the same number for each.
+/// Records power iterations from the start matrices. All matrices have the same number of iterations.
 pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
     let tensors: Vec<(&Tensor, usize)> = all.iter().map(|one| (one.tensor, one.largest)).collect();
     magnitude::largest(batch, &tensors, results);
@@ -332,7 +332,8 @@ pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results
     Ok(run)
 }
 
-/// Records the making of both factors, and returns their places. Word 0 of `results` becomes the largest magnitude.
+/// Records the computation of both factors, and returns the parts of buffers that get them. Word 0 of `results` becomes
+/// the largest magnitude.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,

@@ -69,7 +69,7 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets whose grids are found together with those of other buckets.
+/// Buckets of a tensor. Their grids are found together with those of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
@@ -77,7 +77,7 @@ struct Grids<'t> {
     range: &'t BucketRange,
     /// Index of their first grid.
     first: usize,
-    /// The word of results that becomes at least the largest magnitude if that is not finite.
+    /// Index of the result word that is raised to at least the largest magnitude if that is not finite.
     status: usize,
 }
 
@@ -134,12 +134,12 @@ struct Kind<'a> {
     /// Bit `b - 1` says whether width `b` is among them.
     widths: u32,
     ranges: Vec<BucketRange>,
-    /// The record of results.
+    /// Number of the record in the results.
     record: usize,
 }
 
 impl Kind<'_> {
-    /// The grids of a range alone.
+    /// The grids of one range, numbered from 0.
     fn grids<'k>(&'k self, range: &'k BucketRange) -> Grids<'k> {
         Grids { tensor: self.row.tensor, qsgd: self.qsgd, range, first: 0, status: self.row.result }
     }
@@ -183,7 +183,8 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_kinds, results).map_err(of_job(first.row.job))
 }
 
-/// Records the measurement of buckets whose grids lie together. The remaining records go to `totals`, from `target` on.
+/// Records the measurement of buckets with their grids in one buffer. The remaining records go to `totals`, from
+/// `target` on.
 fn record(
     batch: &mut Batch<'_>,
     ranges: &[(&Kind<'_>, &BucketRange)],

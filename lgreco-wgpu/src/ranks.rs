@@ -94,7 +94,7 @@ impl Compared<'_, '_> {
     }
 }
 
-/// Records the measurement of the next eight ranks of each matrix, or of the remaining ones.
+/// Records the measurement of up to eight ranks of each matrix, from index `8 * round` on.
 fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], round: usize) -> Result<(), Error> {
     let ranks_of = |row: &Distinct<'_>| row.ranks.iter().copied().skip(RANKS * round).take(RANKS).collect();
     let ranks: Vec<Vec<u32>> = rows.iter().map(ranks_of).collect();

@@ -25,7 +25,7 @@ impl Cuts {
     }
 }
 
-/// A part of the matrix in one binding: whole rows, or a part of one row.
+/// A rectangular part of the matrix. All its values lie in one binding.
 #[derive(Clone, Debug)]
 pub(crate) struct Rectangle {
     pub(crate) part: Part,

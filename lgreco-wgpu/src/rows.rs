@@ -1,4 +1,5 @@
-//! Batches of rows: recorded together, and then read back at once or left to the embedder.
+//! Batches of rows of the error table, which are recorded together. They are then read back at once, or left on the
+//! device for the caller.
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
@@ -22,7 +23,7 @@ use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
 const UPLOADS: u64 = 256 << 20;
-/// Bytes of layers that are processed together; they exist twice on the device.
+/// Largest size of layers that are processed together, in bytes; they may exist twice on the device.
 const TOGETHER: u64 = 128 << 20;
 
 /// Result words of one row, a multiple of [`RECORD`].

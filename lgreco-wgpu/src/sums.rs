@@ -26,7 +26,7 @@ params! {
     first, count, target_record,
 }
 
-/// Consecutive records, and the first record of their sums.
+/// Consecutive records to add up, and the number of the first record for their sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) first: usize,
@@ -57,12 +57,12 @@ pub(crate) fn totals(batch: &mut Batch<'_>, segments: &[Segment]) -> Result<Buff
     batch.scratch(Scratch::Totals, bytes(segments.iter().map(|segment| segment.count).sum()))
 }
 
-/// Number of records that [`add`] leaves of `count`.
+/// Number of records to which [`add`] reduces `count` records.
 pub(crate) fn left_of(count: usize) -> usize {
     count.div_ceil(PER_WORKGROUP)
 }
 
-/// Adds the records of each of `segments`; a few remain and go to `totals`.
+/// Records the addition of each segment's records. Every 4096 records become one record of `totals`.
 pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment], totals: &Buffer) {
     let bindings = [(1, Part::from(records)), (2, totals.into())];
     let task = |segment: &Segment| {
@@ -107,7 +107,7 @@ pub(crate) fn run<P: Pod>(
     Ok(())
 }
 
-/// Adds the records of each of `segments` of `totals` to a single record in `results`.
+/// Records the addition of each segment of `totals` to a single record in `results`.
 pub(crate) fn finish(
     batch: &mut Batch<'_>,
     mut totals: Buffer,

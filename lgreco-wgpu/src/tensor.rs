@@ -142,7 +142,8 @@ impl Input<'_> {
         }
     }
 
-    /// The values as a tensor. They begin at byte `offset` of the buffer of which `part` is bound.
+    /// The values as a tensor. `part` is the part of a buffer that is bound, and the values begin at byte `offset` of
+    /// that buffer.
     fn within(&self, part: &Part, offset: u64) -> Tensor {
         let (elements, dtype) = (self.shape().elements(), self.dtype());
         let (buffer, shared) = (part.buffer.clone(), Some(part.clone()));
@@ -193,9 +194,9 @@ pub(crate) struct Row<'a, C> {
     pub(crate) result: usize,
 }
 
-/// The values of `inputs` in one binding, which they must fit. They stay in place if one binding reaches over all of
-/// them; otherwise they are gathered. All gathers use the same buffer. So earlier work that reads it must be submitted
-/// before host values are written there.
+/// The values of `inputs` in one binding, which must have room for them. They stay in place if one binding can contain
+/// all of them; otherwise they are copied to a scratch buffer. All calls use the same scratch buffer. So earlier work
+/// that reads it must be submitted before host values are written there.
 ///
 /// # Errors
 /// The index of an input whose buffer does not fit the gradient, with the reason; index 0 with other errors.
@@ -235,7 +236,7 @@ struct Chunk {
     offset: u64,
     first: usize,
     count: usize,
-    /// The binding that it shares with others, if any.
+    /// The binding that all its pieces share, if any.
     shared: Option<Part>,
 }
 
@@ -273,7 +274,8 @@ impl Tensor {
         Tensor::of_chunks(batch, elements, |batch, _, bytes| batch.buffer(bytes, usage))
     }
 
-    /// The same in scratch buffers, named by chunk. All values in one buffer have the same binding.
+    /// Like [`room`](Tensor::room), but in scratch buffers that are named by chunk. All values in one buffer have the
+    /// same binding.
     pub(crate) fn scratch(
         batch: &mut Batch<'_>,
         name: impl Fn(usize) -> Scratch,

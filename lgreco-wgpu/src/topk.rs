@@ -1,7 +1,7 @@
 //! TopK: launches of `topk.wgsl`.
 //!
-//! The energies of TopK's rows are exact integer sums of magnitudes per bin. The spread of magnitudes inside a bin
-//! loses at most 2^-15 of the energy.
+//! The energies (sums of squares) of TopK's rows come from exact integer sums of magnitudes per bin. The spread of
+//! magnitudes inside a bin loses at most 2^-15 of the energy.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -24,13 +24,13 @@ params! {
 /// Words of a bin of level 1, and of the sums of the bins above and below it.
 const WORDS: u64 = 6;
 const PREFIX: u64 = 5;
-/// Bins of level 1, most slots, and bins per slot of levels 2 and 3.
+/// Number of bins of level 1, largest number of slots, and number of bins per slot of levels 2 and 3.
 pub(crate) const BINS: u64 = 17792;
 pub(crate) const SLOTS: u64 = 224;
 pub(crate) const MIDDLES: u64 = 512;
 pub(crate) const LASTS: u64 = 256;
 
-/// Bytes of the tables of layers that are processed together.
+/// Largest size of the tables of layers that are processed together, in bytes.
 const TABLES: u64 = 256 << 20;
 
 /// Words of a `Keep`, and its bytes.
@@ -41,7 +41,7 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::TopK, entry }
 }
 
-/// Most values that a workgroup counts in its own memory: see `tally.wgsl`.
+/// Largest number of values that a workgroup counts in its own memory: see `tally.wgsl`.
 const MOST_TALLIED: usize = 1 << 14;
 /// Number of values that suffice for a workgroup, and number of workgroups that suffice for a device.
 const ENOUGH: usize = 1 << 12;
@@ -114,19 +114,19 @@ impl Sizes {
     }
 }
 
-/// Slots of each layer.
+/// Number of slots of each layer. A slot has the finer counts of a bin that contains a k-th largest value.
 fn slots_of(sought: &[Sought<'_>]) -> u64 {
     sought.iter().map(Sought::slots).max().unwrap_or(0)
 }
 
-/// Whether the tables of some layers may lie together.
+/// Whether these layers may be processed together: whether their tables fit.
 pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
     let sizes = Sizes::of(sought).all();
     sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
 }
 
-/// Finds the cut of each k, and the squared errors, for all tensors; their tables lie together. Returns the buffer
-/// `state` of `topk.wgsl`, with the keeps of one tensor after those of another.
+/// Records the search for the cut of each k, and the measurement of the squared errors, for all tensors together.
+/// Returns the buffer `state` of `topk.wgsl`. It has one `Keep` per k, tensor after tensor.
 pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let sizes = Sizes::of(sought);
     let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
@@ -219,12 +219,12 @@ pub(crate) fn order(keeps: &[u32]) -> Vec<usize> {
     order
 }
 
-/// `keeps` in this order.
+/// `keeps` in ascending order.
 pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
     order(keeps).into_iter().map(|i| keeps[i]).collect()
 }
 
-/// Records the measurement of the values of k of each row. Each k is from 1 to the number of elements.
+/// Records the measurement of the errors for each k of each row. Each k is from 1 to the number of elements.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, (Dtype, &[u32])>],

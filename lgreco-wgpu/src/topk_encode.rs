@@ -52,8 +52,8 @@ pub(crate) struct Written {
 /// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
 /// largest, and nothing is written; [`encode_lost`] must then encode.
 ///
-/// Values are read twice, and those of the [sample](Sample) once more. Values that find no room when they are gathered
-/// are read twice more.
+/// Values are read twice, and those of the [sample](Sample) once more. Values for which there is no room when they are
+/// gathered are read twice more.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -142,7 +142,7 @@ impl Search {
         (20, (&self.entries).into())
     }
 
-    /// Records the work after the cut is known, or counted.
+    /// Records the counting and writing of kept values. The search for the cut must have been recorded.
     fn write(&self, batch: &mut Batch<'_>, payload_len: usize, results: &Buffer) -> Result<Written, Error> {
         let Blocks { counts, bins, .. } = &self.blocks;
         let of_bins = (18, Part::from(bins));

@@ -35,8 +35,8 @@ pub struct DeviceMemory {
 
 /// A collective on device memory. The caller enqueues it on the backend's stream, or after the work in that stream. It
 /// is an all-gather or a sum over all ranks. For a bucket with [shards](DeviceLayer::shards) it is an all-to-all or a
-/// reduce-scatter. The receive buffer of an all-to-all lies before this rank's message to itself, which is as long as
-/// each received message.
+/// reduce-scatter. The receive buffer of an all-to-all lies directly before this rank's message to itself, which has
+/// the length of each received message.
 pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
@@ -71,14 +71,14 @@ pub struct DeviceLayer<'a> {
 /// its collectives, and replayed. The device counts the steps, which select the random words. Different buckets may be
 /// in flight at the same time, on one backend or on streams of their own.
 ///
-/// The device finds bad values, and tells all ranks in their messages. On every rank, the means then become what
-/// [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves the range
-/// of its type. Then residuals stay and the step counts as failed, but only that mean is infinite or NaN; the others
-/// are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
+/// Each rank's device finds bad values and reports them in the rank's message. On every rank, the means then get the
+/// value that [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves
+/// the range of its type. Then residuals stay and the step counts as failed, but only that mean is infinite or NaN; the
+/// others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
 /// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
-/// of its shards may leave the range of its type. Only this rank [knows](ExchangeOutcome::alone), and only its
+/// of its shards may leave the range of its type. Then only this rank [knows](ExchangeOutcome::alone), and only its
 /// residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
@@ -167,7 +167,7 @@ impl DeviceBucket {
     }
 
     /// Enqueued: makes a bucket of these layers, with zero residuals. Its gradients follow one another without gaps, in
-    /// this order, as in a DDP bucket. The call first loads the kernels, which waits. The layer number in
+    /// this order, as in a DDP bucket. The call first waits until the kernels are loaded. The layer number in
     /// `config.stream` is ignored.
     ///
     /// # Errors
@@ -202,7 +202,8 @@ impl DeviceBucket {
     /// # Safety
     /// `gradients` is valid memory of all layers' values in the backend's context. Nothing else uses it, except work
     /// that is ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or
-    /// one on another stream of the same context; then all earlier work on this bucket is ordered before.
+    /// one on another stream of the same context. In the latter case, all earlier work on this bucket is ordered before
+    /// this call's work.
     pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<()> {
         if self.flight.is_some() {
             return Err(order("a step of the bucket is under way", "one that has ended"));
@@ -237,15 +238,15 @@ impl DeviceBucket {
     }
 
     /// Enqueued: continues up to the next collective; the one requested before must be enqueued. Returns `None` when
-    /// the means are enqueued. All ranks get requests for the same collectives. They must start those of different
-    /// buckets in the same order.
+    /// the means are enqueued. All ranks get requests for the same collectives. All ranks must start the collectives of
+    /// different buckets in the same order.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.
     ///
-    /// Errors of the device come in place of `None`: by then all ranks have made the same collectives. The step has
-    /// failed on all ranks. The exception is an error after the last collective, which only this rank knows. An error
-    /// comes earlier only if the device cannot even tell the other ranks, which then wait.
+    /// An error of the device is returned in place of `None`, when all ranks have made the same collectives. The step
+    /// has then failed on all ranks, unless the error came after the last collective; then only this rank knows of it.
+    /// An error is returned earlier only if the device cannot even tell the other ranks, which then wait.
     /// # Safety
     /// That of [`submit`](DeviceBucket::submit). The collective requested before is enqueued before the work of this
     /// call.
@@ -290,15 +291,15 @@ impl DeviceBucket {
 
     /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. They
     /// exist twice, the second half directly behind the first. The u32 says which half is valid after the enqueued
-    /// work: 0 or 1. For work that is enqueued between two steps.
+    /// work: 0 or 1. Use them only in work that is enqueued between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
     }
 
-    /// Device address and length in bytes of the bucket's outcome. Copy it to page-locked memory, enqueued when
-    /// [`next`](DeviceBucket::next) has returned `None`. [`outcome_of`](DeviceBucket::outcome_of) reads the outcome of
-    /// that step from the copy, whatever has been enqueued since.
+    /// Device address and length in bytes of the bucket's outcome. When [`next`](DeviceBucket::next) has returned
+    /// `None`, enqueue a copy to page-locked memory. [`outcome_of`](DeviceBucket::outcome_of) reads the outcome of that
+    /// step from the copy, whatever has been enqueued since.
     pub fn outcome_address(&self) -> (u64, usize) {
         self.exchange.outcome_address()
     }
@@ -329,9 +330,9 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
-    /// Done: the residuals of all layers before step `step`, which is the last one submitted, however far it has come.
-    /// For a caller that gives the step up because a collective has failed. If `step` has not been submitted, the
-    /// result is that of [`residuals`](DeviceBucket::residuals).
+    /// Done: the residuals of all layers as they were before step `step`, the last one submitted, whether or not it has
+    /// ended. A caller that gives up the step because a collective has failed needs them. If `step` has not been
+    /// submitted, the result is that of [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors
     /// Those of [`residuals`](DeviceBucket::residuals).

@@ -127,7 +127,8 @@ const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
-    /// A layer at this place, with the fields of its setting. A layer that travels as a sum has no further fields here.
+    /// Completes `place` with the fields that depend on the setting. Uncompressed layers and layers under PowerSGD have
+    /// no such fields.
     pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {

@@ -1,8 +1,8 @@
-//! The outcome of an exchange's steps: the device's status in the host's terms.
+//! The outcome of an exchange's steps, decoded from the status on the device.
 //!
-//! The status is a struct in device memory, which every step starts anew. Enqueue a copy of it behind a step, and the
-//! copy has that step's outcome, whatever is enqueued later. So the host learns of faults one step later, and waits
-//! only for the copy.
+//! The status is a struct in device memory, which every step updates. A copy that is enqueued behind a step has that
+//! step's outcome, whatever is enqueued later. So the host learns of faults one step later, and waits only for the
+//! copy.
 
 use super::{DeviceExchange, Program};
 use crate::Result;
@@ -54,8 +54,8 @@ pub struct ExchangeOutcome {
     /// The first rank at fault in the last step, if any. Its values were not finite, it was at another step, it had
     /// another program, or it sent a payload that no encoder wrote.
     pub rank: Option<u32>,
-    /// The fault on this rank in the last step, if any: its first layer and element. If no encoder wrote a payload, all
-    /// ranks report the same fault; with shards only the rank that received it does.
+    /// The fault on this rank in the last step, if any: the first layer and element at fault. If no encoder wrote a
+    /// payload, all ranks report the same fault; with shards only the rank that received it does.
     pub fault: Option<ExchangeFault>,
     /// With shards: whether only this rank knows of the fault, because it found it in the messages for its own shards.
     pub alone: bool,
@@ -101,7 +101,8 @@ impl DeviceExchange {
                 _ => ExchangeFault::Overflow { layer, index },
             }
         });
-        // This is the sender of the first faulty layer, as on the host; the device's status has the first faulty rank.
+        // The reported rank is the sender of the first faulty layer, as on the host. `faulty_rank` is the first faulty
+        // rank.
         let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
         let is_told = faulty_rank < self.program.head.world;
         let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);

@@ -14,7 +14,7 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
-/// Values that a block works on; `SPAN` in `buckets.cu`.
+/// Values of a span, the unit of work of a block; `SPAN` in `buckets.cu`.
 const SPAN: usize = 4096;
 /// Bytes of a message before its payloads. Payloads begin at multiples of it.
 const MESSAGE_HEADER: u64 = 16;
@@ -40,13 +40,13 @@ pub enum OnFault {
 pub struct ExchangeConfig {
     /// The type of gradients and means.
     pub dtype: Dtype,
-    /// The type in which summed values travel: f32 or bf16. Uncompressed layers and PowerSGD's factors are summed. The
-    /// residual keeps what rounding to this type loses of a rank's own values and of its own `Q`.
+    /// The type of summed values, f32 or bf16. Uncompressed layers and PowerSGD's factors are summed. The residual
+    /// keeps the rounding errors of this rank's values and of its `Q`.
     pub reduce_dtype: Dtype,
     /// Number of ranks, at least 1.
     pub world: u32,
-    /// Random words for the first layer and the first step. The layer number counts up with the layers, and the step
-    /// number with the steps. All ranks have the same seed and step.
+    /// Selects the random words of the first layer in the first step. The layer number counts up with the layers, and
+    /// the step number with the steps. All ranks have the same seed and step.
     pub stream: Stream,
     /// Share of the error that becomes the residual, in (0, 1].
     pub gain: f32,
@@ -122,8 +122,8 @@ impl ExchangeProgram {
     ///
     /// # Errors
     /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK in full or in few bits, PowerSGD and
-    ///   [`Setting::Dense`]. The same for QSGD unless its buckets are a power of two from 64 to 4096, and for ranks and
-    ///   sides of PowerSGD beyond [`takes`](crate::CudaBackend::takes).
+    ///   [`Setting::Dense`]. Also for QSGD whose buckets are not powers of two from 64 to 4096, and for ranks and sides
+    ///   of PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes).
     /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
     ///   and `reduce_dtype` is f32 or bf16.
     /// * [`TooManyElements`](lgreco::Error::TooManyElements) if a layer has 2^32 elements or more, or all layers
@@ -134,7 +134,7 @@ impl ExchangeProgram {
         Self::of_layers(ids.zip(layers).map(|(id, &(shape, setting))| (id, shape, setting)), config)
     }
 
-    /// The same for layers with any numbers; the numbers select their random words.
+    /// Like [`new`](Self::new), but each layer comes with the number that selects its random words.
     pub(super) fn of_layers(
         layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
@@ -149,8 +149,8 @@ impl ExchangeProgram {
         Self::of_pieces(&[pieces], elements, config)
     }
 
-    /// The same for the pieces of each owner. With one owner, all ranks get all pieces; else each rank gets those of
-    /// its shards. `elements` is the number of elements of all layers.
+    /// Like [`new`](Self::new), but for the pieces of each owner. With one owner, all ranks get all pieces. With
+    /// several owners, each rank gets the pieces of its shards. `elements` is the number of elements of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
@@ -305,7 +305,7 @@ impl ExchangeProgram {
         2 * 4 * self.head.elements
     }
 
-    /// Bytes of a rank's message, a multiple of 16; 0 if all layers travel as sums.
+    /// Bytes of a rank's message, a multiple of 16; 0 if all layers are uncompressed or under PowerSGD.
     pub fn message_bytes(&self) -> usize {
         if self.is_gathered() { self.head.apart as usize } else { 0 }
     }
@@ -333,7 +333,7 @@ impl ExchangeProgram {
         self.head.rank
     }
 
-    /// Whether messages are exchanged; they end the step.
+    /// Whether ranks exchange messages. Then the messages end the step; otherwise the sums do.
     pub(super) fn is_gathered(&self) -> bool {
         self.sums_params.ends == 0
     }
@@ -366,7 +366,7 @@ fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     owners.iter().map(start).collect()
 }
 
-/// FNV-1a hash of all that ranks have to agree on.
+/// FNV-1a hash of everything on which ranks have to agree.
 fn fingerprint(owners: &[Vec<Piece>], config: ExchangeConfig) -> u32 {
     let common = [config.dtype as u8, config.reduce_dtype as u8, (config.on_fault == OnFault::Nan) as u8];
     let mut bytes = [&common[..], &config.stream.seed.to_le_bytes()].concat();

@@ -1,5 +1,5 @@
-//! The layers of a bucket that travel as sums: their tables, the parameters of `exchange_sums.cu`, and the memory that
-//! this takes.
+//! The layers of a bucket that are summed by collectives: their tables, the parameters of `exchange_sums.cu`, and the
+//! layout of their memory.
 
 use crate::Result;
 use crate::device::Part;
@@ -85,10 +85,10 @@ pub(crate) const PEER: u32 = 81;
 /// The code of `lgreco_train::Error::NonFiniteGradient`. A rank reports it when its own gradient is not finite.
 pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
-/// Values of an uncompressed layer that a block works on.
+/// Values of a span of an uncompressed layer, the unit of work of a block.
 const SPAN: u64 = 4096;
 
-/// Values of a sum that a rank's status takes.
+/// Length of a rank's status record in a summed buffer of this type, in values.
 pub(super) fn slip_values(dtype: Dtype) -> u64 {
     if dtype == Dtype::F32 { 1 } else { 3 }
 }
@@ -99,9 +99,9 @@ pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
     pub(super) matrices: Table,
     dense_spans: u64,
-    /// Number of uncompressed pieces, and of their spans, of the first owner, which is this rank.
+    /// Numbers of uncompressed pieces, and of their spans, that this rank averages. They come first.
     own: Option<[u64; 2]>,
-    /// Where the next values of the first sum go, and the number of values so far.
+    /// Where the next values go in the buffer of the first sum, and the number of values so far.
     sum: u64,
     values: u64,
 }
@@ -114,7 +114,7 @@ pub(super) struct Places {
     pub(super) counters: Part,
     /// The orthonormal factors `P`.
     pub(super) of_rows: Part,
-    /// The `Q` that `P` is made with, and both halves of the remembered `Q`.
+    /// The `Q` from which `P` is made, and both halves of the remembered `Q`.
     pub(super) q: Part,
     pub(super) remembered: Part,
     pub(super) partial: Part,
@@ -123,12 +123,12 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// Starts an owner. Its values begin at `start` of the first sum.
+    /// Starts the pieces of an owner, the rank that averages them. Their values begin at `start` in the first sum.
     pub(super) fn begin(&mut self, start: u64) {
         self.sum = start;
     }
 
-    /// Ends an owner and returns where its values end. This rank makes the means of the first owner's values.
+    /// Ends the pieces of an owner and returns where their values end. The first owner is this rank.
     pub(super) fn end(&mut self) -> u64 {
         self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
         self.sum
@@ -164,15 +164,14 @@ impl Summed {
         [self.values, self.matrices.totals.q]
     }
 
-    /// Restricts the parameters of launches to the values that this rank averages; before, they cover all values that
-    /// it sends.
+    /// Restricts the parameters of launches, which cover all values that this rank sends, to those that it averages.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =
             self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));
         Params { dense, dense_spans, ..params }
     }
 
-    /// The common parameters of all launches. `ends` says whether the sums end the step.
+    /// The common parameters of all launches. `ends` says whether the step ends with the sums.
     pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);

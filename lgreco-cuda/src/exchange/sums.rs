@@ -1,8 +1,9 @@
-//! Layers of a bucket that travel as sums: uncompressed layers, and PowerSGD's factors. Launches of `exchange_sums.cu`.
+//! Layers of a bucket that are summed by collectives: uncompressed layers, and PowerSGD's factors. Launches of
+//! `exchange_sums.cu`.
 //!
-//! Both buffers have the layout of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers. The first has
-//! uncompressed values and `P`, the second has `Q`. Behind the values each rank has one f32, or three bf16, for its
-//! status, which all ranks read.
+//! The buffers of both sums have the layout of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers. The
+//! first has uncompressed values and `P`, the second has `Q`. Behind the values comes a status record for each rank, of
+//! one f32 or three bf16. All ranks read these records.
 
 use super::DeviceExchange;
 use super::layer::PROGRAM;
@@ -35,7 +36,7 @@ pub(super) const KERNELS: [Kernel; 10] = [
 
 impl ExchangeProgram {
     /// Number of values of the first buffer that all ranks sum, including status records: uncompressed values and
-    /// PowerSGD's `P`, in the order of the layers. They travel in the [reduce
+    /// PowerSGD's `P`, in the order of the layers. They are summed in the [reduce
     /// type](crate::ExchangeConfig::reduce_dtype). 0 if there is no such layer.
     ///
     /// ```
@@ -62,7 +63,7 @@ impl ExchangeProgram {
         values as usize + self.slip_values() * self.head.world as usize
     }
 
-    /// Values of a buffer that a rank's status takes.
+    /// Length of a rank's status record in a buffer, in values.
     pub(super) fn slip_values(&self) -> usize {
         slip_values(self.reduce_dtype) as usize
     }
@@ -88,10 +89,10 @@ impl DeviceExchange {
 impl CudaBackend {
     /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
     /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is that sum and `Q` is the last
-    /// step's mean `Q`. Where that is zero, the start matrix is used. The columns of `Q` are scaled to magnitudes around
-    /// one. The part also has this rank's status. If the program has layers under QSGD, call
-    /// [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if nothing is summed. It may be
-    /// captured into a graph.
+    /// step's mean `Q`. If a column of that mean is zero, the column of the random start matrix replaces it. The
+    /// columns of `Q` are scaled to magnitudes around one. The part also has this rank's status. If the program has
+    /// layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if no layer is
+    /// summed. It may be captured into a graph.
     ///
     /// Then all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) values of
     /// the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
@@ -117,8 +118,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Memory`] if an address is 0 or not a multiple of its type's size; errors of the device. The device
-    /// finds bad values: see [`average_exchange`](CudaBackend::average_exchange).
+    /// [`Error::Memory`] if an address is 0 or not a multiple of its type's size; errors of the device. Bad values are
+    /// found on the device: see [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
     /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank), four columns at a time;
@@ -209,10 +210,11 @@ impl CudaBackend {
     /// `P Qᵀ` with the mean `Q`, which is remembered. It also ends the step, unless the program has layers under QSGD:
     /// then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
     ///
-    /// A step fails if a rank has failed, is at another step, or has another program. Then the means become what
-    /// [`OnFault`](crate::OnFault) says; residuals and remembered factors stay as they were, on all ranks. They also
-    /// stay if a sum over the ranks, or a mean, leaves the range of its type. All ranks get the same bits. The means
-    /// may replace the gradients in place. It does nothing if nothing is summed. It may be captured into a graph.
+    /// A step fails if a rank has failed, is at another step, or has another program. Then, on all ranks, the means get
+    /// the value that [`OnFault`](crate::OnFault) says, and residuals and remembered factors stay as they were.
+    /// Residuals and factors also stay if a sum over the ranks, or a mean, leaves the range of its type. All ranks get
+    /// the same bits. The means may replace the gradients in place. It does nothing if no layer is summed. It may be
+    /// captured into a graph.
     ///
     /// # Errors
     /// Those of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under
@@ -222,9 +224,9 @@ impl CudaBackend {
     /// It writes the means once. O(rows · cols · rank).
     ///
     /// # Safety
-    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers, as
-    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left them. The means are
-    /// valid memory of all layers' values.
+    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers. They hold what
+    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left in them. The means
+    /// are valid memory of all layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,

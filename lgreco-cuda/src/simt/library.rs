@@ -50,7 +50,8 @@ struct Shim {
     check: Option<(&'static str, Vec<u8>)>,
 }
 
-/// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled faster.
+/// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled with fewer
+/// optimisations, which is faster.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
     let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");

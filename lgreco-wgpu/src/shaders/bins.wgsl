@@ -1,7 +1,6 @@
-// TopK in few bits: the bins of kept values and their means, in integers only, as in
-// lgreco_core::compress::quantised_topk.
+// TopK in few bits: the bins of kept values and their means, in integers only, as in lgreco_compress::quantised_topk.
 
-// Most bins of a layer: those of 8 bits.
+// Largest number of bins of a layer: with 8 bits.
 const MOST_BINS = 128u;
 
 // A range of magnitudes, divided evenly into 2^log_count bins; `span` is at most 2^31.
@@ -26,7 +25,7 @@ fn bin_of(range: Range, magnitude: u32) -> u32 {
     return bin;
 }
 
-// The first magnitude of a bin. For the bin count, the first magnitude after the last bin.
+// The first magnitude of a bin. If `bin` is the number of bins, the first magnitude after the last bin.
 fn start_of_bin(range: Range, bin: u32) -> u32 {
     let product = mul_wide(bin, range.span);
     if (range.log_count == 0u) {
@@ -36,13 +35,13 @@ fn start_of_bin(range: Range, bin: u32) -> u32 {
     return range.low + (product.y << (32u - range.log_count)) + (product.x >> range.log_count) + u32(part != 0u);
 }
 
-// The exponent field of a magnitude. Subnormal numbers have that of the smallest normal ones.
+// The exponent field of a magnitude. Subnormal numbers get that of the smallest normal numbers.
 fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);
 }
 
-// A magnitude in units of 2^-31 of the power of two with this exponent, rounded down. The magnitude's exponent must not
-// be larger.
+// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32, at least that of
+// the magnitude.
 fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     let shift = exponent - exponent_of(magnitude);
     if (shift > 31u) {
@@ -52,7 +51,7 @@ fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     return (((magnitude & 0x007fffffu) | implied) << 8u) >> shift;
 }
 
-// sum / count, rounded down; the result has 32 bits.
+// sum / count, rounded down. The result must fit 32 bits.
 fn quotient(sum: vec2<u32>, count: u32) -> u32 {
     var rest = sum.y;
     var bits = 0u;

@@ -96,7 +96,7 @@ fn double_sum(a: Double, b: Double) -> Double {
     if (apart > 54u) {
         return large;
     }
-    // The addition has three more bits.
+    // The addition keeps three more bits, for rounding.
     var addend = shift_left(small.m, 3u);
     if (apart > 0u) {
         addend = shift_sticky(addend, apart);
@@ -147,7 +147,7 @@ fn double_quotient(a: Double, b: Double) -> Double {
 }
 
 fn double_root(a: Double) -> Double {
-    // Each digit of the root consumes two digits.
+    // Each binary digit of the root consumes two digits of the number.
     var digits = shift_left(a.m, 10u + u32(a.e & 1));
     var rest = vec2<u32>(0u, 0u);
     var root = vec2<u32>(0u, 0u);

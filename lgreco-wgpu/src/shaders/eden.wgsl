@@ -10,7 +10,7 @@ struct Params {
     least_squares: u32,
     widths: u32, // for rows, bit b - 1: whether width b is measured
     bits: u32, // for payloads: bits of a code
-    step: u32, // 0 in the signs' stream, as are the next two
+    step: u32, // 0 in the stream of the signs, as are `layer` and `rank`
     layer: u32,
     rank: u32,
     seed_low: u32,
@@ -28,7 +28,7 @@ struct Params {
 // The scale with which a block is decoded, as bits of f32.
 var<workgroup> scales: array<u32, 1>;
 
-// The block of a workgroup: its first value in the piece, that value's place among its 4096 values, and the length.
+// The block of a workgroup: its first value in the piece, that value's place in its chunk of 4096, and the length.
 struct Block {
     first: u32,
     at: u32,
@@ -58,8 +58,8 @@ fn rotate(block: Block, lane: u32) {
     transform(block.len, lane);
 }
 
-// The sum, over the coordinates in `own`, of their magnitudes times their levels. With `squared` the sum of the squared
-// levels. The result is in the first four of `part`.
+// The sum, over the coordinates in `own`, of their magnitudes times their levels. With `squared` it is the sum of the
+// squared levels. `total` returns the result.
 fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     var sum = 0u;
     for (var start = 0u; start < len; start += HALF) {

@@ -28,8 +28,8 @@ fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
 }
 
 // The squared error of width w + 1, for invocation w, from sums over the coordinates in `own`. It is 0 for other
-// invocations, and if the block must be decoded; `undecided` then names the width. With t = z - q it is the sum of (t +
-// (1 - s) q)^2, so that nearly equal sums are not subtracted.
+// invocations, and if the block must be decoded; `undecided` then names the width. With coordinates z, levels q, scale
+// s and t = z - q, it is the sum of (t + (1 - s) q)^2. In this form, nearly equal sums are not subtracted.
 fn rounding_error(len: u32, lane: u32) -> Wide {
     var squares: array<f32, 8>;
     var products: array<f32, 8>;

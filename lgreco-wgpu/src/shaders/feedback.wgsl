@@ -52,7 +52,7 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     }
 }
 
-// offered = keep * memory + gain * (offered - decoded), the decoded values being `values`.
+// offered = keep * memory + gain * (offered - decoded), where `values` has the decoded values.
 @compute @workgroup_size(64)
 fn remember(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     for (var j = 0u; j < 32u; j++) {
@@ -108,7 +108,7 @@ fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             largest = max(largest, next(start + j * 64u + lane.index) & MAGNITUDE);
         }
         largest = largest_of(lane, 64u, largest);
-        // The smallest power of two, at least 2^-126, of which 127 reach the largest magnitude.
+        // The smallest power of two, at least 2^-126, that is at least a 127th of the largest magnitude.
         let exponent = max((largest + 0x1ffffu) >> 23u, 7u) - 6u;
         if (start < params.count) {
             exponents |= exponent << (8u * part);

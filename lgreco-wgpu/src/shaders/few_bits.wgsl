@@ -1,17 +1,18 @@
 // TopK in few bits: statistics of each layer's bins, and the codes of kept values.
 //
-// Digits of a bin's magnitudes are in units of the exponent of its largest magnitude. The first read records which
-// exponents occur. This leaves two candidates for a bin: the exponent where the bin ends, and the next smaller one that
-// occurs. Sums are kept for both.
+// The magnitudes of a bin are added up as integers, called digits. Their unit depends on the exponent of the bin's
+// largest magnitude. The first read of the values records which exponents occur. This leaves two candidates for a bin:
+// the exponent where the bin ends, and the next smaller one that occurs. Sums are kept for both.
 
 // Statistics of a layer's bins, filled step by step. All of it begins as zeros.
 struct Bins {
-    lowest: atomic<u32>, // for rows: complement of the smallest nonzero kept magnitude
+    lowest: atomic<u32>, // complement of the smallest nonzero kept magnitude
     highest: atomic<u32>,
     exponents: array<vec2<u32>, 128>, // both exponents per bin, the larger first
     counts: array<atomic<u32>, 128>,
     with_larger: array<atomic<u32>, 128>, // number of magnitudes with the larger exponent
-    // Sums of digits for the larger exponent, and for the other one, over magnitudes without the larger exponent.
+    // Sums of digits in the unit of the larger exponent. Then sums in the unit of the other exponent, without the
+    // magnitudes that have the larger one.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,
     other_lower: array<atomic<u32>, 128>,
@@ -20,7 +21,8 @@ struct Bins {
 
 @group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
 
-// The same per bin for a workgroup's values, except that sums have the digits' lower and upper 16 bits separately.
+// The statistics in `Bins`, for a workgroup's values, except that the digits' lower and upper 16 bits have separate
+// sums.
 const OWN = 6u;
 const WITH_LARGER = 1u;
 const LOWER = 2u;
@@ -41,7 +43,7 @@ fn range() -> Range {
     return Range(low, high - low + 1u, params.bits - 1u);
 }
 
-// The range of a cut.
+// The range of the magnitudes that are kept with a cut.
 fn range_from(cut: Cut) -> Range {
     let kept = kept_range(cut);
     return Range(kept.x, kept.y - kept.x + 1u, params.bits - 1u);
@@ -139,7 +141,7 @@ fn put_kept(index: u32, bits: u32) {
     let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
-    // The value is added once, however many windows there are.
+    // The value is added only in the window that gets it, so only once.
     if (is_in_window(at.x)) {
         add_to_own_bin(bin, magnitude);
     }

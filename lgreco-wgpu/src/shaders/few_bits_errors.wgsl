@@ -20,8 +20,8 @@ fn range_of(cut: u32) -> Range {
     return Range(low, all.low + all.span - low, 7u);
 }
 
-// The exponent of the units of a bin's magnitudes: that of the largest possible magnitude in the bin. The magnitudes
-// lie within two binades, so no digit is lost.
+// The exponent that gives the unit of a bin's magnitudes: that of the largest possible magnitude in the bin. The
+// magnitudes lie within two binades, so no digit is lost.
 fn exponent_in(range: Range, bin: u32) -> u32 {
     let before = mul_wide(bin + 1u, range.span);
     let end = (before.y << 25u) + (before.x >> 7u) + u32((before.x & 127u) != 0u);

@@ -47,8 +47,8 @@ fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Writes the sums of 2048 squares to a record, 256 each. Raises results[result] to at least the bits of the largest
-// magnitude.
+// Writes eight sums of squares to a record, each over 256 of a workgroup's 2048 values. Raises results[result] to at
+// least the bits of the largest magnitude.
 @compute @workgroup_size(64)
 fn squares(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

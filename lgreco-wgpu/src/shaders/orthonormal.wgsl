@@ -46,10 +46,10 @@ fn keep_state(chunk: u32, lane: u32) {
     }
 }
 
-// Brings a column to norm 1. It becomes 0 if a projection took too much of it, because the rest is then rounding. A
-// chunk among others differs: its rest may be small beside the column, and large beside the rests of other chunks. So
-// it keeps everything that f32 can bring to norm 1, for columns with a total magnitude near 1. The triangles reveal
-// what was rounding.
+// Brings a column to norm 1. If a projection removed nearly all of it, the rest is rounding error, and the column
+// becomes 0. With several chunks, the rest in a chunk may be small compared with the column, but large compared with
+// the rests in other chunks. So a chunk keeps every rest that f32 can bring to norm 1, for columns with a total
+// magnitude near 1. The triangles later show which rests were rounding errors.
 fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     let left = products[column];
     let least = select(norms[0] * 0x1p-40f, 0x1p-80f, params.chunks > 1u);
@@ -102,8 +102,8 @@ fn projection_on_four(c: u32, i: u32) -> f32 {
     return dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
 }
 
-// Adds up `sums` of twice as many lanes to those of `lanes` lanes. A call is no loop iteration, and a dispatch may have
-// only few iterations.
+// Adds the `sums` of the second `lanes` lanes to those of the first. It is called repeatedly, not in a loop, because
+// the number of loop iterations of a dispatch is limited.
 fn halve_sums(lanes: u32, lane: u32) {
     workgroupBarrier();
     if (lane < lanes) {

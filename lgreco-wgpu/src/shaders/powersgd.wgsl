@@ -1,6 +1,6 @@
 // PowerSGD of tensors: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the
-// matrix, and `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` and `orthonormal.wgsl` are
-// general.
+// matrix, and `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` has products of thin
+// factors in tiles, and `orthonormal.wgsl` makes columns orthonormal.
 //
 // The matrix is read as M' = M / 2^e. The power 2^e brings its largest magnitude into [1, 2), so that nothing
 // overflows. Factors lie in bands of rows that fit a binding; a band holds its columns one after the other.
@@ -150,7 +150,7 @@ fn unscale(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Takes the steps of a band's rows, or of triangles, in chunks.
+// Takes steps of Gram-Schmidt for a band's rows, or for triangles. There is one workgroup per chunk.
 @compute @workgroup_size(256)
 fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,5 +1,5 @@
 // QSGD: grids of buckets, codes and decoding. `qsgd_tensor.wgsl` has the entry points. The numerics are those of
-// lgreco_core::compress::qsgd. An invocation processes a row of 32 consecutive elements, whose codes are whole words.
+// lgreco_compress::qsgd. An invocation processes a row of 32 consecutive elements, whose codes are whole words.
 
 const FRACTION_BITS = 23u;
 const FRACTION = 0x007fffffu;
@@ -24,7 +24,7 @@ fn from_ordered(key: u32) -> u32 {
     return key ^ select(0xffffffffu, SIGN, key >= SIGN);
 }
 
-// The extremes of the buckets of a workgroup's values, if these are few; as in `extremes`.
+// The extremes of the buckets of a workgroup's values, if there are few buckets. They have the form of `extremes`.
 const FEW = 64u;
 var<workgroup> tops: array<atomic<u32>, 192>;
 
@@ -41,8 +41,8 @@ fn buckets_of_tile(first: u32) -> vec2<u32> {
     return vec2<u32>(params.first + first, last) / params.bucket;
 }
 
-// Finds the extremes of the tile, for the values from `first` on, after `clear_tops`. Few buckets have them in `tops`,
-// many in `extremes`.
+// Finds the extremes of the tile, for the values from `first` on, after `clear_tops`. They go to `tops` if there are
+// few buckets, and otherwise to `extremes`.
 fn find_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     let start = lane * ROW;
@@ -145,7 +145,7 @@ fn position_on(grid: Grid, scaled: u32) -> u32 {
     return shift_rounded((part & 0x007fffffu) | 0x00800000u, shift);
 }
 
-// position * s, in units of 2^-23 levels.
+// position * (2^log_levels - 1), in units of 2^-23 levels.
 fn in_levels(position: u32, log_levels: u32) -> u32 {
     return (position << log_levels) - position;
 }

@@ -15,7 +15,7 @@ struct Params {
     widths: u32, // bit b - 1: whether width b is measured
     bits: u32,
     log_levels: u32,
-    inverse_levels: u32, // bits of 1 / s
+    inverse_levels: u32, // bits of 1 / (2^log_levels - 1)
     step: u32,
     layer: u32,
     rank: u32,
@@ -49,7 +49,8 @@ fn extreme_values(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     tell_extremes(group.x * PER_GROUP, lane);
 }
 
-// Makes the grids, one invocation per bucket. Raises results[result] to at least the largest magnitude.
+// Makes the grids, one invocation per bucket. For a bucket with values that are not finite, raises results[result] to
+// at least the largest magnitude instead.
 @compute @workgroup_size(64)
 fn make_grids(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {

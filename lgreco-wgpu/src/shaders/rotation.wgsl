@@ -18,8 +18,8 @@ var<private> own: array<u32, 16>;
 // Whether sums use `float.wgsl`.
 var<private> exact: bool;
 
-// The length of a block as a vector, and two factors that bring it to 1, as bits of f32. The first is a power of two;
-// the second is the inverse norm of the values times that power, or 0 if there is none.
+// The norm of a block, and two factors that bring it to 1, as bits of f32. The first is a power of two. The second is
+// the inverse norm of the values times that power, or 0 if the norm is 0 or infinite.
 struct Norm {
     length: Double,
     power: u32,
@@ -53,7 +53,7 @@ fn draw_signs(chunk: u32, lane: u32) {
     }
 }
 
-// The sign bit of value i of these 4096.
+// The sign bit of value i of these 4096 values.
 fn sign_of(i: u32) -> u32 {
     return (signs[i % 128u] >> (i / 128u)) << 31u;
 }
@@ -82,7 +82,7 @@ fn total() -> Double {
     return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
 }
 
-// The same for partial sums in f32 of 64 lanes, by halves until eight are left.
+// Adds up partial sums in f32 of 64 lanes, by halves until eight are left. These are then added as in `add_parts`.
 fn add_singles(sum: u32, lane: u32) {
     workgroupBarrier();
     if (lane < LANES) {

@@ -1,8 +1,8 @@
 // Histograms of a workgroup's values in its own memory, which are added to the device's memory once.
 //
-// Every 768th bin shares one place. The first bin that comes takes the place; values of the others go to the device's
-// memory at once. Adjacent bins, which contain nearly all values of a tensor, have different places. The sums do not
-// depend on which bin comes first.
+// Bins with the same number modulo 768 share one place. The first bin that comes takes the place. Values of the others
+// are added to the device's memory at once. Adjacent bins, which contain nearly all values of a tensor, have different
+// places. The sums do not depend on which bin comes first.
 
 const PLACES = 768u; // twelve binades of level 1
 const COUNT_BITS = 15u;

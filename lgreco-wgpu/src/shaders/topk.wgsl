@@ -9,7 +9,7 @@ struct Params {
     count: u32, // values in the piece, or in the stretch
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
-    table: u32, // the layer's number among those whose tables lie together
+    table: u32, // the layer's number among those that share buffers for tables
     slots: u32, // slots of each of these layers, at most MOST_KEEPS
     first_keep: u32, // the batch's first k in `state`
     // Parameters of the search for a single cut: see `topk_cut.wgsl`.
@@ -35,21 +35,22 @@ struct Params {
     codes: u32,
     code_bit: u32, // first bit of the stretch's first code in its word
     bins: u32, // in few bits: the layer's place among all layers' bins
-    first_sum: u32, // and that of the sums of this batch's first k
+    first_sum: u32, // in few bits: the place of the sums of this batch's first k
     low_word: u32,
     low_bit: u32,
     high_word: u32,
     high_bit: u32,
     window: u32, // first word, or first value, of the written binding
     window_len: u32,
-    positions_window: u32, // the same for positions
+    positions_window: u32, // first word of the written binding for positions
     positions_len: u32,
 }
 
 // Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of squared rounding errors, in 96
 // bits. A rounding error comes from sending the value; its square is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
-// The slot plus 1 of each bin that some k divides; 0 for the others. Level 1, then level 2.
+// For each bin that contains a k-th largest value, the number of its slot plus 1; 0 for other bins. The bins of level 1
+// come first, then those of level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
 // Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
@@ -119,7 +120,7 @@ struct Keep {
     last: u32,
 }
 
-// A key with the order of magnitudes. Every binade has an exponent, also those of subnormal numbers.
+// A key with the order of magnitudes. Every binade has its own exponent, also among subnormal numbers.
 fn key(magnitude: u32) -> u32 {
     if (magnitude == 0u) {
         return 0u;

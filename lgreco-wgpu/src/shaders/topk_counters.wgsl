@@ -3,7 +3,7 @@
 const NOWHERE = 0xffffffffu;
 
 // Words of a layer's tables. Each bin has the count of its values, the largest, and the complement of the smallest.
-// First the bins are those of the sample, by the upper 12 bits. Then they are cleared, and become parts of the
+// First the bins are those of the sample, by the upper 12 bits. Then they are cleared, and count the parts of the
 // interval's bin with the k-th largest. If the sample has missed the cut, they are cleared again, and count the values
 // by 11, 10 and 10 bits.
 const BIN_COUNTS = 0u;
@@ -12,7 +12,8 @@ const BIN_LEAST = 8192u;
 // Where the counters begin, behind the tables.
 const COUNTERS = 12288u;
 
-// Words among a layer's counters: counts of the interval's bins, and for each level of counts the sums of 64 shares.
+// Words among a layer's counters: counts of the interval's bins, and for each kind of counts the sums over 64 equal
+// shares of its bins.
 const BINNED = 0u;
 const OF_SHARES = 4096u;
 const SAMPLE = 0u;
@@ -27,7 +28,7 @@ const ABOVE = 4488u;
 const USED = 4489u;
 const LOWEST = 4490u;
 const HIGHEST = 4491u;
-// The last two of these for the sample.
+// LOWEST and HIGHEST for the sample.
 const LOWEST_SAMPLED = 4492u;
 const HIGHEST_SAMPLED = 4493u;
 // The interval; the bin with the k-th largest, or NOWHERE; and the rank in that bin.
@@ -51,8 +52,8 @@ fn counted(word: u32) -> u32 {
     return counter(COUNTERS + word);
 }
 
-// Raises a counter to at least x. It skips the atomic if the counter is large enough, because many lanes come after the
-// first that has raised it.
+// Raises a counter to at least x. It skips the atomic if the counter is already large enough, which it is for most
+// lanes.
 fn raise_counter(at: u32, x: u32) {
     if (counter(at) < x) {
         max_with_counter(at, x);
@@ -99,7 +100,7 @@ fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     return pick_lane(bin, own, share.rank, lane);
 }
 
-// The lane's bin among 64; the largest values come first.
+// The lane's bin among 64. The first lanes get the bins with the largest values.
 fn number_of(lane: Lane) -> u32 {
     return 63u - place(lane);
 }

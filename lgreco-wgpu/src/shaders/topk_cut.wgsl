@@ -8,14 +8,15 @@
 // (`topk_counters.wgsl`). For the part with the k-th largest, its largest and smallest magnitudes are known.
 //
 // If all bins span at most two octaves, a part has one magnitude. The number of magnitudes doubles with each doubling
-// of the span. Wide bins occur in small layers, of which too little is drawn to know both ends of the interval. If the
+// of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the interval. If the
 // k-th largest lies between a part's largest and smallest, all workgroups look through the gathered values. They do so
 // for layers of up to 65,536 values.
 //
 // The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
 // interval, or it lies between these two magnitudes and the workgroups cannot look for it. They cannot in a larger
-// layer, or if not all gathered values have room. Then nothing is kept until all values have been counted three times,
-// by 11, 10 and 10 bits. Values without room are read again in place.
+// layer, or if not all gathered values have room. In both cases, nothing is kept until all values have been counted
+// three times, by 11, 10 and 10 bits. Values for which there was no room among the entries are read again from the
+// tensor.
 
 // A layer's cut, and the number of kept values at the cut.
 struct Cut {
@@ -29,7 +30,7 @@ fn rank_within() -> u32 {
     return params.keep - min(above, params.keep);
 }
 
-// Whether all kept values are above the interval, which is then zero, because the whole layer is kept.
+// Whether the whole layer is kept, and all its values are above the interval, which then is zero.
 fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
@@ -139,7 +140,7 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     }
 }
 
-// No magnitude is above it.
+// Stands for a cut that the sample has missed. No magnitude is above it.
 const LOST_CUT = Cut(MAGNITUDE, 0u);
 
 fn is_lost(cut: Cut) -> bool {
@@ -160,8 +161,8 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     return cut;
 }
 
-// Most gathered magnitudes that each workgroup of a layer looks through. Layers of up to 65,536 values have room for at
-// most that many. All others have more room, unless a binding is too small.
+// Largest number of gathered magnitudes that each workgroup of a layer looks through. Layers of up to 65,536 values
+// have room for at most that many. All others have more room, unless a binding is too small.
 const LOOKED_THROUGH = 32768u;
 
 // Smallest and largest possible magnitude of the cut, from its part. Both are equal if the cut is known or missed.
@@ -179,7 +180,7 @@ fn possible_range(found: Picked) -> vec2<u32> {
         return vec2<u32>(largest);
     }
     if (found.rank == counter(at + BIN_COUNTS)) {
-        // All values at it are kept, because there are at most that many.
+        // All values of this magnitude are kept, because the rank covers the whole part.
         return vec2<u32>(least);
     }
     if (counted(USED) > params.most_entries || params.most_entries > LOOKED_THROUGH) {
@@ -244,7 +245,7 @@ fn found(bits: u32, cut: u32) -> vec2<u32> {
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
-// The numbers of a block's values from `first` on that are above the cut and at it, by lane.
+// The numbers of a block's values from `first` on that are above the cut and at it, as counted by a lane.
 fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     if (cut == MAGNITUDE) {

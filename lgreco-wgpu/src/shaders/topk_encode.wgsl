@@ -1,5 +1,5 @@
 // TopK's payloads of a tensor. Blocks of values are counted, and kept values are written to their places. If the cut is
-// not known, `topk_cut.wgsl` finds it on the way.
+// not known before, `topk_cut.wgsl` finds it.
 
 fn counter(at: u32) -> u32 {
     return atomicLoad(&counters[at]);
@@ -103,7 +103,7 @@ fn count_kept(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// The same for a known cut, without bins; also finds the range of kept values.
+// Like `count_kept`, but for a known cut and without bins. In few bits, it also finds the range of the kept magnitudes.
 @compute @workgroup_size(64)
 fn count_block(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

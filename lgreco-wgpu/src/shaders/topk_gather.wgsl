@@ -2,8 +2,8 @@
 
 // Magnitudes, or counts of them.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
-// Numbers of the workgroup's values: gathered, above the interval, at its upper end, at its lower end; then as LOWEST
-// and HIGHEST.
+// Numbers of the workgroup's values that are gathered, above the interval, at its upper end, and at its lower end. Then
+// two words like LOWEST and HIGHEST.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
 // A bit for each exponent that occurs.
 var<workgroup> own_octaves: array<atomic<u32>, 8>;
@@ -106,8 +106,8 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
     }
 }
 
-// Few of all values come here, and those at the ends come together. The others have separate bins, except equal
-// magnitudes; 16-bit types have few different ones.
+// Adds `count` values of this magnitude to its bin of the interval. Atomics rarely collide: few values are gathered,
+// and those at the interval's ends are added together. Equal magnitudes collide, which 16-bit types often have.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

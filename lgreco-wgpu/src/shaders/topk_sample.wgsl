@@ -7,8 +7,8 @@ const BETWEEN = 4094u;
 // Bits of a magnitude that span four powers of two.
 const FOUR_OCTAVES = 1u << 25u;
 
-// Magnitudes from `bound` to `ceiling`, each of which has a bin. The bins between have 2^shift magnitudes, from `base`
-// on. The first of them also has all smaller magnitudes, and the last all larger ones.
+// Magnitudes from `bound` to `ceiling`. Each of these two ends has its own bin. The bins between them have 2^shift
+// magnitudes each, from `base` on. The first of these also has all smaller magnitudes, and the last all larger ones.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -50,7 +50,7 @@ fn find_interval(lane: Lane) {
         ceiling = counter(BIN_LARGEST + upper.bin);
     }
     if (params.most == 0u) {
-        // All nonzero values are above it.
+        // All nonzero values are above the interval.
         ceiling = 0u;
     }
     bound = min(bound, ceiling);

@@ -1,5 +1,6 @@
-// The k-th largest magnitudes, for all k of a row together. Level 1 counts keys by their upper 15 bits. Level 2 counts
-// the bins that some k divides by the next 9 bits, and level 3 by the last 8. Then every k-th largest is known exactly.
+// The k-th largest magnitudes, for all k of a row together. Level 1 counts keys by their upper 15 bits. In bins that
+// contain a k-th largest, level 2 counts keys by the next 9 bits. In such bins of level 2, level 3 counts keys by the
+// last 8. Then every k-th largest is known exactly.
 
 // Adds x to a number of 96 bits, whose words lie BINS apart. x.y must be less than 2^32 - 1.
 fn add_bin(at: u32, x: vec2<u32>) {
@@ -36,7 +37,7 @@ fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
     }
 }
 
-// The same for a bin of level 2, without keys.
+// Adds values to a bin of level 2: the count, and the sum of squared rounding errors.
 fn add_to_middle(bin: u32, count: u32, errors: vec2<u32>) {
     atomicAdd(&fine[in_fine(bin)], count);
     if (any(errors != vec2<u32>(0u, 0u))) {
@@ -88,7 +89,7 @@ fn histogram_1(dispatch: Dispatch, lane: Lane) {
 
 var<workgroup> counts: array<u32, 256>;
 
-// Numbers runs of equal neighbours in `counts`, from 0 on.
+// The number of the lane's run of equal neighbours in `counts`, counted from 0.
 fn number(lane: u32) -> u32 {
     var number = 0u;
     for (var other = 1u; other <= lane; other++) {
@@ -97,7 +98,7 @@ fn number(lane: u32) -> u32 {
     return number;
 }
 
-// Whether a lane is the first of equal ones; it acts for all of them.
+// Whether a lane is the first of such a run; it acts for all lanes of the run.
 fn is_first(lane: u32) -> bool {
     return lane == 0u || counts[lane] != counts[lane - 1u];
 }

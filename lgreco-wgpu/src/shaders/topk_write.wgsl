@@ -1,8 +1,8 @@
 // TopK's payloads: writing of the values above the cut or at it. `put_kept` writes a value as it is sent, and
 // `put_position` the bits of its position.
 
-// The contribution of some values to both counts, and the range of their kept magnitudes: the complement of the
-// smallest nonzero one, and the largest.
+// Statistics of some values: how many are above the cut and at it, and the range of the kept magnitudes. The range is
+// the complement of the smallest nonzero magnitude, and the largest one.
 struct Kept {
     sum: vec2<u32>,
     lowest: u32,
@@ -18,14 +18,14 @@ fn add_found(kept: ptr<function, Kept>, bits: u32, cut: u32) {
     }
 }
 
-// The same for the values of all 64 lanes.
+// The statistics of all 64 lanes' values.
 fn kept_of(lane: Lane, own: Kept) -> Kept {
     let sum = sum_of(lane, 64u, own.sum);
     let lowest = largest_of(lane, 64u, own.lowest);
     return Kept(sum, lowest, largest_of(lane, 64u, own.highest));
 }
 
-// Blocks whose counts are added up.
+// Number of blocks whose counts share a sum.
 const TOGETHER = 256u;
 
 // Stores how many of a block's values are above the cut and at it. The block is number `own` of its layer. One lane
@@ -85,8 +85,8 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
     }
 }
 
-// Writes the values above the cut, and the first of those at it, of the tile of the values from `first` on. `known` has
-// the counts before the tile. All lanes must call it.
+// Writes kept values of the tile, which has the values from `first` on: those above the cut, and the first of those at
+// it. `known` has the counts before the tile. All lanes must call it.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     let start = place(lane) * ROW;
     let end = min(start + ROW, params.count - first);

@@ -8,7 +8,7 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::{Dtype, Shape};
 
-/// A layer of a bucket, as the bucket keeps it.
+/// Like [`DeviceLayer`], but owns the list of shards.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     index: u32,
@@ -41,7 +41,7 @@ fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
 
-/// The first step's place in the run, and the program for the device.
+/// The rank, seed and step number of the first step, and the program for the device.
 pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<(Moment, ExchangeProgram)> {
     let ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, .. } = config;
     let (rank, seed, step) = (stream.rank, stream.seed, stream.step);

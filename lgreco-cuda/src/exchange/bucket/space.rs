@@ -1,4 +1,4 @@
-//! A bucket as the memory of lgreco-train's exchange: its operations are enqueued.
+//! Implements lgreco-train's [`Space`] for a bucket: enqueues the operations of an exchange.
 
 use super::DeviceBucket;
 use super::shards::Kept;
@@ -21,7 +21,8 @@ pub(super) struct Wire {
     factors: Part,
     /// Where this rank's message begins; with shards, its message to itself.
     own: u64,
-    /// With shards: values of each rank's sums, bytes sent to each rank, and bytes received from it.
+    /// With shards: the number of values in each rank's part of the sums, bytes sent to each rank, and bytes received
+    /// from it.
     sum_lens: Vec<u64>,
     send_lens: Vec<u64>,
     received_lens: Vec<u64>,
@@ -89,8 +90,8 @@ pub(super) struct Enqueuing<'b> {
 }
 
 impl Enqueuing<'_> {
-    /// Makes the launches of an operation. Some launches also do later operations up to the next collective, among them
-    /// the writing of this rank's status.
+    /// Makes the launches of an operation. Some launches also perform later operations up to the next collective, such
+    /// as writing this rank's status.
     fn enqueue(&mut self, op: Op) -> Result<()> {
         let DeviceBucket { exchange, gradients, wire, .. } = &*self.bucket;
         let [messages, sums, factors] = [wire.messages, wire.sums, wire.factors].map(|part| part.address);
@@ -129,7 +130,7 @@ impl Enqueuing<'_> {
                 gpu.clear(wire.factors)?;
                 tell_in(gpu, program, wire.factors, program.head.factors, slip)
             }
-            // Sets the first word of each message. Ranks only ask whether it is 0.
+            // Sets the first word of each message. Ranks only check whether it is 0.
             _ => {
                 let head = |&head: &u64| gpu.write_words(&[slip.code as u32], wire.message().from(head));
                 program.heads.iter().try_for_each(head)
@@ -145,13 +146,13 @@ impl Enqueuing<'_> {
     }
 }
 
-/// Writes the status behind `values` summed values. Everything around it is zero.
+/// Writes this rank's status record behind `values` summed values. The caller has set the rest of the buffer to zeros.
 fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, slip: Slip) -> Result<()> {
     let at = program.summed_bytes(values as usize + program.slip_values() * program.rank() as usize);
     if program.reduce_dtype == Dtype::F32 {
         return gpu.write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
     }
-    // The command writes whole words. The words of the last rank may end in the padding.
+    // The command writes whole words. For the last rank, they may end in the padding behind the buffer.
     let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
     let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
     let words = [digits as u32, (digits >> 32) as u32];
