@@ -212,7 +212,7 @@ pub enum SolverArg {
     Dp,
 }
 
-/// Backends of this build.
+/// Backends that the command line accepts in this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendArg {
     /// All cores of this machine.
@@ -270,7 +270,7 @@ fn metric() -> impl TypedValueParser<Value = Metric> {
     ])
 }
 
-/// Parses names of a type of the core. Each name has a help text.
+/// Parses names such as those of methods and metrics. Each name has a help text.
 fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = lgreco::Error> + Clone + Send + Sync + 'static,
