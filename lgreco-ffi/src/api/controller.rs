@@ -38,7 +38,7 @@ pub(crate) struct ControllerState {
     /// The same names as C text.
     pub(super) texts: Texts,
     pub(super) report: Option<Report>,
-    /// Names of the layers that the last load found missing, extra and of another shape.
+    /// Names of the layers that the last load found missing, extra, or with another shape.
     pub(super) loaded: [Texts; 3],
     pub(super) gradients: Gradients,
 }
@@ -137,8 +137,8 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
-/// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
+/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
+/// rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
 ///
 /// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
 #[unsafe(no_mangle)]
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
             })
         });
         match done {
-            // The other ranks wait for this one, so they are told.
+            // The other ranks wait for this one, so they must learn of its failure.
             Err(failure) if !taken => {
                 let error = Error::Trainer { code: failure.status() };
                 let told = match levels {

@@ -202,11 +202,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
-/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for the
-/// bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the next
-/// lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Once it has arrived, for
-/// instance after an event behind it, lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one step
-/// later, and waits only for the copy.
+/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
+/// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
+/// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. An event after
+/// the copy tells when it has arrived; then lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one
+/// step later, and waits only for the copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     cuda: *mut lgreco_cuda,
@@ -290,8 +290,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Done: takes over the residuals and the number of steps of another bucket with the same layers, between two steps. It
-/// serves to change the layers' settings. PowerSGD's factors start anew. Both buckets belong to this lgreco_cuda.
+/// Done: moves the residuals and the number of steps from another bucket with the same layers to this one, between two
+/// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+/// lgreco_cuda.
 ///
 /// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
 /// LGRECO_DEVICE.

@@ -77,7 +77,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Refuses an empty list of rows, as lgreco_cuda_measure does, before any work is enqueued.
+/// Returns the rows, or the error of lgreco_cuda_measure for an empty list, before any work is enqueued.
 fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
@@ -93,7 +93,7 @@ struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs a call on the rows of a search without reading values; `Err` unless `calls` is a sum of constants.
+/// Runs a call on the rows of a search without reading values.
 ///
 /// # Safety
 /// README.md, pointers.

@@ -1,4 +1,4 @@
-//! Calls on CUDA handles without a device, to test the checks that come before the device is used.
+//! Calls on CUDA handles without a device. They test the checks that precede any use of the device.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, ROOM, State, gradient, layer, pick, renew, search, setting};
 use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
@@ -197,7 +197,7 @@ unsafe fn on_bucket(
     }
 }
 
-/// Makes several calls in a row. Single calls among all others would rarely find the state that they need.
+/// Makes several calls of this kind in a row, because single calls would rarely find the state that they need.
 fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status) -> lgreco_status {
     for _ in 0..bytes.below(8) {
         assert_ne!(call(bytes), LGRECO_PANIC);
