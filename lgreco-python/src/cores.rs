@@ -19,8 +19,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 /// A type-erased closure to be called once.
 type Work<'a> = &'a mut (dyn FnMut() + Send);
 
-/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once rather than for each closure, because
-/// the size of wheels is limited.
+/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once and not for each closure, because the size of
+/// wheels is limited.
 fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) -> T {
     let (mut work, mut done) = (Some(work), None);
     run(&mut || done = work.take().map(|work| work()));

@@ -290,7 +290,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Done: moves the residuals and the number of steps from another bucket with the same layers to this one, between two
+/// Done: copies the residuals and the number of steps from another bucket with the same layers to this one, between two
 /// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 /// lgreco_cuda.
 ///

@@ -33,8 +33,8 @@ class Ended:
     failure: LgrecoError | None
 
     def begin(self, backward: BackwardPass) -> "Exchanging":
-        """Begins the next step. If both steps are in one pass with reentrant checkpoints, its end also raises this
-        one's failure."""
+        """Begins the next step. If reentrant checkpoints put both steps in one pass, the end of the next step also raises this
+        step's failure."""
         return Exchanging(backward, self.failure if self.backward.is_between else None)
 
 
