@@ -87,7 +87,8 @@ impl Pipeline {
         let mut message = vec![0; self.up.message_len()];
         let sent = self.up.send(Values::F32(&values), &samples, workspace, &mut message)?;
 
-        // Below the cut: run the rest of the network on the received features, and send back the loss's gradient by them.
+        // Below the cut: run the rest of the network on the received features, and send back the gradient with respect
+        // to them.
         let mut received = vec![0.0; values.len()];
         let ticket = self.down.receive(&message[..sent.len], workspace, &mut received)?;
         let received = Var::from_vec(received, features.dims(), &Device::Cpu)?;

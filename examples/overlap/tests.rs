@@ -53,7 +53,7 @@ fn all_layers_are_under_way_at_the_same_time() {
     assert!(train(Method::Qsgd, true, held)[0].bytes > 0);
 }
 
-/// Gradients layer by layer are those of candle's single pass through the whole model.
+/// Gradients that are computed layer by layer equal those of candle's single pass through the whole model.
 #[test]
 fn layers_are_differentiated_as_the_whole_is() {
     let (model, digits) = (Mlp::new(&[24, 16], 1).unwrap(), Digits::load());

@@ -65,7 +65,7 @@ impl Row {
             && (&*self.method, &*self.scheme, self.seed) == (scheme.method, scheme.name, seed)
     }
 
-    /// Whether the other run had the same model, data and starting values.
+    /// Whether the other run had the same model, optimiser, steps and seed.
     pub fn is_beside(&self, other: &Row) -> bool {
         (&self.model, &self.optimizer, self.steps, self.seed)
             == (&other.model, &other.optimizer, other.steps, other.seed)

@@ -60,13 +60,13 @@ pub enum Event {
 pub enum Planning {
     /// The task is dropped, so the step does it.
     Dropped,
-    /// The task is run and its result handed in, even if nothing waits for it any more.
+    /// The task is run and its result handed in, even if the decision no longer needs it.
     Run,
     /// The task is kept, so the decision is late.
     Kept,
 }
 
-/// What a rank saw.
+/// Observations of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
     /// Per step its result, or the code of its error.
@@ -440,8 +440,8 @@ fn check_logs(script: &Script, logs: &[Log]) {
 }
 
 /// Checks any bytes as a script of about eight steps, enough for two decisions. It runs twice if the number of bytes is
-/// a multiple of eight. The sum of the bytes decides the number of workers, which is mostly one, even for variants of
-/// an input with three. With more workers, threads mostly wait for each other.
+/// a multiple of eight. The sum of the bytes decides the number of workers. It is mostly one, because with more workers
+/// the threads mostly wait for each other.
 ///
 /// # Panics
 /// If a check fails.
@@ -459,11 +459,11 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Checks any bytes as a saved state of the small model on one worker, or a part of one; as they are, and with the
-/// right checksum.
+/// Checks any bytes as a saved state of the small model on one worker, or as a part of a state. Each input is also
+/// tried with the right checksum.
 ///
 /// # Panics
-/// If a loaded state is not saved as it was, or if a refusal changed the controller.
+/// If a loaded state does not save to the same bytes, or if a refusal changed the controller.
 pub fn check_state(bytes: &[u8]) {
     check_loads(bytes);
     let mut sealed = bytes.to_vec();

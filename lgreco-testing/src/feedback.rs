@@ -1,4 +1,4 @@
-//! Promises of error-feedback memories, checked on any compressor and any gradients.
+//! Properties of error-feedback memories, checked on any compressor and any gradients.
 
 use super::qsgd::power_of_two;
 use crate::reseal;
@@ -131,7 +131,7 @@ pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], s
     }
 }
 
-/// Mean of `steps` deliveries of a constant gradient: its largest distance from the gradient, relative to the largest
+/// The largest distance between a constant gradient and the mean of `steps` deliveries of it, relative to the largest
 /// element.
 ///
 /// # Panics

@@ -36,7 +36,7 @@ pub fn planner(bytes: &[u8]) {
     }
 }
 
-/// Most elements of a payload that is decoded.
+/// Largest number of elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
 /// Checks the payload parsers: any bytes decode to finite values or are refused, and only into as many values as the

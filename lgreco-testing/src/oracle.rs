@@ -75,7 +75,7 @@ fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
     }
 }
 
-/// The same as [`exhaustive`], from the least error achievable at each total size.
+/// Returns the same as [`exhaustive`], computed from the least error at each total size.
 ///
 /// Exact if all errors and their sums are exact, for example small multiples of a power of two. Sizes must be small.
 ///

@@ -1,4 +1,4 @@
-//! Promises of every planner, as checks that panic; and the textbook form of Algorithm 1.
+//! Properties of every planner, as checks that panic, and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
@@ -94,7 +94,7 @@ where
     first
 }
 
-/// Error and size of the plan with every layer's least option by `order`.
+/// Error and size of the plan that has every layer's least option by `order`.
 fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> (f64, u64) {
     let least = table.iter().filter_map(|options| options.iter().min_by(|a, b| order(a, b)));
     (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())

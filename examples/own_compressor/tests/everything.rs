@@ -246,7 +246,7 @@ fn layers_by(route: Route) -> Vec<Tensor> {
     layers().into_iter().zip(ends).map(shard).collect()
 }
 
-/// The values, of all layers, whose means a rank gets.
+/// The values, over all layers, that a rank gets the means of.
 fn wanted<T: Copy>(route: Route, rank: u32, values: &[T]) -> Vec<T> {
     let (mut parts, mut first) = (vec![], 0);
     for layer in layers_by(route) {

@@ -19,7 +19,7 @@ pub struct Device<'c, C> {
     pub waits: u32,
     specs: Vec<Spec<'c>>,
     memory: Memory,
-    /// Lengths of messages, on the host: of sent and of received ones.
+    /// Lengths of the sent and of the received messages, on the host.
     lens: [Vec<u64>; 2],
 }
 
@@ -28,7 +28,7 @@ enum Enqueued {
     Collective(Part, Option<Vec<u64>>, Program),
 }
 
-/// The memory that the host does not see.
+/// Memory that the host cannot access.
 struct Memory {
     values: Vec<Vec<f32>>,
     rest: Vec<Vec<f32>>,
