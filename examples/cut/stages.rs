@@ -14,15 +14,15 @@ pub type Failure = Box<dyn std::error::Error>;
 
 /// Images per step; a divisor of the 360 validation images.
 pub const BATCH: usize = 40;
-/// Values per image at the cut, those of [`Early::features`].
+/// Number of values per image at the cut: the features of [`Early::features`].
 pub const FEATURES: usize = 32 * 4 * 4;
 
 /// The training images.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Images {
-    /// With new noise in every step, so that no sample recurs.
+    /// Every step adds new noise, so no sample recurs.
     New,
-    /// Each image always with the same noise.
+    /// Each image always has the same noise.
     Recurring,
 }
 
@@ -112,7 +112,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Loss and accuracy on images that are not trained on.
+    /// Loss and accuracy on the validation images.
     pub fn validate(&mut self, evaluation: Evaluation) -> Result<(f32, f32), Failure> {
         let (mut loss, mut right, mut count) = (0.0, 0.0, 0.0);
         for Batch { inputs, targets } in self.digits.validation(2)? {

@@ -33,8 +33,8 @@ fn overlapped_training_ends_with_the_bits_of_the_blocking_one() {
     }
 }
 
-/// The first collective of each layer lasts until all layers have begun theirs. (The collective of the ranks' agreement
-/// does not.) A run that waits for one layer's means before it continues the backward pass would hang.
+/// The first collective of each layer lasts until all layers have begun their first one. (The ranks' agreement does not
+/// wait in this way.) A run that waits for one layer's means before it continues the backward pass would hang.
 #[test]
 fn all_layers_are_under_way_at_the_same_time() {
     let held = || -> Link {

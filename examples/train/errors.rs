@@ -114,9 +114,9 @@ pub struct Plan {
     pub errors: Vec<Vec<f64>>,
 }
 
-/// Trains uncompressed and measures one worker's own gradients at eight decisions, as its controller would. Each decision
-/// uses the mean gradient of up to ten steps before it. Every second decision also measures the loss's sensitivity to noise
-/// in each layer.
+/// Trains uncompressed. At eight decisions, measures the gradients of one worker before averaging, as its controller
+/// would. Each decision uses the mean gradient of up to ten steps before it. Every second decision also measures the
+/// loss's sensitivity to noise in each layer.
 fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     let scheme = Scheme { method: "none", name: "uncompressed" };
     let mut all = threads::run(WORKERS, |collective| {

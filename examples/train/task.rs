@@ -136,7 +136,7 @@ impl Task {
         }
     }
 
-    /// The validation data, which no worker trains on.
+    /// The validation data. No worker trains on it.
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(8, 16, size.context),

@@ -84,7 +84,7 @@ pub enum Command {
     /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
     /// training, and a file of gradients holds one moment.
     Compare(Compare),
-    /// Show a training run while it goes on: settings, bytes, errors and seconds of its steps.
+    /// Show a training run in progress: settings, bytes, errors and seconds of its steps.
     Watch(Watch),
     /// The backends of this build and of this machine.
     Devices,

@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This rank's place in a group whose collectives `lgreco.torch` performs.
+/// This rank's place in a group. `lgreco.torch` performs the group's collectives.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -449,7 +449,7 @@ impl Controller {
         self.with_levels(py, |levels| levels.summary())
     }
 
-    /// What is known of a layer.
+    /// Setting, counts and norms of a layer.
     fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;
         let (setting, uncompressed, counts, norms) = self.with(py, |controller| {

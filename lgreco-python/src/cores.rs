@@ -27,9 +27,9 @@ fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) 
     done.expect("work is called")
 }
 
-/// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores.
-/// torchrun sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone.
-/// `work` must not take a lock: a thread of the pool that holds it may start this work meanwhile.
+/// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores. torchrun
+/// sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone. `work` must not
+/// take a lock. A thread of the pool that holds the lock may start this work while it waits.
 pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     erased(work, run_on_cores)
 }

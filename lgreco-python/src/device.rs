@@ -1,5 +1,5 @@
-//! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only
-//! unsafe code of this crate. Here it is for device memory that is given by address.
+//! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only unsafe
+//! code of this crate. In this module it is for device memory that is given by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;

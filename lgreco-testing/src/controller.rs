@@ -241,7 +241,7 @@ impl Script {
         if self.config.route == Route::Sharded { sharded(model(), self.world) } else { model() }
     }
 
-    /// Runs the script on threads; returns what each rank saw.
+    /// Runs the script on threads. Returns the observations of each rank.
     ///
     /// # Panics
     /// If a saved state cannot be restored.
@@ -343,7 +343,7 @@ impl Script {
     }
 }
 
-/// The same tensors in shards of rows, as equal as possible; the last rank has the largest.
+/// Divides the tensors into shards of rows. The shards are as equal as possible, and the last rank has the largest.
 pub fn sharded(tensors: Vec<Tensor>, world: u32) -> Vec<Tensor> {
     let shard = |tensor: Tensor| {
         let (rows, cols) = (tensor.shape().rows() as u64, tensor.shape().cols() as u64);
@@ -399,7 +399,7 @@ impl Gradients {
     }
 }
 
-/// Runs a script and checks four properties. All ranks saw the same means, settings and errors, bit for bit. For every
+/// Runs a script and checks four properties. All ranks got the same means, settings and errors, bit for bit. For every
 /// element, the means and the mean residual add up to the mean gradients. Warm-up steps are uncompressed. The same
 /// script gives the same bits again.
 ///

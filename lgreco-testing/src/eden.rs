@@ -164,7 +164,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     let gradient = Gradient::new(values, Shape::new(1, values.len()).unwrap()).unwrap();
     let mut payload = vec![0; eden.payload_len(gradient.shape(), values.dtype()).unwrap()];
     let widened = widened(values);
-    // Decoded values may leave the range of f32. Then encoding must say so; otherwise they are finite.
+    // Decoded values may leave the range of f32. Then encoding must return an error.
     let is_large = widened.iter().any(|value| value.is_finite() && value.abs() > 2f32.powi(60));
     let Some(offender) = widened.iter().position(|value| !value.is_finite()) else {
         if is_large {

@@ -26,7 +26,7 @@ pub fn exhaustive(table: &Table<'_>, limit: Limit) -> Option<Limit> {
     exhaustive_among(table, limit, |_| true)
 }
 
-/// As [`exhaustive`], among the allowed plans only.
+/// Like [`exhaustive`], among the allowed plans only.
 ///
 /// # Complexity
 /// O(layers * product of the layers' options).

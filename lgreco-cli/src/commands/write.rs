@@ -50,7 +50,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         // Reports the first error, not an error of removal.
         let _ = fs::remove_file(&beside);
     })?;
-    // The file exists. Synchronising its folder, where that works, makes it survive a power cut.
+    // The file exists. Synchronising its folder makes it survive a power cut. Not all systems support this.
     let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
     Ok(())
 }

@@ -11,7 +11,7 @@ pub struct Line {
     version: u64,
     /// Number of the step, from 0.
     pub step: u64,
-    /// What became of the gradients.
+    /// What happened to the gradients.
     pub outcome: Outcome,
     /// Whether this is the first step with new settings.
     pub switched: bool,

@@ -75,8 +75,8 @@ impl BucketState {
 
 /// Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
 /// exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
-/// additional all-gather of 24 bytes per worker checks this. Allocates what the settings need and up to three f32 per
-/// element, unless a closed bucket left as much room. In that case it allocates a few hundred bytes.
+/// additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and up to
+/// three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
 ///
 /// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 /// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.

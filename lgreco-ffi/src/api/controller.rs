@@ -169,15 +169,16 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
 /// uses it. `report` may be NULL. Allocates at decisions only.
 ///
-/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own code.
-/// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
-/// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
+/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own
+/// code. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn of it:
+/// if this rank cannot use the network, because `controller` or `collective` is wrong, or another call uses the
+/// controller (LGRECO_BUSY).
 ///
-/// Errors that leave everything unchanged, so that the step may be repeated (for nodes see
-/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
-/// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
-/// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
-/// lgreco_controller_begin_step is under way; codes of planning.
+/// The following errors leave everything unchanged, and the step may be repeated (for nodes see
+/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
+/// layers, with the first difference in the message; LGRECO_PARAMETER, also when the collective has another rank or
+/// number of workers than the controller; LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way;
+/// codes of planning.
 ///
 /// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
 /// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
@@ -249,8 +250,8 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
 }
 
 /// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
-/// LGRECO_REQUEST_NONE. In most steps the first call returns that. If a decision is due, the measuring rank measures and
-/// plans during a call. Allocates at decisions only.
+/// LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the measuring
+/// rank measures and plans during a call. Allocates at decisions only.
 ///
 /// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
 /// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a

@@ -37,9 +37,9 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and all means become what the
-    /// option `on_fault` says. A mean that exceeds its type also fails the step, but then only this mean is infinite or
-    /// NaN.
+    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
+    /// decides the value of all means. A mean that exceeds its type also fails the step, but then only this mean is
+    /// infinite or NaN.
     pub failed: u32,
     /// The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
     /// or had other settings, or its payload cannot be decoded.
@@ -108,8 +108,8 @@ unsafe fn read(
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
-/// Tells the bytes of device memory that a bucket of these layers works in: about 8 per element, and messages. `values` of
-/// layers are not read. `settings` has one setting per layer.
+/// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, and messages.
+/// `values` of layers are not read. `settings` has one setting per layer.
 ///
 /// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
 /// different types.

@@ -183,7 +183,7 @@ pub unsafe extern "C" fn lgreco_cut_send_gradients(
 /// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory.
 /// Changes nothing.
 ///
-/// Fails like lgreco_cut_send_activations, as far as values and buffers are concerned.
+/// Fails like lgreco_cut_send_activations for wrong values and buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_evaluate(
     cut: *mut lgreco_cut,
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn lgreco_cut_evaluate(
 
 /// Downstream: decompresses a message for evaluation. Changes nothing.
 ///
-/// Fails like lgreco_cut_receive, as far as messages and buffers are concerned.
+/// Fails like lgreco_cut_receive for wrong messages and buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
     cut: *mut lgreco_cut,

@@ -148,7 +148,7 @@ impl OnDeviceBucket for NoBucket {
 /// Makes a random call on a bucket without a device.
 ///
 /// # Safety
-/// Pointers are NULL, or to what lives as long as the call; handles are live or NULL.
+/// Pointers are NULL, or to values that live as long as the call. Handles are live or NULL.
 unsafe fn on_bucket(
     bytes: &mut Bytes,
     state: &mut State,

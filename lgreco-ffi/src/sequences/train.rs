@@ -1,4 +1,4 @@
-//! Calls on controllers of one rank, whose callbacks sometimes fail.
+//! Calls on controllers of one rank. Their callbacks sometimes fail.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, METHODS, ROOM, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;

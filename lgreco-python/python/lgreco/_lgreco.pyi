@@ -262,8 +262,8 @@ class Controller:
         """Undoes the last step's changes of the residuals, because its means were not applied."""
 
     def abandon_step(self) -> None:
-        """Abandons the step under way, whose buckets are closed. Residuals return to their values before it, and it may
-        begin again."""
+        """Abandons the step under way, after its buckets were closed. Residuals return to their values before it, and it may begin
+        again."""
 
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals by ``factor``, because later gradients are multiplied by it too."""

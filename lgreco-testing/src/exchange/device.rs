@@ -9,7 +9,7 @@ use lgreco_train::gradient::{Dtype, ValuesMut};
 pub struct Handle(Part);
 
 /// One rank's device: a stream of operations and collectives, done in order, but not before the host waits for them.
-/// Its kernels are the host's operations. So comparisons with the host test what an exchange requests from a device,
+/// Its kernels are the host's operations. So comparisons with the host test the requests of an exchange to its device,
 /// not arithmetic.
 pub struct Device<'c, C> {
     /// Performs the collectives on the device's memory.

@@ -1,4 +1,4 @@
-//! A network that records what this rank sends, and damages what it gathers.
+//! A network that records the bytes that this rank sends, and damages the bytes that it gathers.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError, Slip};
@@ -118,7 +118,7 @@ impl Network {
         Network { worker, damage: None, sent: Vec::new() }
     }
 
-    /// Takes what was sent since the last call.
+    /// Takes the record of the bytes sent since the last call.
     pub(super) fn sent(&mut self) -> Vec<Sent> {
         core::mem::take(&mut self.sent)
     }

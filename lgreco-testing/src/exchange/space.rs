@@ -1,5 +1,5 @@
-//! Checks of exchange memories against the host's: the promises of every [`Space`](lgreco_train::exchange::Space) that
-//! computes what the core computes.
+//! Checks of exchange memories against the host's: the properties of every [`Space`](lgreco_train::exchange::Space)
+//! that must give the core's results.
 
 use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
@@ -71,7 +71,7 @@ pub trait Bucket {
         collective: &mut impl Collective,
     ) -> Result<(), Error>;
 
-    /// The means, as bytes like the gradients; with shards only those of this rank's shards.
+    /// The means, as bytes like the gradients. With shards, only the means of this rank's shards.
     fn means(&mut self) -> Vec<Vec<u8>>;
 
     /// The residuals, by layer; `None` without feedback.
@@ -277,7 +277,7 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
-/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares what they send.
+/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares the bytes that they send.
 fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
     for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
         for (step, (found, expected)) in of_space.iter().zip(expected).enumerate() {

@@ -72,7 +72,7 @@ fn record(config: &Config, worker: ThreadCollective) -> Vec<Step> {
     (0..STEPS).map(step).collect()
 }
 
-/// Records what another collective returns.
+/// Records the results of another collective.
 struct Recorder {
     inner: ThreadCollective,
     heard: Vec<Heard>,

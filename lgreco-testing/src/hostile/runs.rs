@@ -1,4 +1,4 @@
-//! Small sound runs, whose states and messages other modules damage.
+//! Small runs without damage. Other modules damage their states and messages.
 
 use crate::controller::{SETTINGS, sharded};
 use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};

@@ -311,13 +311,13 @@ class OuterStep(Reports, Checkpointed[None]):
         return self.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Continues from a state with as many fragments. The model and its optimizer are loaded separately.
+        """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately.
 
-        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks
-        load a state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as both.
-        It may add the state of a rank that left to ``residuals``, and takes over its residuals; otherwise they are
-        lost. A rank that joins gives any rank's state and no residuals (``[]``). With ``residuals``, parameters become
-        those from which the next outer step starts. Without, they stay unchanged.
+        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks load a state,
+        with the states whose ``residuals`` they take over. A rank that stays gives its own state as both. It may add the state of a
+        rank that left to ``residuals``, and takes over its residuals; otherwise they are lost. A rank that joins gives any rank's
+        state and no residuals (``[]``). With ``residuals``, parameters become those from which the next outer step starts. Without
+        ``residuals``, parameters stay unchanged.
 
         Raises ValueError for other fragments or shapes, and LgrecoError for a damaged state. Everything is then
         unchanged.

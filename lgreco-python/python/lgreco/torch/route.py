@@ -72,7 +72,7 @@ def described(route: Route, nodes: int, per_node: int) -> str:
 
 
 def methods_of(method: object, settings: object) -> frozenset[str]:
-    """The names of the methods whose payloads travel."""
+    """The names of the methods that make the payloads."""
     if isinstance(settings, Mapping):
         words = (str(setting).partition(" ")[0] for setting in settings.values())
         return frozenset(word for word in words if word != "dense")

@@ -56,7 +56,7 @@ class UnderWay:
         return any(exchange.is_lost for exchange in self.exchanges)
 
     def is_left_over(self, layers: list[int] | None = None) -> bool:
-        """Whether the step's backward pass ended early. ``layers`` are those of a new bucket.
+        """Whether the step's backward pass ended early. ``layers`` belong to a new bucket.
 
         With reentrant checkpoints, the end of the outer pass may be unknown. But no layer appears twice in a pass.
         """
