@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin cut [-- --steps N]`
 //!
-//! The stage above the cut sends its features (512 per image) to the stage below. That stage sends back the loss's gradient
-//! by the features. Every run starts from the same parameters and sees the same images in the same order. After training
-//! the network is evaluated twice. Activations are compressed as in training but without memory, or stay uncompressed.
+//! The stage above the cut sends its features (512 per image) to the stage below. That stage sends back the gradient of
+//! the loss with respect to the features. Every run starts from the same parameters and sees the same images in the
+//! same order. After training the network is evaluated twice: with activations compressed as in training but without
+//! memory, and with uncompressed activations.
 
 #[path = "../train/batch.rs"]
 mod batch;

@@ -14,15 +14,15 @@ pub type Failure = Box<dyn std::error::Error>;
 
 /// Images per step; a divisor of the 360 validation images.
 pub const BATCH: usize = 40;
-/// Values per image at the cut, those of [`Early::features`].
+/// Number of values per image at the cut: the features of [`Early::features`].
 pub const FEATURES: usize = 32 * 4 * 4;
 
 /// The training images.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Images {
-    /// With new noise in every step, so that no sample recurs.
+    /// Every step adds new noise, so no sample recurs.
     New,
-    /// Each image always with the same noise.
+    /// Each image always has the same noise.
     Recurring,
 }
 
@@ -87,7 +87,8 @@ impl Pipeline {
         let mut message = vec![0; self.up.message_len()];
         let sent = self.up.send(Values::F32(&values), &samples, workspace, &mut message)?;
 
-        // Below the cut: run the rest of the network on the received features, and send back the loss's gradient by them.
+        // Below the cut: run the rest of the network on the received features, and send back the gradient with respect
+        // to them.
         let mut received = vec![0.0; values.len()];
         let ticket = self.down.receive(&message[..sent.len], workspace, &mut received)?;
         let received = Var::from_vec(received, features.dims(), &Device::Cpu)?;
@@ -111,7 +112,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Loss and accuracy on images that are not trained on.
+    /// Loss and accuracy on the validation images.
     pub fn validate(&mut self, evaluation: Evaluation) -> Result<(f32, f32), Failure> {
         let (mut loss, mut right, mut count) = (0.0, 0.0, 0.0);
         for Batch { inputs, targets } in self.digits.validation(2)? {

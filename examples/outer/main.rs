@@ -5,10 +5,11 @@
 //! [--forget-moved]`
 //!
 //! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on separate data.
-//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's payload by
-//! its published equations, which sends 0.219 bits per parameter and round of a large model. A number is a plan within this
-//! many bits per parameter and round. After `joined-`, TopK keeps the largest values of all layers together within this
-//! many bits. With `every-step` all workers average all parameters after each step. Losses are means over the seeds.
+//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's payload
+//! by its published equations, which sends 0.219 bits per parameter and round of a large model. A number means a plan
+//! within this many bits per parameter and round. A number after `joined-` is a limit too; there TopK keeps the largest
+//! values of all layers together. With `every-step` all workers average all parameters after each step. Losses are
+//! means over the seeds.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -46,8 +47,8 @@ use task::Task;
 /// Trains a small transformer separately on four workers, which average at intervals.
 #[derive(Clone, Parser)]
 struct Args {
-    /// every-step, dense, sparseloco, or a number of bits per parameter and round: of a plan, after `uniform-` of a single
-    /// density, after `joined-` of all layers joined.
+    /// every-step, dense, sparseloco, or a number of bits per parameter and round. A number alone means a plan,
+    /// `uniform-` before it a single density, `joined-` before it all layers joined.
     #[arg(
         long,
         value_name = "NAME",

@@ -1,4 +1,4 @@
-//! Threads that exchange as if by a slow network.
+//! Threads that exchange as slowly as by a network.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError};

@@ -1,4 +1,5 @@
-//! Exchanges gradients during the backward pass. The trained parameters are bit for bit those of a run without overlap.
+//! Exchanges gradients during the backward pass. The trained parameters equal those of a run without overlap, bit for
+//! bit.
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin overlap [-- --mbits N]`
 //!

@@ -25,7 +25,7 @@ impl Mlp {
         batch: &Batch,
         mut ready: impl FnMut(usize, Vec<Vec<f32>>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // Each layer has a separate graph, whose input is the previous layer's output.
+        // Each layer has a separate graph. Its input is the previous layer's output.
         let layers: Vec<&[Parameter]> = self.0.all().chunks(2).collect();
         let mut outputs = vec![batch.inputs.flatten_from(1)?];
         let mut inputs = Vec::new();
@@ -41,8 +41,8 @@ impl Mlp {
             let gradient = |var: &Var| store.get(var).ok_or("the loss does not depend on a layer");
             let values = |parameter: &Parameter| Ok(gradient(&parameter.var)?.flatten_all()?.to_vec1()?);
             ready(index, layer.iter().map(values).collect::<Result<_, Failure>>()?)?;
-            // The chain rule: the gradients of ⟨output, the loss's gradient by the output⟩ are the loss's gradients by the
-            // layer's inputs and parameters.
+            // The chain rule: the gradients of ⟨output, gradient of the loss with respect to the output⟩ are those of
+            // the loss, with respect to the layer's inputs and parameters.
             objective = (&outputs[index] * gradient(&inputs[index])?.detach())?.sum_all()?;
         }
         Ok(())

@@ -33,8 +33,8 @@ fn overlapped_training_ends_with_the_bits_of_the_blocking_one() {
     }
 }
 
-/// The first collective of each layer lasts until all layers have begun theirs. (The collective of the ranks' agreement
-/// does not.) A run that waits for one layer's means before it continues the backward pass would hang.
+/// The first collective of each layer lasts until all layers have begun their first one. (The ranks' agreement does not
+/// wait in this way.) A run that waits for one layer's means before it continues the backward pass would hang.
 #[test]
 fn all_layers_are_under_way_at_the_same_time() {
     let held = || -> Link {
@@ -53,7 +53,7 @@ fn all_layers_are_under_way_at_the_same_time() {
     assert!(train(Method::Qsgd, true, held)[0].bytes > 0);
 }
 
-/// Gradients layer by layer are those of candle's single pass through the whole model.
+/// Gradients that are computed layer by layer equal those of candle's single pass through the whole model.
 #[test]
 fn layers_are_differentiated_as_the_whole_is() {
     let (model, digits) = (Mlp::new(&[24, 16], 1).unwrap(), Digits::load());

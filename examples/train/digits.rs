@@ -65,7 +65,7 @@ impl Digits {
         Ok((batch, chosen.iter().map(|&i| Some(i as u64)).collect()))
     }
 
-    /// All images that are never trained on, `count` times each, with the same noise in every run.
+    /// The validation images, `count` times each, with the same noise in every run.
     pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
         (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()
     }

@@ -1,4 +1,4 @@
-//! Random plans that are kept throughout training. They show how well errors of compression predict the loss.
+//! Random plans that are kept throughout training. They show how well compression errors predict the loss.
 
 use lgreco_train::Error;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -11,7 +11,7 @@ use lgreco_train::search::Search;
 /// PowerSGD's iterations, as [`Search`] offers them.
 const ITERATIONS: u32 = 5;
 
-/// The method's name of these plans, for use in schemes.
+/// Name of the method of these plans, for use in schemes.
 pub const METHOD: &str = "drawn";
 
 /// The plans' names, which are their numbers.
@@ -20,8 +20,8 @@ pub const NAMES: [&str; 24] = [
     "21", "22", "23", "24",
 ];
 
-/// Returns a setting for each tensor. Two plans mix all methods; the others use only QSGD, only TopK or only PowerSGD.
-/// Plans have four stages from mild to strong, and layers deviate from the stage at random.
+/// Returns a setting for each tensor. Half of the plans mix all methods; the others use only QSGD, only TopK or only
+/// PowerSGD. Plans have four stages from mild to strong, and layers deviate from the stage at random.
 pub fn plan(name: &str, tensors: &[Tensor], search: &Search) -> Result<Vec<Setting>, Error> {
     let number = NAMES.iter().position(|&other| other == name).unwrap_or(0);
     let unit = |layer: usize, word| {

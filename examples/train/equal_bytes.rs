@@ -43,8 +43,8 @@ impl EqualBytes<'_> {
         Ok(dense as f64 / self.bytes(|_| Ok(self.search.clone()))? as f64)
     }
 
-    /// Approximately the largest multiple of the default, up to 8, for which `bytes` is at most that of `times` uniform
-    /// steps.
+    /// Approximately the largest multiple of the default, up to 8, for which `bytes` is at most the bytes of `times`
+    /// uniform steps.
     fn largest(&self, times: usize, bytes: impl Fn(f64) -> Result<usize, Error>) -> Result<f64, Error> {
         let most = times * self.bytes(|_| Ok(self.search.clone()))?;
         let (mut low, mut high) = (0.0, 8.0 * self.default);

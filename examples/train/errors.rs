@@ -22,7 +22,7 @@ use std::path::Path;
 pub struct Errors {
     /// The model's name.
     pub model: String,
-    /// What took the steps, as in results.
+    /// The optimiser, as in results.
     #[serde(default = "sgd")]
     pub optimizer: String,
     /// Steps of training.
@@ -51,7 +51,7 @@ pub struct Layer {
     pub moments: Vec<Moments>,
 }
 
-/// What Adam divides a layer's gradients by, at one step.
+/// Adam's second moments of a layer at one step. Adam divides gradients by their roots.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// Squared l2 norm of one worker's gradient in this step.
@@ -73,8 +73,9 @@ impl Moments {
         Moments { squared_norm: squared_norm(gradient), octaves: octaves.into_iter().collect() }
     }
 
-    /// The noise in Adam's step, in squared step lengths summed over the elements, where the gradient has noise of `relative`
-    /// squared error, spread evenly over the elements: `Σ σ² / (v + σ²)`, because the second moments see the noise, too.
+    /// The noise in Adam's step, in squared step lengths summed over the elements. The gradient has noise of `relative`
+    /// squared error, spread evenly over the elements. The result is `Σ σ² / (v + σ²)`, because the second moments
+    /// contain the noise too.
     pub fn noise_in_step(&self, relative: f64) -> f64 {
         let elements: f64 = self.octaves.iter().map(|&(_, count)| f64::from(count)).sum();
         let noise = self.squared_norm * relative / elements;
@@ -83,7 +84,7 @@ impl Moments {
         if noise > 0.0 { self.octaves.iter().map(part).sum() } else { 0.0 }
     }
 
-    /// The same with all second moments equal to the layer's mean.
+    /// The same noise, if all second moments equal the layer's mean.
     pub fn noise_by_mean(&self, relative: f64) -> f64 {
         let sum = |of: fn(f64) -> f64| {
             self.octaves.iter().map(|&(octave, count)| f64::from(count) * of(f64::from(octave) + 0.5)).sum::<f64>()
@@ -113,9 +114,9 @@ pub struct Plan {
     pub errors: Vec<Vec<f64>>,
 }
 
-/// Trains uncompressed and measures one worker's own gradients at eight decisions, as its controller would. Each decision
-/// uses the mean gradient of up to ten steps before it. Every second decision also measures the loss's sensitivity to noise
-/// in each layer.
+/// Trains uncompressed. At eight decisions, measures the gradients of one worker before averaging, as its controller
+/// would. Each decision uses the mean gradient of up to ten steps before it. Every second decision also measures the
+/// loss's sensitivity to noise in each layer.
 fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     let scheme = Scheme { method: "none", name: "uncompressed" };
     let mut all = threads::run(WORKERS, |collective| {
@@ -156,7 +157,7 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     all.swap_remove(0)
 }
 
-/// Returns the errors in the file. Measures missing runs that random plans are compared with, and adds them to the file.
+/// Returns the errors in the file. Measures missing runs for comparison with random plans, and adds them to the file.
 pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<Errors>, Failure> {
     let mut all: Vec<Errors> = match path.exists() {
         true => {
@@ -249,7 +250,7 @@ impl Errors {
         Ok(())
     }
 
-    /// Adds what Adam divides by, if it takes the steps.
+    /// Adds AdamW's second moments, if AdamW is the optimiser.
     fn add_moments(&mut self, gradients: &[Vec<f32>], second: &[Vec<f32>], tensors: &[Tensor]) {
         let search = Search::new(Method::Hybrid);
         let taken = std::iter::zip(tensors, std::iter::zip(gradients, second));

@@ -1,13 +1,13 @@
-//! The gain on some plans from fitting a metric to other plans.
+//! Fits a metric to some plans, and measures how much better it then predicts the loss of other plans.
 
 use crate::prediction::spearman;
 use lgreco_train::rng::Stream;
 
 const SPLITS: u32 = 200;
 
-/// Returns two of Spearman's correlations with the losses of half of the plans, as means over random halves. The metric is
-/// the sum of both parts, with a weight for unbiased methods. First the weight is the one that correlates best on the other
-/// half, then it is `weight`.
+/// Returns two of Spearman's correlations with the losses of half of the plans, as means over random halves. The metric
+/// is the sum of both parts, with a weight for unbiased methods. For the first correlation, the weight is the one that
+/// correlates best on the other half. For the second, it is `weight`.
 pub fn halves(parts: &[[f64; 2]], losses: &[f64], weight: f64) -> [f64; 2] {
     let mut sums = [0.0; 2];
     for split in 0..SPLITS {

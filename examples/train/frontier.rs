@@ -1,4 +1,5 @@
-//! How much more loss for how many fewer bytes, with the seeds' scatter, as SVG: of few series, so that it can be read.
+//! Draws increase of the loss against bytes sent, with the scatter over seeds, as SVG. It has few series, so that it
+//! can be read.
 
 use crate::summary::{Group, Line, Mean};
 use lgreco_cli::chart::{Anchor, Area, Axis, Chart, Colour, INK, Kind, MUTED, SERIES, Series, Svg};
@@ -6,8 +7,8 @@ use lgreco_cli::chart::{Anchor, Area, Axis, Chart, Colour, INK, Kind, MUTED, SER
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 500.0;
 
-/// What is compared: plans, first, and the same setting in every layer. Compressor and scheme of each point, fewest bytes
-/// first.
+/// The compared series: plans first, then the same setting in every layer. Each point is a compressor and a scheme,
+/// fewest bytes first.
 const SHOWN: [(&str, &[(&str, &str)]); 5] = [
     (
         "plans of EDEN, TopK and PowerSGD",
@@ -23,7 +24,7 @@ const SHOWN: [(&str, &[(&str, &str)]); 5] = [
     ("EDEN, 1 to 3 bits", &[("eden", "uniform-1"), ("eden", "uniform-2"), ("eden", "uniform-3")]),
 ];
 
-/// Draws the group in which most of what is compared was trained, the first of several.
+/// Draws the group in which most of these schemes were trained. Of several such groups, it takes the first.
 pub fn svg(groups: &[Group]) -> String {
     let points = |group: &Group| SHOWN.iter().map(|(_, schemes)| lines(group, schemes).len()).sum::<usize>();
     let most = groups.iter().map(points).max();
@@ -40,7 +41,7 @@ pub fn svg(groups: &[Group]) -> String {
     let of_group = |schemes| group.map_or_else(Vec::new, |group| lines(group, schemes));
     let shown = SHOWN.into_iter().zip(SERIES);
     let mut all: Vec<_> = shown.map(|((name, schemes), colour)| series(name, &of_group(schemes), colour)).collect();
-    // How many times fewer bytes plans send.
+    // Ratio of uncompressed bytes to the bytes that plans send.
     let ratios = of_group(SHOWN[0].1).into_iter().map(|(line, _)| format!("{:.1}×", line.ratio));
     all[0].notes = ratios.enumerate().collect();
     let chart = Chart {
@@ -57,7 +58,7 @@ pub fn svg(groups: &[Group]) -> String {
     svg.file(title)
 }
 
-/// The lines of these schemes that have a place: bytes and an increase of the loss.
+/// The lines of these schemes that can be drawn: they sent bytes, and the increase of the loss is known and finite.
 fn lines<'a>(group: &'a Group, schemes: &[(&str, &str)]) -> Vec<(&'a Line, Mean)> {
     let find = |&(method, scheme): &(&str, &str)| {
         let line = group.lines.iter().find(|line| (&*line.method, &*line.scheme) == (method, scheme))?;

@@ -1,4 +1,4 @@
-//! Trains two small models with every compression scheme and compares what they learn with what they send.
+//! Trains two small models with every compression scheme and compares losses and bytes sent.
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
 //! [--optimizer sgd|adamw] [--workers 1|2|4|8] [--constant-rate] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
@@ -73,7 +73,7 @@ use worker::{Failure, Worker};
 /// Trains two small models with every compression scheme.
 #[derive(Parser)]
 struct Args {
-    /// Fewer steps: takes 4.5 minutes on the two cores where it was measured, and up to 50 % longer elsewhere.
+    /// Train fewer steps. It took 4.5 minutes on two cores, and up to 50 % longer on other machines.
     #[arg(long)]
     quick: bool,
     /// Models to train; both by default.
@@ -107,7 +107,7 @@ struct Args {
     /// Write the first worker's controller metrics for every step of every new run, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
-    /// Tell how well error metrics predict the loss of random plans (scheme `drawn`). Missing errors are measured in
+    /// Report how well error metrics predict the loss of random plans (scheme `drawn`). Missing errors are measured in
     /// uncompressed runs and added to this JSON file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "constant_rate"])]
     errors: Option<PathBuf>,

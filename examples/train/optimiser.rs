@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-/// The rule that turns mean gradients into steps.
+/// The optimiser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// SGD with momentum 0.9.
@@ -89,7 +89,7 @@ impl Optimiser {
         }
     }
 
-    /// AdamW by Loshchilov and Hutter, ICLR 2019; the learning rate is also the schedule of the decay.
+    /// AdamW by Loshchilov and Hutter, ICLR 2019. The weight decay follows the schedule of the learning rate.
     fn adamw(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
         let [mean, square] = [MOMENTUM, SQUARES].map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
         for (((values, gradients), m), v) in values.iter_mut().zip(gradients).zip(&mut self.first).zip(&mut self.second)

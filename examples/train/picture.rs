@@ -9,11 +9,11 @@ use std::ops::Range;
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
 const LEGEND: u32 = 172;
-/// Width and height of a scheme in it.
+/// Width and height of a scheme's entry in the legend.
 const ENTRY: (usize, usize) = (215, 22);
-/// Of text.
+/// Colour of text.
 const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
-/// Of lines behind the data.
+/// Colour of lines behind the data.
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
@@ -99,7 +99,7 @@ fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
-/// What the colours of these schemes mean.
+/// Draws the legend of these schemes' colours.
 fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
     let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
     let columns = (area.dim_in_pixel().0 as usize / ENTRY.0).max(1);
@@ -111,8 +111,8 @@ fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> 
     Ok(())
 }
 
-/// Axes with room around these values, `None` where there are none: the marks of an axis without ends would be counted for
-/// ever, and one point must have room too.
+/// Axes with a margin around these values. `None` without finite values, because plotters would count the marks of such
+/// an axis for ever. A single point gets a margin too.
 fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
@@ -132,8 +132,8 @@ fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The points of a run on the axes, without losses that are not finite and without zero bytes, which a logarithmic axis
-/// lacks.
+/// The points of a run on the axes. Losses that are not finite are left out, and so are zero bytes, which a logarithmic
+/// axis cannot show.
 fn points(row: &Row) -> Vec<(f64, f64)> {
     let places = row.curve.iter().map(|point| (point.bytes as f64, f64::from(point.loss)));
     places.filter(|&(bytes, loss)| bytes > 0.0 && loss.is_finite()).collect()

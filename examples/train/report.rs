@@ -59,13 +59,13 @@ pub fn head(task: &Task) -> String {
 }
 
 impl Row {
-    /// Whether this is the result of such a run.
+    /// Whether this is the result of a run of `task` with `scheme` and `seed`.
     pub fn is_of(&self, task: &Task, scheme: Scheme, seed: u64) -> bool {
         (&*self.model, &self.optimizer, self.steps) == (task.name, &task.conditions(), task.steps)
             && (&*self.method, &*self.scheme, self.seed) == (scheme.method, scheme.name, seed)
     }
 
-    /// Whether the other run had the same model, data and starting values.
+    /// Whether the other run had the same model, optimiser, steps and seed.
     pub fn is_beside(&self, other: &Row) -> bool {
         (&self.model, &self.optimizer, self.steps, self.seed)
             == (&other.model, &other.optimizer, other.steps, other.seed)

@@ -43,7 +43,7 @@ const BITS: &str = "+bits";
 /// L-GreCo with the least error within a fraction of the uncompressed bits.
 pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
 
-/// Schemes of EDEN: the same number of bits for all layers, and plans of the same sizes.
+/// Schemes of EDEN: the same number of bits for all layers, and plans of the same total size.
 pub const EDEN: [&str; 5] = ["uniform-1", "uniform-2", "uniform-3", "l-greco-10.5x", "l-greco-15.6x"];
 /// Schemes with plans of EDEN, TopK and PowerSGD.
 pub const MIXED: [&str; 3] = ["l-greco-10.5x+bits+bf16", "l-greco-15.6x+bits+bf16", "l-greco-30x+bits+bf16"];
@@ -87,7 +87,7 @@ pub fn drawn() -> impl Iterator<Item = Scheme> {
     drawn::NAMES.iter().map(|name| Scheme { method: drawn::METHOD, name })
 }
 
-/// Selects a scheme, all schemes of a method, or all of a name.
+/// A selection: one scheme, all schemes of a method, or all schemes of a name.
 #[derive(Clone, Debug)]
 pub struct Named(String);
 
@@ -154,7 +154,7 @@ impl Scheme {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
-        // The paper's metric, unless the scheme's name says otherwise.
+        // The paper's metric, unless the scheme's name requires another one.
         search.metric = Metric::L2;
         let mut config = Config { budget: Budget::Error, ..Config::new(search) };
         if name.contains("-bytes") {

@@ -35,9 +35,9 @@ pub struct Task {
 
 /// Data of a task.
 pub enum Data {
-    /// `windows` per step, of all workers together.
+    /// `windows` is the number per step, of all workers together.
     Text { text: Text, size: Size, windows: usize },
-    /// `images` per step, of all workers together.
+    /// `images` is the number per step, of all workers together.
     Digits { digits: Digits, images: usize },
 }
 
@@ -136,7 +136,7 @@ impl Task {
         }
     }
 
-    /// The validation data, which no worker trains on.
+    /// The validation data. No worker trains on it.
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(8, 16, size.context),

@@ -145,8 +145,8 @@ fn row(method: &str, seed: u64, bytes: u64, losses: &[f32]) -> Row {
     }
 }
 
-/// A panel whose method has no run has no axis ranges, and neither has a run that diverged at once. A single point has an
-/// empty range.
+/// A panel without runs of its method has no axis ranges. A run that diverged at once has none either. A single point
+/// has an empty range.
 #[test]
 fn a_picture_of_one_row_is_drawn() {
     for (method, bytes, losses, lines) in [

@@ -84,7 +84,7 @@ pub enum Command {
     /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
     /// training, and a file of gradients holds one moment.
     Compare(Compare),
-    /// Show a training run while it goes on: settings, bytes, errors and seconds of its steps.
+    /// Show a training run in progress: settings, bytes, errors and seconds of its steps.
     Watch(Watch),
     /// The backends of this build and of this machine.
     Devices,
@@ -212,7 +212,7 @@ pub enum SolverArg {
     Dp,
 }
 
-/// Backends of this build.
+/// Backends that the command line accepts in this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendArg {
     /// All cores of this machine.
@@ -270,7 +270,7 @@ fn metric() -> impl TypedValueParser<Value = Metric> {
     ])
 }
 
-/// Parses names of a type of the core. Each name has a help text.
+/// Parses names such as those of methods and metrics. Each name has a help text.
 fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = lgreco::Error> + Clone + Send + Sync + 'static,

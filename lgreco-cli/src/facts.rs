@@ -1,10 +1,10 @@
-//! What is known about the layers of a measured table.
+//! Properties of the layers of a measured table.
 
 use lgreco::gradient::{Dtype, Element, Values};
 use lgreco::search::{Layer, Measured};
 use rayon::prelude::*;
 
-/// What is known about the layers of a table that was measured here.
+/// Properties of the layers of a table that this command measured.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Dimensions per layer.
@@ -13,32 +13,32 @@ pub struct Facts {
     pub norms: Vec<f64>,
     /// Uncompressed bits per layer.
     pub sizes: Vec<u64>,
-    /// The tensors that are not in the table.
+    /// The tensors that the table leaves out.
     pub left_alone: LeftAlone,
-    /// Bytes that a GPU's tables, workspace and uploads took.
+    /// Bytes of GPU memory for tables, workspace and uploads. `None` without a GPU.
     pub device_memory: Option<u64>,
 }
 
 /// The tensors of a model that stay uncompressed.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftAlone {
-    /// How many.
+    /// Number of tensors.
     pub layers: usize,
-    /// Their elements.
+    /// Total number of elements.
     pub elements: u64,
-    /// Their bits.
+    /// Total size in bits.
     pub size: u64,
 }
 
 impl Facts {
-    /// Of a model in memory and its table. A pass over the gradients, on all cores.
+    /// The facts about a model in memory and its table. Computes the norms on all cores.
     pub fn of_model(model: &[Layer<'_>], measured: &Measured) -> Facts {
         let norms: Vec<f64> = model.par_iter().map(norm).collect();
         let layers: Vec<_> = model.iter().map(|layer| (layer.dims(), layer.gradient().values().dtype())).collect();
         Facts::new(&layers, &norms, measured, None)
     }
 
-    /// Of a model's layers, dimensions and element type each, with their norms.
+    /// The facts about a model. `layers` holds dimensions and element type per layer.
     pub(crate) fn new(
         layers: &[(&[usize], Dtype)],
         norms: &[f64],
@@ -62,7 +62,7 @@ impl Facts {
     }
 }
 
-/// The l2 norm, in eight sums, which vector instructions add side by side.
+/// The L2 norm. It adds eight partial sums, so that vector instructions can be used.
 pub(crate) fn norm(layer: &Layer<'_>) -> f64 {
     fn squared<T: Element>(values: &[T]) -> f64 {
         let mut sums = [0.0; 8];

@@ -57,8 +57,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Escapes characters of `text` that do not print; a layer's name may contain any. These are control characters, so that the
-/// text stays on one line, and characters that reorder or hide text.
+/// Escapes unprintable characters of `text`, which layer names may contain. Control characters would break the line,
+/// and other characters can reorder or hide text.
 pub fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
         if matches!(c, '\'' | '"' | '\\') {

@@ -1,7 +1,7 @@
 //! The `lgreco` command: it reads gradients, and writes plans, tables and pictures.
 //!
-//! [`gradients`] is public for other programs that read them from safetensors files, [`page`] for those that make pages about
-//! plans, and [`chart`] for those that draw.
+//! Other programs use three public modules: [`gradients`] reads safetensors files, [`page`] makes pages about plans,
+//! and [`chart`] draws.
 
 mod args;
 pub mod chart;

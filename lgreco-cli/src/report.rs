@@ -16,7 +16,7 @@ Note: these are errors of one compression. EDEN's and QSGD's are unbiased and av
 of TopK and PowerSGD are biased and need error feedback.
 ";
 
-/// A plan's place between error and size.
+/// Error and size of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// Error.
@@ -25,7 +25,7 @@ pub struct Point {
     pub size: u64,
 }
 
-/// The plans for one method's table within one limit.
+/// The plans for one method's table within the same limit.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Name of the method.
@@ -40,7 +40,7 @@ pub struct Comparison {
     pub uniform: Point,
     /// Seconds of measurement.
     pub measure: f64,
-    /// The plans. If the limit is infeasible, only that of the default options.
+    /// The plans. If the limit is infeasible, only the plan of the default options.
     pub schemes: Vec<Scheme>,
     /// The smallest possible error or size, if the limit is infeasible.
     pub smallest: Option<Limit>,
@@ -59,7 +59,7 @@ pub struct Scheme {
     pub within_budget: bool,
     /// The proof, for solvers that give one.
     pub proof: Option<Proof>,
-    /// Seconds that it took. `None` for the default options, which need no choice.
+    /// Seconds that the scheme took. `None` for the default options, which need no choice.
     pub seconds: Option<f64>,
 }
 
@@ -68,10 +68,11 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the least error in
-    /// that size, or the smallest size with that error. `None` if the budget is not uniform.
+    /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the smallest
+    /// error within the uniform size, or the smallest size within the uniform error. `None` if the budget is not
+    /// uniform.
     pub other: Option<Summary>,
-    /// Where its limit is from; empty where nobody asks.
+    /// Describes where the limit comes from. Empty if no report needs it.
     pub origin: String,
     /// Seconds of solving.
     pub seconds: f64,
@@ -99,7 +100,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
     format!("{}\n{}", rows.render(), aligned(&plan_lines(table, solved, facts, times)))
 }
 
-/// What there is to say about a plan, by names.
+/// The statements about a plan, each with its name.
 pub fn plan_lines(
     table: &NamedTable,
     solved: &Solved,
@@ -218,8 +219,8 @@ pub fn default_point(table: &NamedTable) -> Option<Point> {
     Some(Point { error, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
-/// The used part of the budget, such as `99.98 %`. It is rounded down, so that 100 % means all of it, up to float rounding.
-/// More than the budget is marked `over`.
+/// The used part of the budget, such as `99.98 %`. It is rounded down, so 100 % means that the whole budget is used, up
+/// to float rounding. More than the budget is marked `over`.
 pub fn share(error: f64, budget: f64) -> String {
     let percent = |round: fn(f64) -> f64| round(1e4 * (error / budget)) / 100.0;
     match error {
@@ -251,7 +252,8 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How many times smaller or more exact a plan is than `uniform`. `None` if the plan's minimised quantity is 0.
+/// How many times smaller a plan is than `uniform`, or how many times smaller its error is. `None` if the plan's
+/// minimised quantity is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     match summary.limit() {
         Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),
@@ -264,7 +266,7 @@ fn times(whole: f64, part: f64) -> String {
     format!("{}×", significant(whole / part))
 }
 
-/// The used part of a size limit, written as [`share`] does.
+/// The used part of a size limit, in the form of [`share`].
 fn size_share(size: u64, limit: u64) -> String {
     match (size, limit) {
         (0, _) => "0 %".into(),
@@ -274,7 +276,7 @@ fn size_share(size: u64, limit: u64) -> String {
     }
 }
 
-/// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
+/// The L2 error of a layer, divided by the L2 norm of its gradient. `metric` tells whether `error` is squared.
 pub fn relative(metric: &str, error: f64, norm: f64) -> f64 {
     let l2 = if metric.starts_with(Metric::L2.name()) { error } else { error.sqrt() };
     if norm == 0.0 { 0.0 } else { l2 / norm }
@@ -381,7 +383,7 @@ pub fn compared(comparisons: &[Comparison]) -> String {
 }
 
 impl Comparison {
-    /// How far a plan is above the optimum within the limit. An upper bound if the optimum is not proved.
+    /// How far a plan is above the optimum within the limit. This is an upper bound if the optimum is not proved.
     fn above_optimum(&self, scheme: &Scheme) -> String {
         if !scheme.within_budget {
             return "-".into();

@@ -12,12 +12,12 @@ pub fn bytes(bytes: u64) -> String {
     if bytes < 1_000 { counted(bytes, "byte") } else { prefixed(bytes, UNITS) }
 }
 
-/// Without zeros behind the point: `20 kbit` for `20.0 kbit`.
+/// Removes zeros after the decimal point: `20 kbit` for `20.0 kbit`.
 pub fn round(text: &str) -> String {
     text.replace(".00 ", " ").replace(".0 ", " ")
 }
 
-/// A number of at least 1000 in the largest unit that it has one of.
+/// A number of at least 1000, in the largest unit that is not larger than the number.
 fn prefixed(number: u64, units: [&str; 6]) -> String {
     let (mut scaled, mut unit) = (number as f64 / 1e3, 0);
     while scaled >= 999.5 {

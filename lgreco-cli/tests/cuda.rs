@@ -1,13 +1,13 @@
-//! `--backend cuda`: the CPU's table, or one line that says why not. Where `LGRECO_GPU` is cuda, there must be a device: the step
-//! on-device of `tests/run` imitates one.
+//! Tests of `--backend cuda`: it gives the CPU's table, or says in one line why it cannot. If `LGRECO_GPU` is cuda,
+//! there must be a device. The step on-device of `tests/run` imitates one.
 
 mod common;
 
 use common::{json, lgreco, stdout};
 use std::process::Command;
 
-/// Whether there is a device; says so when there is none, and fails when `LGRECO_GPU` asks for one. (`LGRECO_REQUIRE=cuda` is about
-/// the kernels' own tests, which need none.)
+/// Whether there is a device. Without one, prints a note, or fails if `LGRECO_GPU` demands a device.
+/// (`LGRECO_REQUIRE=cuda` is for the kernels' own tests, which need no device.)
 fn device() -> bool {
     let devices = stdout(&["devices"]);
     let found = devices.lines().any(|line| line.starts_with("cuda   available: "));

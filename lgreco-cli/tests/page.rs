@@ -1,4 +1,4 @@
-//! Pages about plans and runs.
+//! Tests of pages about plans and runs.
 
 mod common;
 
@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A page as XML, which it is after its first line.
+/// The page as XML, without its first line.
 fn page(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     text.strip_prefix("<!DOCTYPE html>\n").unwrap().to_owned()
 }
 
-/// Asserts that a page fetches nothing.
+/// Asserts that a page loads nothing else.
 fn check_alone(page: &str) {
     let document = roxmltree::Document::parse(page).unwrap();
     for node in document.descendants().filter(|node| node.is_element()) {
@@ -105,7 +105,7 @@ fn pages_do_not_overwrite_what_is_read_or_written() {
     }
 }
 
-/// A line of a step.
+/// The line of JSON of a step.
 fn step(step: u64) -> String {
     let layer = |name: &str, setting: &str| {
         let (whole, sent) = (4096 * (step + 1), 512 * (step + 1));
@@ -148,12 +148,12 @@ fn a_line_at_fault_is_named() {
     assert!(output.status.code() == Some(2) && told.contains("steps.jsonl: there is no step in it"), "{told}");
 }
 
-/// A program that is ended with the test.
+/// A program that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -165,7 +165,7 @@ fn watching(folder: &Path, stdin: Stdio, args: &[&str]) -> Running {
     Running(command.spawn().expect("lgreco starts"))
 }
 
-/// Waits until the page says so.
+/// Waits until the page contains this text.
 fn wait_for(path: &Path, words: &str) {
     let start = Instant::now();
     while !std::fs::read_to_string(path).is_ok_and(|page| page.contains(words)) {
@@ -183,14 +183,14 @@ fn a_growing_file_is_followed() {
     wait_for(&page, "<dd>0, followed</dd>");
     assert!(std::fs::read_to_string(&page).unwrap().contains("http-equiv=\"refresh\" content=\"1\""));
     let mut steps = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // Half a line is no line yet.
+    // An incomplete line does not count yet.
     let line = step(1);
     let (first, second) = line.split_at(line.len() / 2);
     steps.write_all(first.as_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     steps.write_all(second.as_bytes()).unwrap();
     wait_for(&page, "<dd>1, followed</dd>");
-    // Another run, in the place of this one.
+    // Replaces the file by that of another run.
     std::fs::write(&path, step(0)).unwrap();
     wait_for(&page, "<dd>0, followed</dd>");
 }

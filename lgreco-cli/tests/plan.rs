@@ -1,4 +1,4 @@
-//! plan, measure and solve on good input.
+//! Tests of plan, measure and solve on valid input.
 
 mod common;
 
@@ -8,7 +8,7 @@ use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::check;
 use lgreco_cli::gradients::Gradients;
 
-/// The smallest plan within the uniform setting's error, unless the arguments say otherwise.
+/// The plan for these arguments. Without a limit, it is the smallest plan within the uniform setting's error.
 fn plan(args: &[&str]) -> PlanFile {
     let limited = args.iter().any(|arg| ["--size", "--budget", "--paper"].contains(arg));
     let budget: &[&str] = if limited { &[] } else { &["--budget", "uniform"] };
@@ -54,7 +54,7 @@ fn defaults_are_hybrid_as_small_as_uniform_and_paper_is_a_word() {
     for method in METHODS {
         same(&["--method", method, "--paper"], &[&["--method", method][..], &paper].concat());
     }
-    // Both directions are told, whichever was asked for.
+    // The report has both directions, whichever was requested.
     let (exact, small) = (stdout(&["plan"]), stdout(&["plan", "--budget", "uniform"]));
     let line = |report: &str, name: &str| {
         report.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{report}")).trim().to_owned()
@@ -109,7 +109,7 @@ fn one_of_anything_is_no_plural() {
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
 
-/// The sample's layers, in another order, get what the command has chosen, of the size that it has counted.
+/// The sample's layers, in another order, get the settings that the command has chosen, with the stated sizes.
 #[test]
 fn plans_have_settings_for_the_model() {
     let gradients = Gradients::sample();
@@ -144,8 +144,8 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
     }
 }
 
-/// The smallest error for uniform's size, and for the size of the plan within uniform's error: the proofs of the two
-/// directions bound each other.
+/// The smallest error is searched within uniform's size, and within the size of the plan for uniform's error. The
+/// proofs of the two directions bound each other.
 #[test]
 fn a_size_is_a_limit_as_an_error_is() {
     for method in METHODS {
@@ -297,7 +297,7 @@ fn a_table_of_any_metric_is_solved_to_its_own_budget() {
     assert!(stdout_in(folder.path(), &["solve", "table.json"]).contains("coarse"));
 }
 
-/// The same table with defaults and without, both with a budget of their own, which a size takes the place of.
+/// The same table with and without defaults. Both have a budget, which `--size` replaces.
 #[test]
 fn a_table_of_any_metric_is_solved_within_a_size() {
     let table = |default: &str| {
@@ -386,7 +386,7 @@ fn devices_lists_what_is_missing_too() {
     }
 }
 
-/// `cargo run` compiles all default members: with wgpu among them the first build takes three times as long.
+/// `cargo run` compiles all default members. With wgpu among them, the first build would take three times as long.
 #[test]
 fn the_first_build_leaves_wgpu_out() {
     let mut cargo = std::process::Command::new(env!("CARGO"));
@@ -394,7 +394,7 @@ fn the_first_build_leaves_wgpu_out() {
     let output = cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let tree = String::from_utf8(output.stdout).unwrap();
-    // A line is a package's name, version and folder; the folder may have any name.
+    // Each line has a package's name, version and folder.
     let has = |name: &str| tree.lines().any(|line| line.starts_with(name));
     assert!(has("lgreco-cli ") && has("cudarc ") && !has("wgpu") && !has("lgreco-wgpu "), "{tree}");
 }

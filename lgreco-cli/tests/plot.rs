@@ -1,4 +1,4 @@
-//! The picture of a plan.
+//! Tests of the picture of a plan.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn texts(folder: &Path, args: &[&str]) -> Vec<String> {
     texts.filter_map(|node| node.text()).map(|text| text.trim().to_owned()).collect()
 }
 
-/// The README's picture, and what the page on the command prints.
+/// The picture of the README, and the command's output on the documentation page, must be up to date.
 #[test]
 fn the_documentation_shows_this_plan() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Input and usage that is refused: exit code, and one line that names file, layer and problem.
+//! Tests of refused input and usage: exit code, and one line that names file, layer and problem.
 
 mod common;
 

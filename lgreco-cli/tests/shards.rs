@@ -1,4 +1,4 @@
-//! A model in several files.
+//! Tests of a model in several files.
 
 mod common;
 
@@ -37,7 +37,7 @@ const LAYERS: [(&str, &str); 4] = [
     ("c.bias", "2.safetensors"),
 ];
 
-/// A folder `m` with the model in two files, and the same in the file `whole.safetensors` beside it.
+/// A folder with the model in two files in `m`, and in the single file `whole.safetensors`.
 fn model() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let shards = folder.path().join("m");
@@ -79,7 +79,7 @@ fn errors_name_file_and_layer() {
             assert!(line.contains(word), "{word}: {line}");
         }
     };
-    // What is wrong with a layer is told of its file.
+    // An error about a layer names the layer's file.
     let mut bad = tensors();
     bad[3].3[400..404].copy_from_slice(&f32::NAN.to_le_bytes());
     write(&shards, "2.safetensors", &bad[2..]);
@@ -150,7 +150,8 @@ fn no_file_of_a_model_is_written_over() {
     assert_eq!(std::fs::read(folder.path().join(&path)).unwrap(), kept);
 }
 
-/// Several times the memory that the command may have: what it holds is what its largest layers need.
+/// The model is several times larger than the memory that the command may use. The command needs memory only for its
+/// largest layers.
 #[test]
 #[cfg(target_os = "linux")]
 fn memory_is_bounded_by_the_largest_layers() {
@@ -160,7 +161,7 @@ fn memory_is_bounded_by_the_largest_layers() {
     let (rows, columns) = (2048, 4096); // 16 MiB of bf16
     let bytes = 2 * rows * columns;
     let layer = |i: usize| {
-        // Most have one dimension, so that little is measured.
+        // Most tensors have one dimension, so that few are measured.
         let dims = if i.is_multiple_of(8) { format!("[{rows},{columns}]") } else { format!("[{}]", rows * columns) };
         format!(r#""w{i}":{{"dtype":"BF16","shape":{dims},"data_offsets":[{},{}]}}"#, i * bytes, (i + 1) * bytes)
     };
@@ -180,7 +181,7 @@ fn memory_is_bounded_by_the_largest_layers() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(plan["layers"].as_array().unwrap().len(), LAYERS / 8);
-    // The limit is one: what is too little is told, not died of.
+    // With too little memory, the command reports an error and does not crash.
     let output = limited(60 * 1024);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && told.contains("memory"), "{told}");

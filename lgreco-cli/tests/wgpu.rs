@@ -1,11 +1,11 @@
-//! `--backend wgpu`: the CPU's table and plan, or one line that says why not.
+//! Tests of `--backend wgpu`: it gives the CPU's table and plan, or says in one line why it cannot.
 
 mod common;
 
 use common::{failure_in, file, json, lgreco, safetensors, stdout};
 use std::process::Command;
 
-/// Whether there is an adapter; says so when there is none, and fails when `LGRECO_REQUIRE` names wgpu.
+/// Whether there is an adapter. Without one, prints a note, or fails if `LGRECO_REQUIRE` names wgpu.
 fn adapter() -> bool {
     let devices = stdout(&["devices"]);
     let found = devices.lines().any(|line| line.starts_with("wgpu   available: "));

@@ -39,8 +39,8 @@ pub(crate) struct Encoding {
     pub(crate) stream: Stream,
 }
 
-/// A bit for each kind of call that memory can be reserved for: measure, encode, decode, encode_to_device,
-/// decode_on_device.
+/// One bit for each kind of call that memory can be reserved for, in this order: measure, encode, decode,
+/// encode_to_device, decode_on_device.
 pub(crate) const CALLS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// A description of a bucket whose layers are exchanged on the device.
@@ -56,7 +56,7 @@ pub(crate) struct BucketLayers {
     /// Random stream of the first step; its layer is ignored.
     pub(crate) stream: Stream,
     pub(crate) gain: f32,
-    /// Whether means become NaN where a step fails.
+    /// Whether all means become NaN when a step fails.
     pub(crate) nan_on_fault: bool,
 }
 
@@ -86,8 +86,8 @@ pub(crate) struct Outcome {
     pub(crate) value: (usize, usize),
 }
 
-/// A bucket on a device; every call takes that device. Safety of the unsafe calls: the bucket was made on this device, and
-/// addresses are as README.md demands of device pointers.
+/// A bucket on a device. Every call also takes that device. Safety of the unsafe calls: the bucket was made on this
+/// device, and addresses are as README.md requires of device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;
@@ -102,20 +102,20 @@ pub(crate) trait OnDeviceBucket: Any {
     fn found_inf(&self) -> u64;
 }
 
-/// A device with a stream. Safety of the unsafe calls: addresses are as README.md demands of device pointers.
+/// A device with a stream. Safety of the unsafe calls: addresses are as README.md requires of device pointers.
 pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<()>;
     fn check(&mut self) -> Result<()>;
     /// Addresses are not used and may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
     fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64>;
-    /// Reserves the memory that `workspace_bytes` tells, for the same arguments.
+    /// Reserves as much memory as `workspace_bytes` returns for the same arguments.
     fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()>;
-    /// Bytes of the workspace and of the results. Addresses are not used and may be [`NOWHERE`].
+    /// Number of bytes of the workspace and of the results. Addresses are not used and may be [`NOWHERE`].
     fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)>;
     unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()>;
-    /// `copy` should be a copy of the results that were enqueued for these rows; any bytes are allowed.
+    /// `copy` should be a copy of the results of `enqueue_rows` for these rows. Any bytes are allowed.
     unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<()>;
     unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize>;
     unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()>;

@@ -20,7 +20,7 @@ pub(crate) enum Device {
 
 const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
-/// Each function opens the device of one kind with this index.
+/// Each function opens one kind of device, with this index.
 impl Device {
     pub(crate) fn cpu(index: u32) -> Result<Device> {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
@@ -75,7 +75,7 @@ impl Device {
         !matches!(self, Device::Cpu) && (0..job.candidates.len()).all(takes)
     }
 
-    /// Replaces a failure of the GPU by the backend's more precise one, if it recorded any.
+    /// If the backend of a GPU has recorded a more precise failure, returns that one instead.
     pub(crate) fn in_its_words(&self, failure: Failure) -> Failure {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(shared) = self
@@ -100,7 +100,7 @@ impl Device {
         })
     }
 
-    /// Runs a call on the device, after the calls of other threads.
+    /// Runs a call on the device. Calls of several threads run one after another.
     fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, CoreError>) -> Result<T, CoreError> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         const PANICKED: CoreError = CoreError::Device { what: "an earlier call on it panicked" };
@@ -134,7 +134,7 @@ impl Device {
     }
 }
 
-/// On a GPU, a table with a row that has no kernels is measured row by row; the CPU measures such rows.
+/// If a GPU lacks kernels for some rows of a table, each row is measured separately, and those rows on the CPU.
 impl Backend for Device {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
         let words = self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0);

@@ -47,7 +47,7 @@ pub(crate) enum Failure {
     NoValue { name: &'static str },
     #[error("the option `{name}` is `{found}`, expected {expected}")]
     OptionValue { name: &'static str, found: String, expected: &'static str },
-    /// The library rejected an option's value.
+    /// Another part of the library rejected an option's value.
     #[error("the option `{name}` is `{found}`: {failure}")]
     OfOption { name: &'static str, found: String, failure: Box<Failure> },
     #[error("not a {0} handle")]
@@ -113,13 +113,13 @@ impl Failure {
         }
     }
 
-    /// The same failure with this layer's name. A failure of the device stays as it is, because earlier work may have
-    /// caused it.
+    /// The same failure, with the layer's name in its text. A failure of the device stays unchanged, because earlier
+    /// work may have caused it.
     pub(crate) fn of_layer(self, name: &str) -> Failure {
         if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
     }
 
-    /// An error with the name of the layer at fault, if it is known.
+    /// The failure for this error, with the name of the layer at fault if it is known.
     pub(crate) fn named(error: impl Into<lgreco_train::Error>, layer: Option<String>) -> Failure {
         match (error.into(), layer) {
             (lgreco_train::Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
@@ -128,8 +128,8 @@ impl Failure {
         }
     }
 
-    /// Replaces a layer's index in the failure by its name from `names`, if it is there. The index of a setting is that of
-    /// its layer, because there is one setting per layer.
+    /// Replaces a layer's index in the failure by its name in `names`, if there is one. The index of a setting is that
+    /// of its layer, because there is one setting per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
@@ -205,7 +205,7 @@ impl From<CoreError> for Failure {
     }
 }
 
-/// The value of the constant `found`; `values` are in the order of the constants, from 0.
+/// The value for the constant `found`. `values` are ordered like the constants, which count from 0.
 pub(crate) fn one_of<T: Copy, const N: usize>(what: &'static str, found: u32, values: [T; N]) -> Result<T, Failure> {
     values.get(found as usize).copied().ok_or(Failure::UnknownConstant { what, found })
 }

@@ -10,30 +10,30 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An opaque C type, and the state behind it.
 pub(crate) trait Kind {
-    /// Its name, for messages.
+    /// Name of the type, for messages.
     const WHAT: &'static str;
     /// The first bytes of every handle of this kind. They distinguish it from other kinds.
     const TAG: [u8; 8];
     type State;
-    /// The handle's layer, if it has one, for messages.
+    /// Name of the handle's layer for messages, if it has one.
     fn layer(state: &Self::State) -> Option<&str> {
         let _ = state;
         None
     }
-    /// The names of the layers, whose indices are in errors, for messages.
+    /// Names of the layers for messages. Errors hold indices into this list.
     fn names(state: &Self::State) -> &[String] {
         let _ = state;
         &[]
     }
-    /// The handle's device, if it may be a GPU. A GPU has texts of its own for failures.
+    /// The handle's device, if it may be a GPU. A GPU may have a more precise text for a failure.
     fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
     }
 }
 
-/// Implements [`Kind`] for an opaque type: its name, tag and state, and the fields of the state in which `layer`, `names` and
-/// `device` find what they return.
+/// Implements [`Kind`] for an opaque type. Takes its name, tag and state, and optionally the fields of the state that
+/// `layer`, `names` and `device` return.
 macro_rules! kind {
     (
         $kind:ident, $what:literal, $tag:literal, $state:ty
@@ -57,7 +57,7 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// A kind whose state never changes. Any number of calls may read it at the same time.
+/// A kind with a state that never changes. Any number of calls may read it at the same time.
 pub(crate) trait Immutable: Kind<State: Sync> {}
 
 const FREE: u8 = 0;
@@ -104,7 +104,7 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
     Ok(unsafe { &*handle.state.get() })
 }
 
-/// Takes a handle's lock; `Err` while another call has it, and after a panic.
+/// Takes a handle's lock. Fails while another call holds it, and after a panic.
 fn lock(lock: &AtomicU8) -> Result<()> {
     match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
@@ -113,7 +113,7 @@ fn lock(lock: &AtomicU8) -> Result<()> {
     }
 }
 
-/// The handle, locked.
+/// The handle, with its lock taken.
 ///
 /// # Safety
 /// As [`checked`].
@@ -124,7 +124,7 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
     Ok(handle)
 }
 
-/// Runs `call` on the state of a handle. A failure becomes the message of the thread, with the name of the layer.
+/// Runs `call` on the state of a handle. The text of a failure, with the layer's name, becomes the thread's message.
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
     status
 }
 
-/// Unlocks a handle at the end; closes it if the call has panicked.
+/// Unlocks a handle when dropped. If the call has panicked, the handle stays closed.
 struct Lock<'a>(&'a AtomicU8);
 
 impl Drop for Lock<'_> {
@@ -165,7 +165,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Runs `work` on the state of a second handle, in a [`call`] on another one. Errors are those of that call.
+/// Runs `work` on the state of a second handle, inside a [`call`] on the first one. That call returns its errors.
 ///
 /// # Safety
 /// As [`call`].
@@ -178,7 +178,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// The place of a new handle, set to NULL.
+/// The place for a new handle, set to NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
@@ -200,7 +200,7 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
     })
 }
 
-/// As [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
+/// Like [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
 ///
 /// # Safety
 /// `pointer` as for [`call`]; `place` as for [`create`].
@@ -234,7 +234,7 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
 /// Frees a handle and sets the caller's pointer to null. A handle in use is not freed.
 ///
 /// # Safety
-/// `place` is null or valid for reads and writes; what is there is null, or a live handle of any kind.
+/// `place` is null or valid for reads and writes. It holds null, or a live handle of any kind.
 pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     // SAFETY: passed on.
     call_without_handle(|| match unsafe { take(place, |_| Ok(())) } {
@@ -243,8 +243,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     })
 }
 
-/// If `may` allows it: takes the state of a handle, frees the handle and sets the caller's pointer to null. `None` if there is no handle.
-/// A handle in use is not freed. After a panic, the state is freed, too.
+/// Takes the state of a handle if `may` allows it, frees the handle and sets the caller's pointer to null. `None` if
+/// there is no handle. A handle in use is not freed. After a panic, the state is freed too.
 ///
 /// # Safety
 /// As [`destroy`].
@@ -272,8 +272,8 @@ pub(crate) unsafe fn take<K: Kind>(
         return Err(failure);
     }
     let handle = place.cast::<Handle<K::State>>();
-    // SAFETY: `new` boxed it, and no call is using it. A copy of the pointer finds no tag as long as nobody else gets the memory;
-    // the compiler would leave out a plain write.
+    // SAFETY: `new` boxed it, and no call is using it. The volatile write clears the tag, so that a copy of the pointer
+    // is refused until the memory is reused. The compiler would remove a plain write.
     let handle = unsafe {
         (&raw mut (*handle).tag).write_volatile([0; 8]);
         Box::from_raw(handle)

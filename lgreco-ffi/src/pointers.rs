@@ -1,4 +1,4 @@
-//! The caller's pointers as references, after all checks that are possible.
+//! Checks the caller's pointers as far as possible, and turns them into references.
 
 use crate::failure::{Failure, Result};
 use core::ffi::{CStr, c_char};
@@ -14,7 +14,7 @@ pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-/// `Err` for an impossible pointer to an array of `len` elements. With a `len` of 0, every pointer is fine.
+/// `Err` for an impossible pointer to an array of `len` elements. If `len` is 0, every pointer is allowed.
 pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -26,7 +26,7 @@ pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) 
     check(pointer, what)
 }
 
-/// The caller's array of `len` elements. With a `len` of 0, it is empty, whatever the pointer.
+/// The caller's array of `len` elements. If `len` is 0, it is empty, whatever the pointer.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `len` values of `T` during `'a`.
@@ -84,7 +84,7 @@ pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
     }
 }
 
-/// The place for one output.
+/// The place for an output.
 ///
 /// # Safety
 /// As [`slice_mut`] for one value.
@@ -104,9 +104,9 @@ pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl Fn
     Ok(())
 }
 
-/// An array of the caller that is to be filled, and the place for the number of elements.
+/// The caller's array to fill, and the place for its number of elements.
 pub(crate) struct Output<T> {
-    /// The argument, for messages.
+    /// Name of the argument, for messages.
     pub(crate) what: &'static str,
     pub(crate) to: *mut T,
     pub(crate) capacity: usize,
@@ -135,7 +135,7 @@ impl<T> Output<T> {
 }
 
 impl Output<c_char> {
-    /// Writes `text` with a NUL after it, which does not count as its length.
+    /// Writes `text` with a NUL after it. The length does not count the NUL.
     ///
     /// # Safety
     /// As [`Output::fill`].
@@ -212,8 +212,8 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     Ok(())
 }
 
-/// The caller's bytes to decode, and the place for their values, after a check that they do not overlap. `what` names the argument of
-/// the bytes, for messages.
+/// The caller's bytes to decode, and the place for their values. Checks that they do not overlap. `what` is the name of
+/// the argument with the bytes, for messages.
 ///
 /// # Safety
 /// README.md, pointers; `'a` is within the call.

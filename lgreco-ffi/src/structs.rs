@@ -1,11 +1,11 @@
-//! Structs that begin with their size: checked against this library's header, read, and filled.
+//! Structs that begin with their size: checks it against this library's header, reads and fills them.
 
 use crate::failure::{Failure, Result};
 use crate::pointers::{check, check_array};
 use crate::status::LGRECO_HEADER_REVISION;
 
-/// The value of `struct_size` in a struct of this library's header: the struct's bytes, and above them the header's revision. So
-/// structs of another header are refused, whatever their size is.
+/// The value of `struct_size` in a struct of this library's header. The low bits are the struct's size in bytes, and
+/// the bits above are the header's revision. So structs of another header are refused, even if their size is the same.
 pub(crate) const fn size_of_struct<T>() -> usize {
     assert!(size_of::<T>() <= SIZES);
     (LGRECO_HEADER_REVISION as usize) << SIZE_BITS | size_of::<T>()
@@ -18,15 +18,15 @@ const SIZES: usize = (1 << SIZE_BITS) - 1;
 /// A struct that starts with `struct_size`.
 ///
 /// # Safety
-/// `repr(C)`; its first field is a `usize`, the size of the struct as the caller knows it; every bit pattern is valid.
+/// `repr(C)`; the first field is a `usize`, which holds the size that the caller knows; every bit pattern is valid.
 pub(crate) unsafe trait SizedStruct: Copy + Default {
-    /// The struct, for messages.
+    /// Name of the struct, for messages.
     const WHAT: &'static str;
 }
 
-/// Implements `SizedStruct` and `Default`. Fields that are not named are 0, NULL or the constant that is 0.
+/// Implements `SizedStruct` and `Default`. Fields without a value here default to 0, NULL or the constant that is 0.
 ///
-/// A `SAFETY` comment at each use says why the struct keeps to the contract of `SizedStruct`.
+/// A `SAFETY` comment at each use says why the struct fulfils the contract of `SizedStruct`.
 macro_rules! sized_struct {
     ($what:literal, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
         const _: () = assert!(core::mem::offset_of!($name, struct_size) == 0);
@@ -50,7 +50,8 @@ pub(crate) use sized_struct;
 /// `Err` unless the caller's struct states the size of a `T` and the revision of this library's header.
 ///
 /// # Safety
-/// `pointer` is null, misaligned, or points to a readable `usize`, and to as many readable bytes as it says if it is that of a `T`.
+/// `pointer` is null, misaligned, or points to a readable `usize`. If this is the `struct_size` of a `T`, the whole `T`
+/// is readable.
 unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
@@ -103,7 +104,7 @@ pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -
     Ok(())
 }
 
-/// As [`fill`]; if the struct is NULL, only calls `make`.
+/// Like [`fill`]. If the struct is NULL, it only calls `make`.
 ///
 /// # Safety
 /// As [`fill`].

@@ -117,7 +117,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Accordion's two levels, with or without its thresholds.
+/// Accordion's two levels, and optionally its two thresholds.
 #[derive(FromPyObject)]
 enum Levels {
     All(f64, f64, f64, f64),

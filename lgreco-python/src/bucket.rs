@@ -35,7 +35,7 @@ impl Bucket {
         self.bucket.is_none()
     }
 
-    /// Number of collectives.
+    /// Largest possible number of collectives.
     fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
         let bucket = self.bucket.as_ref().ok_or_else(closed)?;
         Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.len())

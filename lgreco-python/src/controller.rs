@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This rank's place in a group whose collectives `lgreco.torch` performs.
+/// This rank's place in a group. `lgreco.torch` performs the group's collectives.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
@@ -70,8 +70,8 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Returns the result of `work` on the controller, which no other thread uses meanwhile. In training over nodes, its layers
-    /// are this rank's shards.
+    /// Returns the result of `work` on the controller. No other thread uses the controller meanwhile. In training over nodes, its
+    /// layers are this rank's shards.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -80,7 +80,7 @@ impl Controller {
         self.with_levels(py, |levels| work(levels.controller_mut()))
     }
 
-    /// The same of all levels.
+    /// Like [`Controller::with`], but passes all levels: with nodes, also the exchange inside them.
     fn with_levels<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Levels) -> T + Send) -> T {
         let (mut work, mut done) = (Some(work), None);
         self.lock(py, &mut |levels| done = work.take().map(|work| work(levels)));
@@ -92,7 +92,7 @@ impl Controller {
         self.with_levels(py, work).map_err(|error| self.raised(py, error))
     }
 
-    /// Like [`Controller::with`]. It is compiled once rather than for each closure, because the size of wheels is limited.
+    /// Like [`Controller::with`]. It is compiled once and not for each closure, because the size of wheels is limited.
     fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut Levels) + Send)) {
         // After a panic the controller's own checks apply, as after any error.
         py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
@@ -172,7 +172,7 @@ impl Controller {
         let of_budget = config.clone();
         let made = detached(py, || Levels::new(config, tensors.clone(), [rank, world_size], nodes));
         let controller = made.map_err(|error| raised(py, error, &names))?;
-        // Bits are those of a rank's shards.
+        // A budget in bits counts the bits of a rank's shards.
         let exchanged = controller.controller().tensors();
         expect_room(&of_budget, exchanged.iter().map(|tensor| (tensor.name(), tensor.dims(), tensor.dtype())))?;
         let (controller, tensors) = (Mutex::new(controller), tensors.into());
@@ -292,7 +292,7 @@ impl Controller {
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
-    /// Records the seconds of one such trial.
+    /// Records the seconds of one of these trials.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.external().record_trial(&layers, &settings, seconds))
@@ -449,7 +449,7 @@ impl Controller {
         self.with_levels(py, |levels| levels.summary())
     }
 
-    /// What is known of a layer.
+    /// Setting, counts and norms of a layer.
     fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;
         let (setting, uncompressed, counts, norms) = self.with(py, |controller| {

@@ -19,17 +19,17 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 /// A type-erased closure to be called once.
 type Work<'a> = &'a mut (dyn FnMut() + Send);
 
-/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once rather than for each closure, because
-/// the size of wheels is limited.
+/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once and not for each closure, because the size of
+/// wheels is limited.
 fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) -> T {
     let (mut work, mut done) = (Some(work), None);
     run(&mut || done = work.take().map(|work| work()));
     done.expect("work is called")
 }
 
-/// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores.
-/// torchrun sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone.
-/// `work` must not take a lock: a thread of the pool that holds it may start this work meanwhile.
+/// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores. torchrun
+/// sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone. `work` must not
+/// take a lock. A thread of the pool that holds the lock may start this work while it waits.
 pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     erased(work, run_on_cores)
 }

@@ -1,5 +1,5 @@
-//! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only
-//! unsafe code of this crate. Here it is for device memory that is given by address.
+//! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only unsafe
+//! code of this crate. In this module it is for device memory that is given by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
@@ -33,7 +33,7 @@ pub(crate) struct Bucket {
     forgetful: Vec<usize>,
 }
 
-/// Whether a step failed, the first rank at fault, an error, and whether only this rank knows of it.
+/// Whether a step failed, the first rank at fault, an error, and whether only this rank knows of the failure.
 type Told = (bool, Option<u32>, Option<Py<PyAny>>, bool);
 
 impl Bucket {
@@ -191,7 +191,7 @@ impl Device {
         Ok(Bucket { bucket, layers, settings, names: controller.names.clone(), forgetful })
     }
 
-    /// Waits: the new bucket takes over residuals and step of a bucket with the same layers.
+    /// Waits: copies residuals and the step number from `other` to `bucket`. Both have the same layers.
     fn take_over(&mut self, py: Python<'_>, bucket: &mut Bucket, other: &Bucket) -> PyResult<()> {
         // SAFETY: by the contract of `Device.take_over` (`_lgreco.pyi`).
         let taken = unsafe { bucket.bucket.take_over(self.inner(), &other.bucket) };
@@ -205,7 +205,7 @@ impl Device {
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
-    /// Submits a failure instead of gradients, which all ranks are told. The memory at `gradients` stays unchanged.
+    /// Submits a failure instead of gradients. All ranks learn of it. The memory at `gradients` stays unchanged.
     fn submit_failure(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
         let failure = Error::StepOrder { what: "the trainer has failed", expected: "gradients" };
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
@@ -228,8 +228,8 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: copies residuals to the controller, as they were before step `before`, which is the last submitted step or
-    /// the next one. Layers in the places `forgotten` get zeros.
+    /// Waits: copies the residuals from before step `before` to the controller. This step is the last submitted one or the next
+    /// one. Layers in the places `forgotten` get zeros.
     #[pyo3(signature = (controller, bucket, before, forgotten = None))]
     fn take_home(
         &mut self,
@@ -295,8 +295,8 @@ impl Bucket {
         self.bucket.outcome_address()
     }
 
-    /// Reads an outcome: whether the step failed on some rank, and the first rank at fault. Then this rank's error or that
-    /// of the other rank's payload, or None, and whether only this rank knows of it.
+    /// Reads an outcome: whether the step failed on some rank, and the first rank at fault. Then an error or None: this rank's own,
+    /// or one about another rank's payload. At last, whether only this rank knows of the failure.
     fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<Told> {
         let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
         let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());

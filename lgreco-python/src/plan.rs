@@ -1,4 +1,4 @@
-//! Plans for existing gradients, made as the command makes them.
+//! Plans for existing gradients, made like those of the command.
 
 use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, refused, refused_layer};
 use crate::cores::detached;
@@ -30,7 +30,7 @@ struct Asked {
     alpha: Option<f64>,
     /// `None` to minimise the error within a size.
     budget: Option<ErrorBudget>,
-    /// In bits; `None` for the size of the uniform setting.
+    /// Size limit in bits. `None` for the size of the uniform setting.
     size: Option<u64>,
     groups: Vec<Vec<String>>,
     fixed: Vec<String>,
@@ -101,7 +101,7 @@ impl Asked {
         Ok(Asked { search, solver, alpha, budget, size, groups, fixed })
     }
 
-    /// Measures and plans: the JSON of a plan file, and what a page about it needs.
+    /// Measures and plans. Returns the JSON of a plan file, and the data for a page about the plan.
     fn plan(&self, name: &str, model: &[Layer<'_>]) -> Result<(String, PlanPage), Failed> {
         let start = Instant::now();
         let measured = self.search.measure(model, &mut Parallel)?;
@@ -149,7 +149,7 @@ impl Asked {
     }
 }
 
-/// What a page about a plan needs that its file does not have.
+/// The data for a page about a plan that the plan's file lacks.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct PlanPage {
     title: String,
@@ -174,7 +174,7 @@ impl PlanPage {
     }
 }
 
-/// A page about a plan of which only the file is there.
+/// Makes a page about a plan from its file alone.
 #[pyfunction]
 pub(crate) fn plan_page(json: &str) -> PyResult<String> {
     Ok(page::of_file("plan", &PlanFile::parse(json.as_bytes()).map_err(refused)?))
@@ -187,7 +187,7 @@ pub(crate) enum Model {
     Files(PathBuf),
 }
 
-/// Measures layers and plans: the JSON of a plan file, and its page. Files are read as the command reads them.
+/// Measures layers and plans. Returns the JSON of a plan file, and its page. Reads files like the command.
 #[pyfunction]
 #[pyo3(signature = (model, solver, **options))]
 pub(crate) fn make_plan(

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 /// A finished step.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Report {
-    /// As the controller gave it.
+    /// The controller's report.
     pub(crate) of_controller: controller::Report,
     #[pyo3(get)]
     step: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Report {
     bytes_in: u64,
     #[pyo3(get)]
     bytes_out: u64,
-    /// Seconds of agreeing, measuring and planning, and of exchanging.
+    /// Seconds of agreement, measurement and planning.
     #[pyo3(get)]
     planning_seconds: Option<f64>,
     #[pyo3(get)]

@@ -21,14 +21,14 @@ pub(crate) struct Request {
     received_address: usize,
     received_length: usize,
     received_lens: Vec<u64>,
-    /// `node` or `peers`, in training over nodes; empty in the group of all ranks.
+    /// `node` or `peers`, in training over nodes. Empty for the group of all ranks.
     group: &'static str,
-    /// Whether the bucket is known to ask for no other.
+    /// Whether this is known to be the bucket's last request.
     is_last: bool,
 }
 
 impl Request {
-    /// A request in one of two groups, or in that of all ranks.
+    /// A request for one of the two groups of training over nodes, or for all ranks.
     pub(crate) fn within((group, request): (Option<Group>, exchange::Request<'_>)) -> Request {
         let group = match group {
             None => "",
@@ -38,7 +38,7 @@ impl Request {
         Request { group, ..Request::from(request) }
     }
 
-    /// The same, as the last of its bucket if it is.
+    /// The same request, marked as the last of its bucket if `is_last`.
     pub(crate) fn or_last(self, is_last: bool) -> Request {
         Request { is_last, ..self }
     }

@@ -1,5 +1,5 @@
-//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. Unsafe code as in `device`:
-//! device memory that is given by address.
+//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. The unsafe code is for device memory
+//! that is given by address, as in `device`.
 
 use crate::controller::Controller;
 use crate::cores::{detached, on_cores};
@@ -46,7 +46,7 @@ impl Window {
         DeviceWindow::bytes(&layers(controller))
     }
 
-    /// Averages the gradients at these addresses into the layers' means, as those of step number `step` of the window.
+    /// Averages the gradients at these addresses into the layers' means. They belong to step `step` of the window.
     fn observe(
         &self,
         py: Python<'_>,

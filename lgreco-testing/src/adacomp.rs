@@ -9,7 +9,7 @@ use lgreco::compress::{Candidates, Compressor, decode, stated_len};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// The expected decoded values for `p`, which includes `w`, added at this step.
+/// The expected decoded values. `w` is the fresh gradient, and `p` is its sum with the residual.
 pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
     let largest = |bin: &[f32]| bin.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     let thresholds: Vec<f32> = p.chunks(bin).map(largest).collect();
@@ -22,8 +22,8 @@ pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
     (0..p.len()).map(value).collect()
 }
 
-/// Asserts that AdaComp in bins of `bin` sends what the textbook sends of `compensated` and `fresh`, in at most the
-/// predicted bytes. If both are equal, the row must be error and length of the payload.
+/// Asserts that AdaComp in bins of `bin` sends the same elements of `compensated` and `fresh` as the textbook form, in
+/// at most the predicted bytes. If both gradients are equal, the measured row must have the payload's error and length.
 ///
 /// # Panics
 /// If a check fails.

@@ -129,8 +129,8 @@ fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     }
 }
 
-/// Tensors so large that a backend may keep only a part of them. Of three kinds: few equal magnitudes, many equal
-/// magnitudes, and few nonzero values.
+/// Tensors so large that a backend may keep only a part of them. There are three kinds: few equal magnitudes, many
+/// equal magnitudes, and few nonzero values.
 fn large() -> [Tensor; 3] {
     let kinds: [fn(usize) -> f32; 3] =
         [|i| bell(13, i), |i| (8.0 * bell(14, i)) as i32 as f32, |i| if i % 100 == 0 { bell(15, i) } else { 0.0 }];

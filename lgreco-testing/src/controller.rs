@@ -60,13 +60,13 @@ pub enum Event {
 pub enum Planning {
     /// The task is dropped, so the step does it.
     Dropped,
-    /// The task is run and its result handed in, even if nothing waits for it any more.
+    /// The task is run and its result handed in, even if the decision no longer needs it.
     Run,
     /// The task is kept, so the decision is late.
     Kept,
 }
 
-/// What a rank saw.
+/// Observations of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
     /// Per step its result, or the code of its error.
@@ -241,7 +241,7 @@ impl Script {
         if self.config.route == Route::Sharded { sharded(model(), self.world) } else { model() }
     }
 
-    /// Runs the script on threads; returns what each rank saw.
+    /// Runs the script on threads. Returns the observations of each rank.
     ///
     /// # Panics
     /// If a saved state cannot be restored.
@@ -343,7 +343,7 @@ impl Script {
     }
 }
 
-/// The same tensors in shards of rows, as equal as possible; the last rank has the largest.
+/// Divides the tensors into shards of rows. The shards are as equal as possible, and the last rank has the largest.
 pub fn sharded(tensors: Vec<Tensor>, world: u32) -> Vec<Tensor> {
     let shard = |tensor: Tensor| {
         let (rows, cols) = (tensor.shape().rows() as u64, tensor.shape().cols() as u64);
@@ -399,7 +399,7 @@ impl Gradients {
     }
 }
 
-/// Runs a script and checks four properties. All ranks saw the same means, settings and errors, bit for bit. For every
+/// Runs a script and checks four properties. All ranks got the same means, settings and errors, bit for bit. For every
 /// element, the means and the mean residual add up to the mean gradients. Warm-up steps are uncompressed. The same
 /// script gives the same bits again.
 ///
@@ -440,8 +440,8 @@ fn check_logs(script: &Script, logs: &[Log]) {
 }
 
 /// Checks any bytes as a script of about eight steps, enough for two decisions. It runs twice if the number of bytes is
-/// a multiple of eight. The sum of the bytes decides the number of workers, which is mostly one, even for variants of
-/// an input with three. With more workers, threads mostly wait for each other.
+/// a multiple of eight. The sum of the bytes decides the number of workers. It is mostly one, because with more workers
+/// the threads mostly wait for each other.
 ///
 /// # Panics
 /// If a check fails.
@@ -459,11 +459,11 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Checks any bytes as a saved state of the small model on one worker, or a part of one; as they are, and with the
-/// right checksum.
+/// Checks any bytes as a saved state of the small model on one worker, or as a part of a state. Each input is also
+/// tried with the right checksum.
 ///
 /// # Panics
-/// If a loaded state is not saved as it was, or if a refusal changed the controller.
+/// If a loaded state does not save to the same bytes, or if a refusal changed the controller.
 pub fn check_state(bytes: &[u8]) {
     check_loads(bytes);
     let mut sealed = bytes.to_vec();

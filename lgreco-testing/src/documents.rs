@@ -1,4 +1,4 @@
-//! Tables and plans as JSON with some changed tokens, so that readers get past the first brace.
+//! Tables and plans as JSON, with some tokens changed. Most tokens are valid, so readers get past the first brace.
 
 use super::files::check_files;
 use lgreco::file::{PlanFile, TableFile};
@@ -113,7 +113,7 @@ pub fn tokens(json: &str) -> Vec<&str> {
 }
 
 /// A table or a plan in which `bytes` select tokens to be replaced, left out, doubled or swapped. A change takes three
-/// bytes; without changes the files are as they are.
+/// bytes. Without changes the file is valid.
 ///
 /// ```
 /// use lgreco::file::TableFile;

@@ -22,7 +22,7 @@ const PUBLISHED: [&[f64]; 4] = [
 /// Bound on the rounding of published levels and of coordinates in f32.
 const ROUNDING: f64 = 6e-4;
 
-/// Where a tensor's blocks begin, and their lengths: 4096 each, and powers of two for the rest.
+/// Start and length of each of a tensor's blocks: 4096 elements each, and powers of two for the rest.
 fn blocks(elements: usize) -> Vec<(usize, usize)> {
     let (mut all, mut at) = (Vec::new(), 0);
     while at < elements {
@@ -54,7 +54,7 @@ fn hadamard(x: &[f64]) -> Vec<f64> {
     sums.chain(low.iter().zip(&high).map(|(a, b)| a - b)).collect()
 }
 
-/// The coordinates that the codes of a block stand for, in a payload of 1 to 4 bits.
+/// The coordinates that a block's codes represent, in a payload of 1 to 4 bits.
 fn points(codes: &[u8], bits: usize, (at, len): (usize, usize)) -> Vec<f64> {
     let levels = PUBLISHED[bits - 1];
     let bit = |i: usize, b: usize| usize::from(codes[(i * bits + b) / 8] >> ((i * bits + b) % 8) & 1);
@@ -164,7 +164,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     let gradient = Gradient::new(values, Shape::new(1, values.len()).unwrap()).unwrap();
     let mut payload = vec![0; eden.payload_len(gradient.shape(), values.dtype()).unwrap()];
     let widened = widened(values);
-    // Decoded values may leave the range of f32. Then encoding must say so; otherwise they are finite.
+    // Decoded values may leave the range of f32. Then encoding must return an error.
     let is_large = widened.iter().any(|value| value.is_finite() && value.abs() > 2f32.powi(60));
     let Some(offender) = widened.iter().position(|value| !value.is_finite()) else {
         if is_large {

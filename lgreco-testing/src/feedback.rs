@@ -1,4 +1,4 @@
-//! Promises of error-feedback memories, checked on any compressor and any gradients.
+//! Properties of error-feedback memories, checked on any compressor and any gradients.
 
 use super::qsgd::power_of_two;
 use crate::reseal;
@@ -27,7 +27,7 @@ pub struct Sent {
 }
 
 impl Worker {
-    /// A worker with a new memory, whose payloads travel point to point.
+    /// A worker with a new memory. Its payloads are sent from point to point.
     ///
     /// # Errors
     /// Those of [`Memory::new`].
@@ -117,8 +117,8 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
     result
 }
 
-/// Asserts that the residual has exactly the values that a sparsifier of f32 values drops: p = ĝ + m', and one of both
-/// is 0.
+/// Asserts that the residual has exactly the values that a sparsifier of f32 values drops. Per element, p = ĝ + m', and
+/// one of the two summands is 0.
 pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {
@@ -131,7 +131,7 @@ pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], s
     }
 }
 
-/// Mean of `steps` deliveries of a constant gradient: its largest distance from the gradient, relative to the largest
+/// The largest distance between a constant gradient and the mean of `steps` deliveries of it, relative to the largest
 /// element.
 ///
 /// # Panics

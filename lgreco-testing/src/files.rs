@@ -1,4 +1,4 @@
-//! Promises of the file readers for any bytes.
+//! Properties of the file readers for any bytes.
 
 use super::settings::check_text;
 use lgreco::file::{PlanFile, TableFile};

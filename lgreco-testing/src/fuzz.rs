@@ -13,8 +13,8 @@ use lgreco::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
 use lgreco::plan::exact::Limits;
 use lgreco::rng::Stream;
 
-/// Checks the solvers on one table. The number of bytes selects the check: promises of all solvers, those of dynamic
-/// programming, or the exact plan against trying every plan.
+/// Checks the solvers on one table. The number of bytes selects the check: properties of all solvers, properties of
+/// dynamic programming, or the exact plan against an exhaustive search.
 ///
 /// # Panics
 /// If the check fails.
@@ -36,7 +36,7 @@ pub fn planner(bytes: &[u8]) {
     }
 }
 
-/// Most elements of a payload that is decoded.
+/// Largest number of elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
 /// Checks the payload parsers: any bytes decode to finite values or are refused, and only into as many values as the
@@ -114,8 +114,8 @@ pub fn topk(bytes: &[u8]) {
 }
 
 /// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. Columns are zero or
-/// dependent where the bytes run out. It checks one of: the row equals that of real encodes; ranks nest; the public
-/// steps make the same payload; zeros, and nothing else, stay zeros.
+/// dependent where the bytes run out. It makes one of four checks: the row equals the errors of real encodes; ranks
+/// nest; the public steps make the same payload; exactly the zero matrices decode to zeros.
 ///
 /// # Panics
 /// If the check fails.

@@ -1,4 +1,4 @@
-//! Golden payloads, byte by byte, which no change of the code may change. Every backend must make them from a few
+//! Golden payloads, byte by byte. No change of the code may change them. Every backend must make them from a few
 //! values, and decode them.
 
 use lgreco::backend::Backend;

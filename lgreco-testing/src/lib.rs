@@ -3,8 +3,8 @@
 //! Every `check_*` function panics if a check fails, and says what was found.
 //!
 //! The properties of lgreco-core and lgreco-train are tested here, in `tests/core` and `tests/train`. The unit tests of
-//! those crates test private items and do not use this crate. For this crate, a crate that is compiled for its own unit
-//! tests has different types.
+//! those crates test private items and do not use this crate, because its types would differ from those of the crate
+//! under test.
 #![forbid(unsafe_code)]
 
 pub mod adacomp;
@@ -36,12 +36,12 @@ pub mod tables;
 pub mod topk;
 
 /// Corrects the checksum of a saved state, whatever its bytes are: of a controller, a memory, an end of a cut or a
-/// cut's setting. All of them end with the checksum. Without this, damaged bytes would never reach the later checks.
+/// cut's setting. All of them end with the checksum. Otherwise damaged bytes would never reach the later checks.
 pub fn reseal(bytes: &mut [u8]) {
     lgreco::checksum::seal(bytes);
 }
 
-/// Cases of a property that needs another number than proptest's own: the variable PROPTEST_CASES can only lower it.
+/// Number of cases for a property that does not use proptest's default. The variable PROPTEST_CASES can only lower it.
 ///
 /// # Panics
 /// When the variable is no number.

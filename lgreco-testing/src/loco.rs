@@ -50,7 +50,7 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
     assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
 }
 
-/// Scales and codes; `None` for anything that an encoder would not write exactly so.
+/// Reads scales and codes. `None` for bytes that no encoder would write.
 fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (group, elements) = (word(4), word(8) * word(12));

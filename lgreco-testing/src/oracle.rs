@@ -26,7 +26,7 @@ pub fn exhaustive(table: &Table<'_>, limit: Limit) -> Option<Limit> {
     exhaustive_among(table, limit, |_| true)
 }
 
-/// As [`exhaustive`], among the allowed plans only.
+/// Like [`exhaustive`], among the allowed plans only.
 ///
 /// # Complexity
 /// O(layers * product of the layers' options).
@@ -75,7 +75,7 @@ fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
     }
 }
 
-/// The same as [`exhaustive`], from the least error achievable at each total size.
+/// Returns the same as [`exhaustive`], computed from the least error at each total size.
 ///
 /// Exact if all errors and their sums are exact, for example small multiples of a power of two. Sizes must be small.
 ///

@@ -1,4 +1,4 @@
-//! Promises of the two ends of a cut, checked on any setting, any values and any order of calls.
+//! Properties of the two ends of a cut, checked on any setting, any values and any order of calls.
 
 mod bytes;
 mod program;
@@ -135,7 +135,7 @@ impl Pair {
         Ok(values)
     }
 
-    /// Goes forward and back, and commits the step.
+    /// Takes a step: sends activations and gradients, and commits.
     ///
     /// # Errors
     /// Those of both ends.

@@ -1,4 +1,4 @@
-//! Promises of every planner, as checks that panic; and the textbook form of Algorithm 1.
+//! Properties of every planner, as checks that panic, and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
@@ -94,7 +94,7 @@ where
     first
 }
 
-/// Error and size of the plan with every layer's least option by `order`.
+/// Error and size of the plan that has every layer's least option by `order`.
 fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> (f64, u64) {
     let least = table.iter().filter_map(|options| options.iter().min_by(|a, b| order(a, b)));
     (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())
@@ -116,7 +116,7 @@ pub fn check_dp(instance: &Instance, levels: u32) {
 }
 
 /// Checks [`dp`] against [`textbook`]. `layers` holds sizes, and costs in cells. Sizes are multiplied by `unit`; the
-/// budget is `levels` cells of 0.375. Then it checks the same with sizes and errors exchanged.
+/// budget is `levels` cells of 0.375. Then it repeats the check with sizes and errors exchanged.
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
     let choices: Vec<_> = layers

@@ -36,7 +36,7 @@ fn last_level(qsgd: Qsgd) -> u64 {
     (1 << bits) - 1
 }
 
-/// Steps 1 and 2 of the numerics.
+/// Steps 1 and 2 of the numerics in the documentation of [`qsgd`].
 fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
     let norm = values.iter().fold(0f32, |a, b| a.max(b.abs()));
     let (low, high) = match qsgd.scale {
@@ -114,7 +114,7 @@ fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
     if sign_magnitude(qsgd) { part * high } else { low * (1.0 - part) + high * part }
 }
 
-/// The values that the codes of a well-formed payload stand for.
+/// The values that the codes of a well-formed payload represent.
 ///
 /// ```
 /// use lgreco::{compress::qsgd::{Qsgd, Scale}, gradient::Shape, rng::Stream};

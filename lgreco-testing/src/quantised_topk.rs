@@ -9,7 +9,7 @@ use lgreco::gradient::Gradient;
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// A magnitude in units of 2^-31 of the power of two with this exponent field, rounded down.
+/// A magnitude in units of 2^(exponent − 158), rounded down. `exponent` is an exponent field of f32.
 fn digits(magnitude: u32, exponent: u32) -> u128 {
     let (field, mantissa) = (magnitude >> 23, (magnitude & 0x007f_ffff) as u128);
     let (own, digits) = if field == 0 { (1, mantissa) } else { (field, mantissa | 1 << 23) };
@@ -48,7 +48,7 @@ fn mean(among: &[u32]) -> f32 {
 
 /// Asserts that `top` decodes to the textbook's values, in exactly the predicted number of bytes. Stale workspaces and
 /// payloads must not matter, and nothing may be written beyond the payload. The row must be the error of the decoded
-/// values, at most that of keeping nothing.
+/// values, and at most the error of sending nothing.
 ///
 /// # Panics
 /// If a check fails.
@@ -121,7 +121,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// The values; `None` for anything that an encoder would not write exactly so.
+/// Reads the values. `None` for bytes that no encoder would write.
 fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     let (header, body) = bytes.split_at(HEADER_LEN);
     let keep = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize;

@@ -13,7 +13,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// A backend, as this suite sees it.
+/// The interface of a backend for this suite.
 pub trait ResidualDevice {
     /// A residual on the device.
     type Kept;
@@ -158,8 +158,8 @@ pub fn check_powersgd<D: ResidualDevice>(device: &mut D, (rows, cols): (usize, u
     }
 }
 
-/// Asserts that a residual too large for its format, and a sum that leaves f32, are refused exactly where the core
-/// refuses them.
+/// Asserts that two cases are refused exactly where the core refuses them: a residual too large for its format, and a
+/// sum that exceeds f32.
 ///
 /// # Panics
 /// If a check fails.

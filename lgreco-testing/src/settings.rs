@@ -1,4 +1,4 @@
-//! Promises of settings as text.
+//! Properties of settings as text.
 
 use lgreco::compress::adacomp::AdaComp;
 use lgreco::compress::clt::CltK;

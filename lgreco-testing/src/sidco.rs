@@ -58,10 +58,10 @@ pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
     Some(eta * norm)
 }
 
-/// Asserts that `sidco` sends the largest elements: as many as exceed the textbook's threshold, but between half and
-/// twice the wanted number, or all if that is shorter. Elements within 1e-9 of the threshold may be sent or not. The
-/// payload must have at most the predicted bytes, and the row must be its error and length. Returns the number of sent
-/// elements. Gamma fits have no textbook form here.
+/// Asserts that `sidco` sends the largest elements. Their number is that of the elements above the textbook's
+/// threshold, but between half and twice the wanted number. All elements are sent if that is shorter. Elements within
+/// 1e-9 of the threshold may be sent or not. The payload must have at most the predicted bytes, and the row must be its
+/// error and length. Returns the number of sent elements. Gamma fits have no textbook form here.
 ///
 /// # Panics
 /// If a check fails, or if a value is not finite or too large for the value type.

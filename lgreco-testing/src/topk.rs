@@ -16,7 +16,7 @@ pub(super) fn widened(gradient: &Gradient<'_>) -> Vec<f32> {
     with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect())
 }
 
-/// `value` as it arrives if it is sent as `dtype`.
+/// `value` as it is received if it is sent as `dtype`.
 pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -158,7 +158,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// The payload format read literally; `None` for anything that an encoder would not write exactly so.
+/// Reads a payload bit by bit, as its format is documented. `None` for bytes that no encoder would write.
 pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));

@@ -5,12 +5,12 @@ use clap::Args;
 /// Constraints on single layers.
 #[derive(Args, Clone, Debug)]
 pub struct ConstraintArgs {
-    /// Layers that must share a setting, such as tied weights. A `*` stands for any text, the same in all names of a group:
+    /// Layers that must share a setting, such as tied weights. In a group, `*` stands for the same text in all names:
     /// "h.*.q,h.*.k" ties q and k in each block. Repeat the option for each group. A table file may have groups too.
     #[arg(long, value_name = "LAYER,LAYER,...", value_parser = group)]
     pub group: Vec<Group>,
     /// The setting of a layer, by its label in the table or as in a plan file. A `*` stands for any text. The planner
-    /// chooses the other layers' settings within the budget for all. Repeat the option for each layer.
+    /// chooses the settings of all other layers. The budget covers all layers. Repeat the option for each layer.
     #[arg(long, value_name = "LAYER=SETTING", value_parser = fixed)]
     pub fix: Vec<String>,
 }

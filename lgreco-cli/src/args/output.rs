@@ -1,20 +1,20 @@
-//! Where results go.
+//! The options `--json`, `--plot` and `--html`.
 
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Where results go, besides the report on standard output.
+/// Destinations of results, besides the report on standard output.
 #[derive(Args, Clone, Debug)]
 pub struct Output {
-    /// Write the plan as JSON to FILE, or to standard output (and nothing else there) with `-`.
+    /// Write the plan as JSON to FILE. With `-`, write only JSON to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Target>,
     /// Draw the plan into an SVG file: settings per layer, size before and after, error against size.
     #[arg(long, value_name = "FILE.svg", value_parser = plot())]
     pub plot: Option<PathBuf>,
-    /// Write a page for a browser, one file without anything from elsewhere: settings over the model's depth, the
+    /// Write a page for a browser, as one file that loads nothing else. It shows settings over the model's depth, the
     /// size-error frontier, and a table of layers that can be sorted.
     #[arg(long, value_name = "FILE.html", value_parser = page())]
     pub html: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The file of `--json`, if there is one, with that flag.
+    /// The file of the option `--json`, paired with that flag. Nothing for standard output.
     pub fn file(json: Option<&Target>) -> impl Iterator<Item = (&'static str, &Path)> {
         let path = json.and_then(|target| match target {
             Target::Stdout => None,
@@ -55,7 +55,7 @@ impl From<std::ffi::OsString> for Target {
     }
 }
 
-/// A file to draw into.
+/// Parses the path of `--plot`.
 fn plot() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| {
         let ending = path.extension().unwrap_or(OsStr::new("svg"));
@@ -69,7 +69,7 @@ fn plot() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// A page to write. It may have any ending.
+/// Parses the path of a page. It may have any ending.
 pub(super) fn page() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
         true => Err("a page is not written to standard output: name a file"),

@@ -1,23 +1,24 @@
-//! What to watch.
+//! The options of `lgreco watch`.
 
 use super::output::page;
 use clap::Args;
 use std::path::PathBuf;
 
-/// A run in progress.
+/// The run to show.
 #[derive(Args, Clone, Debug)]
 pub struct Watch {
-    /// A line of JSON per step, as a controller's metrics_line gives it (in C lgreco_controller_metrics_json), or `-` for
-    /// standard input. The file is followed while it grows; a shorter file is read anew.
+    /// A file with a line of JSON per step, or `-` for standard input. A controller's metrics_line writes such lines
+    /// (in C lgreco_controller_metrics_json). The command follows the file while it grows. If the file becomes shorter,
+    /// the command reads it again from the start.
     pub steps: PathBuf,
-    /// Write a page for a browser, which loads itself again while the run goes on: bytes, errors and seconds over the steps,
-    /// settings over the model's depth, a table of layers.
+    /// Write a page for a browser. It reloads itself while the run continues. It shows bytes, errors and seconds over
+    /// the steps, settings over the model's depth, and a table of layers.
     #[arg(long, value_name = "FILE.html", value_parser = page())]
     pub html: Option<PathBuf>,
-    /// End with the lines that are there.
+    /// Show the lines that the file has now, and do not wait for more.
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks at the file.
+    /// Seconds between two checks of the file for new lines.
     #[arg(long, value_name = "SECONDS", allow_hyphen_values = true, value_parser = seconds, default_value = "1")]
     pub every: f64,
 }

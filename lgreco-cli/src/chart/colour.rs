@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// A colour in light and in dark.
+/// A colour, with variants for light and dark pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Colour {
     /// Its name in style sheets.
@@ -19,15 +19,15 @@ const fn colour(name: &'static str, light: &'static str, dark: &'static str) -> 
 
 /// Text.
 pub const INK: Colour = colour("ink", "#262b33", "#e4e7ec");
-/// Text that matters less.
+/// Less important text.
 pub const MUTED: Colour = colour("muted", "#626a76", "#9da6b3");
 /// Lines behind the data.
 pub const GRID: Colour = colour("grid", "#e3e6ea", "#2f353e");
 /// The page.
 pub const PAPER: Colour = colour("paper", "#ffffff", "#14171c");
-/// The empty part of a bar.
+/// The unfilled part of a bar.
 pub const TRACK: Colour = colour("track", "#f0f1f3", "#23282f");
-/// Data to compare with.
+/// Data for comparison.
 pub const GREY: Colour = colour("grey", "#8a93a0", "#8a93a0");
 /// Data.
 pub const BLUE: Colour = colour("blue", "#2f6fb5", "#6aa5e6");
@@ -42,7 +42,7 @@ pub const VIOLET: Colour = colour("violet", "#70608f", "#b1a0d8");
 /// Data.
 pub const TEAL: Colour = colour("teal", "#21858f", "#58bcc6");
 
-/// The colours of data, in the order in which a chart's series take them: as many as a chart may have.
+/// Colours of a chart's series, in the order in which series take them. Charts have at most this many series.
 pub const SERIES: [Colour; 6] = [BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];
 
 const ALL: [Colour; 12] = [INK, MUTED, GRID, PAPER, TRACK, GREY, BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];

@@ -1,8 +1,8 @@
-//! Texts that do not cover each other.
+//! Places texts so that they do not cover each other.
 
 use super::{Anchor, Area, Colour, INK, Svg};
 
-/// Pixels that a text takes at most, in the fonts that browsers show it in: DejaVu Sans is the widest.
+/// Largest width of a text in pixels, in the fonts that browsers use. DejaVu Sans is the widest of them.
 pub fn text_width(text: &str, size: f64) -> f64 {
     let of = |c: char| match c {
         'i' | 'j' | 'l' | '\'' | '.' | ',' | ':' | ';' | '|' | '!' | ' ' | 'I' => 0.35,
@@ -15,12 +15,12 @@ pub fn text_width(text: &str, size: f64) -> f64 {
     size * text.chars().map(of).sum::<f64>()
 }
 
-/// At most so many pixels of `name`, with the middle left out.
+/// Shortens `name` to at most `width` pixels by leaving out its middle.
 pub fn shortened(name: &str, size: f64, width: f64) -> String {
     if text_width(name, size) <= width {
         return name.into();
     }
-    // The narrowest letters are a third as wide as high.
+    // The narrowest letters are a third as wide as the font size.
     let most = (3.0 * width.max(0.0) / size) as usize + 1;
     let letters: Vec<char> = name.chars().collect();
     let with = |count: usize| -> String {
@@ -31,7 +31,7 @@ pub fn shortened(name: &str, size: f64, width: f64) -> String {
     with((1..letters.len().min(most)).rev().find(fits).unwrap_or(1))
 }
 
-/// Places that are taken, by texts and by what they must not cover.
+/// Areas of a chart that texts must not cover, including earlier texts.
 #[derive(Clone, Debug)]
 pub struct Labels {
     within: Area,
@@ -40,12 +40,12 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Nothing is taken.
+    /// Labels inside `within`, where no area is taken yet.
     pub fn new(within: Area) -> Labels {
         Labels { within, taken: Vec::new(), marks: Vec::new() }
     }
 
-    /// No text comes here.
+    /// Keeps texts off this area.
     pub fn take(&mut self, area: Area) {
         self.taken.push(area);
     }
@@ -56,7 +56,7 @@ impl Labels {
         self.marks.push((x, y));
     }
 
-    /// No text comes within `room` of this line.
+    /// Keeps texts at least `room` pixels away from this line.
     pub fn take_line(&mut self, points: &[(f64, f64)], room: f64) {
         for pair in points.windows(2) {
             let ((x, y), (dx, dy)) = (pair[0], (pair[1].0 - pair[0].0, pair[1].1 - pair[0].1));
@@ -68,13 +68,13 @@ impl Labels {
         }
     }
 
-    /// Writes `words` as near to `at` as they cover nothing, and nearer to it than to other marks if there is room; far from
-    /// it with a line that leads there. Without room nothing is written.
+    /// Writes `words` as near to `at` as possible without covering anything. If there is room, the text stays nearer to
+    /// `at` than to other marks. A line joins a distant text to `at`. If there is no room, nothing is written.
     pub fn write(&mut self, svg: &mut Svg, words: &str, at: (f64, f64), size: f64) {
         let (width, height) = (text_width(words, size), 1.2 * size);
         let distances = |is_strict| (8..200).step_by(6).map(move |distance| (is_strict, f64::from(distance)));
         for (is_strict, distance) in distances(true).chain(distances(false)) {
-            // To the right, to the left, and above and below, from the level outwards.
+            // Tries the right side first, then above and below, then the left side.
             let slant = 0.7 * distance;
             let (right, left) = (at.0 + distance, at.0 - distance - width);
             let (near_right, near_left, middle) = (at.0 + slant, at.0 - slant - width, at.0 - width / 2.0);
@@ -109,15 +109,16 @@ impl Labels {
         }
     }
 
-    /// Writes texts in one column at the right end, each as near to its height as they do not cover each other, and leads a
-    /// line of its colour to each from where its data end.
+    /// Writes texts in one column at the right end. Each text is as near as possible to the height of its point,
+    /// without covering another text. A line in the text's colour joins the two.
     pub fn column(&mut self, svg: &mut Svg, texts: &[(&str, Colour, (f64, f64))], size: f64) {
         let within = (self.within.top, self.within.bottom);
         let x = self.within.right - texts.iter().map(|(words, ..)| text_width(words, size)).fold(0.0, f64::max);
         let step = 1.25 * size;
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by(|&a, &b| texts[a].2.1.total_cmp(&texts[b].2.1));
-        // Downwards each keeps its distance from the one above; upwards all come back within the end.
+        // From top to bottom, each text moves below the one above it. Then, from bottom to top, all move up into the
+        // chart.
         let mut heights: Vec<f64> = Vec::new();
         for &text in &order {
             let least = heights.last().map_or(within.0 + size / 2.0, |above| above + step);
@@ -137,7 +138,7 @@ impl Labels {
     }
 }
 
-/// Writes what colours mean in rows from `at` on, up to `right`; gives the height below the last row.
+/// Draws a legend in rows from `at` on, up to the pixel `right`. Returns the height below the last row.
 pub fn legend(svg: &mut Svg, entries: &[(&str, Colour)], at: (f64, f64), right: f64, size: f64) -> f64 {
     let (mut x, mut y) = at;
     for (words, colour) in entries {

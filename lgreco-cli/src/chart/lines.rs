@@ -1,57 +1,58 @@
-//! Lines and points between two axes.
+//! Charts of lines and points between two axes.
 
 use super::{Anchor, Area, Colour, GRID, Labels, MUTED, Scale, Svg, text_width};
 
-/// How values become places.
+/// How an axis maps values to pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// By themselves, from 0 or from the least value.
+    /// Linear. The axis begins at 0 or at the smallest value.
     Linear {
         /// Whether 0 is on the axis.
         zero: bool,
     },
-    /// By their logarithms; what is not above 0 has no place.
+    /// Logarithmic. Values of 0 or less are not drawn.
     Log,
 }
 
 /// An axis of a chart.
 pub struct Axis<'a> {
-    /// What it shows, with the unit.
+    /// What the axis shows, with the unit.
     pub name: &'a str,
-    /// How.
+    /// Linear or logarithmic.
     pub kind: Kind,
-    /// A value as text.
+    /// Formats a value as text.
     pub write: &'a dyn Fn(f64) -> String,
 }
 
 /// Values that belong together.
 #[derive(Clone, Debug)]
 pub struct Series<'a> {
-    /// What they are; nothing is written for an empty one.
+    /// Name of the series. If it is empty, no name is written.
     pub name: &'a str,
     /// Their colour.
     pub colour: Colour,
-    /// Their places.
+    /// The points, as values on both axes.
     pub points: Vec<(f64, f64)>,
-    /// Texts at points, by their index.
+    /// Texts beside points, each with the point's index.
     pub notes: Vec<(usize, String)>,
-    /// How far up and down each may be, where that is known.
+    /// Half the height of each point's error bar, if it has one.
     pub spread: Vec<Option<f64>>,
-    /// Whether there is a line through the points.
+    /// Whether a line joins the points.
     pub line: bool,
     /// Whether the points are marked.
     pub marks: bool,
 }
 
-/// A chart of few series.
+/// A chart of a few series.
 pub struct Chart<'a> {
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis<'a>,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis<'a>,
     /// The data.
     pub series: Vec<Series<'a>>,
-    /// Whether the names of the series are in a column to the right of their last points, or else beside one of them.
+    /// Whether the names of the series form a column to the right of their last points. If not, each name is beside its
+    /// series.
     pub names_right: bool,
 }
 
@@ -62,7 +63,7 @@ impl Axis<'_> {
         value.is_finite() && (self.kind != Kind::Log || value > 0.0)
     }
 
-    /// With room around all values.
+    /// An axis that covers all values, with a margin. `room` is the margin as a part of their range.
     fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64), room: f64) -> Scale {
         let ends = (f64::INFINITY, f64::NEG_INFINITY);
         let (low, high) = values.filter(|&v| self.has(v)).fold(ends, |(low, high), v| (low.min(v), high.max(v)));
@@ -82,7 +83,7 @@ impl Axis<'_> {
 }
 
 impl Series<'_> {
-    /// Without texts, spread and marks.
+    /// A series that is only a line.
     pub fn line<'a>(name: &'a str, colour: Colour, points: Vec<(f64, f64)>) -> Series<'a> {
         Series { name, colour, points, notes: vec![], spread: vec![], line: true, marks: false }
     }
@@ -93,7 +94,7 @@ impl Series<'_> {
 }
 
 impl Chart<'_> {
-    /// Draws the chart. Where it has no point, it says so.
+    /// Draws the chart. If no point can be drawn, it writes "nothing to draw".
     pub fn draw(&self, svg: &mut Svg, area: Area) {
         let place = |&(x, y): &(f64, f64)| self.x.has(x) && self.y.has(y);
         if !self.series.iter().any(|series| series.points.iter().any(place)) {
@@ -139,7 +140,7 @@ impl Chart<'_> {
         self.name_series(svg, &drawn, labels);
     }
 
-    /// Draws one series and gives the pixels of its points, with their indices. Texts must not cover it.
+    /// Draws one series, and keeps later texts off it. Returns the pixels of its points, with their indices.
     fn draw_series(&self, svg: &mut Svg, series: &Series<'_>, (x, y): (&Scale, &Scale), labels: &mut Labels) -> Places {
         let has = |&(_, point): &(usize, &(f64, f64))| self.x.has(point.0) && self.y.has(point.1);
         let points: Vec<_> = series.points.iter().enumerate().filter(has).collect();

@@ -1,4 +1,4 @@
-//! Charts as SVG, in light and in dark: what plan pictures, pages and this project's trainers draw with.
+//! Draws charts as SVG, in light and dark colours. Plan pictures, pages and this project's trainers use it.
 
 mod area;
 mod colour;

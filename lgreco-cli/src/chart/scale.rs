@@ -1,8 +1,8 @@
-//! From values to pixels.
+//! Maps values to pixels.
 
 use super::text_width;
 
-/// An axis: values between two ends, at pixels between two others.
+/// An axis that maps the values from `low` to `high` to the pixels from `first` to `last`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     low: f64,
@@ -13,7 +13,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// A linear axis, `low` at pixel `first`. Ends that are not two finite values are moved apart.
+    /// A linear axis: `low` is at pixel `first`. If an end is not finite, or if both ends are equal, the range is
+    /// changed so that it is valid.
     pub fn linear((low, high): (f64, f64), (first, last): (f64, f64)) -> Scale {
         let (low, high) = if low.is_finite() && high.is_finite() { (low, high) } else { (0.0, 1.0) };
         let room = if high / 2.0 - low / 2.0 > f64::MIN_POSITIVE { 0.0 } else { low.abs().max(1.0) / 2.0 };
@@ -21,7 +22,7 @@ impl Scale {
         Scale { low, high, log: false, first, last }
     }
 
-    /// A logarithmic axis. Ends that are not two values above 0, or have 300 digits, are replaced.
+    /// A logarithmic axis. Ends that are not positive or too close to the limits of f64 are replaced by 0.5 and 2.
     pub fn log((low, high): (f64, f64), (first, last): (f64, f64)) -> Scale {
         let possible = low > 1e-300 && high < 1e300 && high >= low;
         let (low, high) = if possible { (low, high) } else { (0.5, 2.0) };
@@ -30,7 +31,7 @@ impl Scale {
         Scale { low, high, log: true, first, last }
     }
 
-    /// The pixel of a value; of one beyond an end, that end.
+    /// The pixel of a value. A value outside the axis gets the pixel of the nearer end.
     pub fn at(&self, value: f64) -> f64 {
         let value = value.clamp(self.low, self.high);
         let part = if self.log {
@@ -41,7 +42,8 @@ impl Scale {
         self.first + part * (self.last - self.first)
     }
 
-    /// Round values with their texts, as many as fit: texts of one size beside each other, or above each other.
+    /// Round values with their texts, as many as fit at this font size. `beside` tells whether texts stand side by side
+    /// or one above another.
     pub fn ticks(&self, write: &dyn Fn(f64) -> String, size: f64, beside: bool) -> Vec<(f64, String)> {
         let room = |ticks: &[(f64, String)]| {
             ticks.windows(2).all(|pair| {
@@ -78,7 +80,7 @@ fn linear_values(low: f64, high: f64, most: usize) -> Vec<f64> {
     let decade = step.log10().floor() as i32;
     let steps = (decade..=decade + 1).flat_map(|decade| [1.0, 2.0, 5.0].map(|part| (part, decade)));
     for (part, decade) in steps {
-        // Divided by whole powers of ten, so that 3 tenths are 0.3.
+        // Divides by powers of ten, because their inverses are not exact: three tenths must give 0.3.
         let (step, whole) = (part * 10f64.powi(decade), 10f64.powi(-decade));
         let (first, last) = ((low / step).ceil(), (high / step).floor());
         if step > 0.0 && last - first < most as f64 {

@@ -1,9 +1,9 @@
-//! A picture that is being drawn.
+//! Writes an SVG picture.
 
 use super::{Area, Colour, PAPER, dark_rules};
 use std::fmt::Write;
 
-/// An SVG picture; lengths are pixels, and y grows downwards.
+/// An SVG picture. Lengths are in pixels, and y grows downwards.
 #[derive(Clone, Debug)]
 pub struct Svg {
     width: f64,
@@ -11,7 +11,7 @@ pub struct Svg {
     body: String,
 }
 
-/// Which part of a text is at its place.
+/// Which part of a text is placed at the given point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// Its first character.
@@ -28,12 +28,12 @@ impl Svg {
         Svg { width, height, body: String::new() }
     }
 
-    /// Makes the picture at least so high.
+    /// Makes the picture at least `height` high.
     pub fn grow(&mut self, height: f64) {
         self.height = self.height.max(height);
     }
 
-    /// A rectangle, with a text for those who point at it unless that is empty.
+    /// Draws a rectangle. `tip` is shown to readers who point at it, unless it is empty.
     pub fn rect(&mut self, area: Area, colour: Colour, tip: &str) {
         let Area { left, top, right, bottom } = area;
         let (width, height) = (number(right - left), number(bottom - top));
@@ -46,7 +46,7 @@ impl Svg {
         self.shape(&shape, "rect", tip);
     }
 
-    /// A disc, with a text as a rectangle has it.
+    /// Draws a disc. `tip` is shown to readers who point at it, unless it is empty.
     pub fn dot(&mut self, at: (f64, f64), radius: f64, colour: Colour, tip: &str) {
         let Colour { name, light, .. } = colour;
         let (x, y, radius) = (number(at.0), number(at.1), number(radius));
@@ -65,7 +65,7 @@ impl Svg {
         };
     }
 
-    /// A line through all points.
+    /// Draws a line through all points.
     pub fn line(&mut self, points: impl IntoIterator<Item = (f64, f64)>, colour: Colour, width: f64) {
         let places = points.into_iter().fold(String::new(), |mut all, (x, y)| {
             let _ = write!(all, "{}{},{}", if all.is_empty() { "" } else { " " }, number(x), number(y));
@@ -79,7 +79,7 @@ impl Svg {
         );
     }
 
-    /// A text whose middle line is at `at`.
+    /// Writes a text. `at` is at half the height of its letters.
     pub fn text(&mut self, words: &str, at: (f64, f64), size: f64, colour: Colour, anchor: Anchor) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -95,7 +95,7 @@ impl Svg {
         );
     }
 
-    /// The picture as a file, on a page of its own; `label` says what it shows.
+    /// The picture as a file, with a background. `label` describes it for screen readers.
     pub fn file(&self, label: &str) -> String {
         let mut paper = Svg::new(self.width, self.height);
         paper.rect(Area::new(0.0, 0.0, self.width, self.height), PAPER, "");
@@ -107,7 +107,8 @@ impl Svg {
         )
     }
 
-    /// The picture as an element of a page that has the colours' rules. It is never wider than where it is.
+    /// The picture as an element of a page whose style sheet has the colours. It is never wider than the element that
+    /// contains it.
     pub fn element_of_page(&self, label: &str) -> String {
         self.element(label, &format!(" style=\"max-width:{}px\"", number(self.width)), "")
     }
@@ -123,13 +124,13 @@ impl Svg {
     }
 }
 
-/// At most a tenth of a pixel, never an exponent. What is not finite has no place and is drawn at 0.
+/// Formats `x` with at most one decimal, without an exponent. Values that are not finite become 0.
 fn number(x: f64) -> String {
     let tenths = (x * 10.0).round() / 10.0;
     if tenths.is_finite() { format!("{}", tenths.clamp(-1e6, 1e6) + 0.0) } else { "0".into() }
 }
 
-/// `text` for XML and HTML, between tags or within quotes. Characters that no document may have become U+FFFD.
+/// Escapes `text` for XML and HTML, between tags or within quotes. Forbidden characters are replaced by U+FFFD.
 pub fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut all, c| {
         match c {

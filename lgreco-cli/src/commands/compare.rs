@@ -71,7 +71,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// The budget that the user gave, or else both directions: the uniform setting's error and its size.
+/// The budget that the user gave. Without one, two budgets: the uniform setting's error and its size.
 fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     let alpha = limits.alpha.unwrap_or(1.0);
     let (error, size) = (Budget::Defaults { alpha, options }, Budget::DefaultSize { alpha, options });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Prepares `table` for planning within the constraints of the table and the command line. `name` is the table's name for
 /// messages.
 ///
-/// If both fix a layer, the command line wins.
+/// If both fix the same layer, the command line wins.
 pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> Result<Merged<'a>, Failure> {
     let refused = |flag: &str, what: String| Failure::bad_input(format_args!("{name}: {flag}: {what}"));
     let find = |flag: &str, pattern: &str| {
@@ -66,7 +66,7 @@ fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     (0..table.layers()).filter_map(star).collect()
 }
 
-/// Splits a text at the first `=` after which the part before names layers. Names and labels may contain `=` too.
+/// Splits a text at the first `=` for which the part before it names layers. Names and labels may contain `=` too.
 fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'a str)>, &'b str)> {
     text.match_indices('=').find_map(|(at, _)| {
         let layers = matches(table, &text[..at]);

@@ -56,7 +56,7 @@ fn print(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Converts the result of writing to standard output. A reader that closed its end early is no failure.
+/// Converts the result of writing to standard output. It is not a failure if the reader closed its end early.
 pub fn printed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

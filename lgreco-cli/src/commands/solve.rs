@@ -1,4 +1,4 @@
-//! `lgreco solve`: plans for a given table. The command `plan` uses its solving step too.
+//! `lgreco solve`: plans for a given table. The command `plan` also uses the functions of this module.
 
 use super::{constraints, emit, timed, write};
 use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving};
@@ -36,7 +36,8 @@ pub fn run(
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Reads a table file, or standard input for `-`, and says what it is called. Results must not be written over it.
+/// Reads a table file, or standard input for `-`. Returns its name for messages too. `results` must not overwrite the
+/// file.
 pub fn read<'a>(
     path: &'a Path,
     results: impl Iterator<Item = (&'static str, &'a Path)>,
@@ -58,7 +59,7 @@ pub fn read<'a>(
 
 /// Solves `table` within the constraints in `merged`. `name` is the table's name for messages.
 ///
-/// The limit is that of `solving`, or else the budget `own`, or else the size of the default options.
+/// The limit is the one in `solving`, or else the budget `own`, or else the size of the default options.
 pub fn solve(
     name: &str,
     table: &NamedTable,
@@ -72,7 +73,7 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    // Also solves within the other quantity of the same uniform setting.
+    // Also solves for the uniform setting's other quantity: within its size if the budget is its error, and vice versa.
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
@@ -87,7 +88,8 @@ pub fn solve(
     Ok(Solved { plan: plan.map_err(named)?, other, origin, seconds })
 }
 
-/// For an infeasible limit, describes the plan at the other end of the feasible range. The error itself describes one end.
+/// Describes the plan at the other end of the feasible range, for an infeasible limit. The error itself describes one
+/// end.
 fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
     let end = |budget| merged.solve(budget, None, Solver::default());
     let told = match error {
@@ -178,7 +180,7 @@ pub fn title(name: &str, what: &str) -> String {
     crate::failure::printable(&format!("{file} · {what}"))
 }
 
-/// Writes the picture and the page that are asked for.
+/// Writes the picture and the page that the user requested.
 pub fn pictures(
     output: &Output,
     title: String,

@@ -1,4 +1,4 @@
-//! `lgreco watch`: a training run in progress.
+//! `lgreco watch`: shows a training run in progress.
 
 use super::write;
 use crate::args::Watch;
@@ -8,10 +8,10 @@ use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Why nothing more is shown.
+/// Reason for ending.
 enum End {
     Failed(Failure),
-    /// Nobody reads standard output any more.
+    /// The reader of standard output has closed it.
     Closed,
 }
 
@@ -39,7 +39,7 @@ pub fn run(watch: &Watch, out: &mut dyn Write) -> Result<(), Failure> {
 
 fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), End> {
     let every = Duration::from_secs_f64(watch.every);
-    // Browsers look as often as there is something new.
+    // Browsers reload the page as often as the command checks the file.
     let refresh = watch.every.ceil().max(1.0) as u32;
     let (mut run, mut shown, mut is_new) = (Run::default(), None::<Instant>, false);
     out.write_all(Run::head().as_bytes())?;

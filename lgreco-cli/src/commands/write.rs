@@ -1,4 +1,4 @@
-//! Writes files as a whole or not at all, and never over an input.
+//! Writes each file completely or not at all, and never over an input.
 
 use crate::failure::Failure;
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of attempts to create a temporary file while other processes remove it.
 const TRIES: usize = 100;
 
-/// Refuses to write over `inputs`, and to write two results to one file. Results come with their flags.
+/// Refuses to write over `inputs`, and to write two results to one file. Each result comes with its flag.
 pub fn distinct<'a>(
     inputs: impl Iterator<Item = &'a Path>,
     results: impl IntoIterator<Item = (&'static str, &'a Path)>,
@@ -25,8 +25,8 @@ pub fn distinct<'a>(
     Ok(())
 }
 
-/// Writes `text` to the file at `path`. It writes a temporary file beside it, which then replaces the old file. So a failure
-/// keeps the old content. Devices and pipes are written directly.
+/// Writes `text` to the file at `path`. It writes a temporary file beside it, which then replaces the old file. So the
+/// old content remains if writing fails. Devices and pipes are written directly.
 pub fn file(path: &Path, text: &str) -> Result<(), Failure> {
     let place = place(path);
     let written = if is_special(&place) { fs::write(&place, text) } else { replace(&place, text.as_bytes()) };
@@ -47,24 +47,24 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
         .and_then(|()| file.sync_all());
     filled.and_then(|()| fs::rename(&beside, place)).inspect_err(|_| {
-        // The first error is the one to report.
+        // Reports the first error, not an error of removal.
         let _ = fs::remove_file(&beside);
     })?;
-    // The file exists. Synchronising its folder, where that works, makes it survive a power cut.
+    // The file exists. Synchronising its folder makes it survive a power cut. Not all systems support this.
     let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
     Ok(())
 }
 
 /// Creates a temporary file beside `place`, and locks it so that no other process considers it abandoned.
 fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
-    // Each name is used once, so that a process that removes an earlier file cannot remove this one.
+    // Each name is used once. Otherwise a process that removes an earlier file of this name could remove this one.
     static CREATED: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
         let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
         let path = place.with_file_name(with_ends(place.file_name().unwrap_or_default(), OsStr::new(&end)));
         let file = File::create_new(&path)?;
-        // Another process may lock the new file first, in order to remove it. Then this waits, and tries another name. On
-        // file systems without locks, no process removes files.
+        // Another process may lock the new file first, in order to remove it. Then `lock` waits, the file is gone, and
+        // the loop tries another name. On file systems without locks, no process removes files.
         if file.lock().is_err() || path.try_exists()? {
             return Ok((path, file));
         }
@@ -72,12 +72,12 @@ fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::other("other processes keep removing what is being written"))
 }
 
-/// A hidden name beside `name`. Only this module makes names of this form.
+/// The name of a hidden file for the file `name`. Only this module makes names of this form.
 fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
 }
 
-/// Removes temporary files beside `place` that killed processes left. Running processes lock theirs.
+/// Removes temporary files beside `place` that killed processes left. Running processes hold locks on theirs.
 fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {

@@ -26,7 +26,7 @@ pub(super) struct Tensor {
     pub(super) bytes: usize,
 }
 
-/// Reads the tensors of the file with index `shard`, in the order of their data.
+/// Reads the header of the file with index `shard`. The tensors are in the order of their data.
 pub(super) fn read(bytes: &Bytes, shard: usize) -> Result<Vec<Tensor>, Failure> {
     let wrong = |what: &dyn fmt::Display| Failure::bad_input(what);
     let whole = bytes.len().map_err(|error| wrong(&error))?;

@@ -4,17 +4,17 @@
 //! folder except hidden ones. Tensors must be F32, F16 or BF16. Any other type is an error that names the tensor, so that no
 //! tensor is left out unnoticed.
 //!
-//! Files are ordered by name, and layers by their data within a file. So the order is the same on every run. Empty tensors
-//! at the same position are ordered by name.
+//! Files are ordered by name, and layers by their data within a file, so the order is the same on every run. Empty
+//! tensors at the same position are ordered by name.
 //!
 //! [`Stored`] holds the headers, and reads layers on request. [`Gradients`] holds all layers in memory.
 //!
-//! Files are read, not mapped: truncating a mapped file kills the process, and mapping needs unsafe code. Reading a batch of
-//! layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB). The copy aligns values whatever the
-//! file's offsets are. If a file ends early, the error names file and layer.
+//! Files are read, not mapped: truncating a mapped file kills the process, and mapping needs unsafe code. Reading a
+//! batch of layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB). The copy aligns the values, whatever
+//! the file's offsets are. If a file ends early, the error names the file and the layer.
 //!
-//! A batch is at most as large as four of the largest layer, or 64 MiB. So a model of any size needs only that much memory,
-//! and the workspace of its largest layers.
+//! A batch is at most four times as large as the largest layer, or 64 MiB if that is more. So memory depends on
+//! the largest layers, not on the size of the model.
 
 mod header;
 mod shards;
@@ -35,7 +35,7 @@ use std::sync::{Mutex, PoisonError};
 /// The gradients of a small transformer after 300 steps of training, in bf16.
 static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
 
-/// A batch may always have this many bytes, because smaller reads are slow.
+/// A batch may always have this many bytes, because small reads are slow.
 const SMALL_BATCH: usize = 64 << 20;
 
 /// Gradients in files. Only the headers have been read.
@@ -102,9 +102,10 @@ impl Stored {
     /// Reads the headers of the model at `path`: a safetensors file, an index (`*.json`) of several files, or a folder.
     ///
     /// # Errors
-    /// By path: files that cannot be read; bytes that [`parse`](Stored::parse) rejects; a folder without safetensors files
-    /// or with several indices; a layer in two files. Also an index that is malformed, that lists a layer twice, or that
-    /// names files outside its folder. Also an index and a file that disagree about the file's layers.
+    /// Each error names the file: a file that cannot be read; bytes that [`parse`](Stored::parse) rejects; a folder
+    /// without safetensors files or with several indices; a layer in two files. Also an index that is malformed, that
+    /// lists a layer twice, or that names files outside its folder. Also an index and a file that disagree about the
+    /// file's layers.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
         let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
@@ -139,11 +140,11 @@ impl Stored {
         Stored::parse(SAMPLE).expect("the sample is valid")
     }
 
-    /// Reads the header of a safetensors file in memory. Any bytes give gradients or an error.
+    /// Reads the header of a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. By name: a tensor of
-    /// another type, or with 2^32 or more elements.
+    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. Also a tensor of
+    /// another type, or with 2^32 or more elements; the error names it.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = Bytes::Memory(bytes.into());
         let tensors = header::read(&bytes, 0)?;
@@ -187,8 +188,8 @@ impl Stored {
         self.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.dims[..], tensor.dtype))
     }
 
-    /// Splits the layers, in order, into batches to read one after another. A batch is at most as large as four of the
-    /// largest layer, or 64 MiB if that is more.
+    /// Splits the layers, in order, into batches to read one after another. A batch is at most four times as large as
+    /// the largest layer, or 64 MiB if that is more.
     pub fn batches(&self) -> Vec<Range<usize>> {
         let sizes = || self.tensors.iter().map(|tensor| words(tensor) * 8);
         let most = sizes().max().unwrap_or(0).saturating_mul(4).max(SMALL_BATCH);
@@ -207,7 +208,8 @@ impl Stored {
     /// Reads the values of the layers `range` into `buffer`, which grows as needed.
     ///
     /// # Errors
-    /// A file that cannot be read or has become shorter, with path and layer. A buffer that cannot be allocated.
+    /// A file that cannot be read or has become shorter; the error names file and layer. A buffer that cannot be
+    /// allocated.
     ///
     /// # Panics
     /// When the model has no such layers.
@@ -242,12 +244,12 @@ impl Stored {
 
 const NO_TENSORS: &str = "the file holds no tensors";
 
-/// 8-byte words that a tensor takes in a buffer. Every tensor begins at a word.
+/// Number of 8-byte words that a tensor takes in a buffer. Every tensor starts at a new word.
 fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers of a buffer that holds their values one after another.
+/// The layers whose values follow each other in `buffer`.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));
@@ -284,7 +286,7 @@ impl Gradients {
         Stored::sample().try_into().expect("the sample is valid")
     }
 
-    /// Reads a safetensors file in memory. Any bytes give gradients or an error.
+    /// Reads a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
     ///
     /// ```
     /// use lgreco_cli::gradients::Gradients;

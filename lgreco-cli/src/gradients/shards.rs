@@ -18,11 +18,11 @@ pub(super) struct Files {
     pub(super) index: Option<Index>,
 }
 
-/// An index: it tells the file of each layer.
+/// An index, which names the file of each layer.
 #[derive(Debug, PartialEq)]
 pub(super) struct Index {
     pub(super) path: PathBuf,
-    /// For each layer's name, the path of its file, including the index's folder.
+    /// Path of each layer's file, by the layer's name. Paths include the index's folder.
     pub(super) layers: BTreeMap<String, PathBuf>,
 }
 
@@ -110,7 +110,8 @@ impl Index {
     }
 }
 
-/// Converts `file` to a path that stays within its starting folder, if links do not lead out. `None` otherwise.
+/// `file` as a relative path without `..`, so that it stays inside the index's folder. Links may still lead out. `None`
+/// for other paths.
 fn inside(file: &str) -> Option<PathBuf> {
     let mut path = PathBuf::new();
     for component in Path::new(file).components() {

@@ -1,4 +1,4 @@
-//! Pages to look at in a browser: one file each, without anything from elsewhere.
+//! Pages for a browser. Each is one file that loads nothing else.
 
 mod plan;
 mod table;
@@ -9,28 +9,28 @@ pub(crate) use table::{Cell, table};
 
 use crate::chart::{Svg, dark_rules, escaped, variables};
 
-/// A page that is being written.
+/// A page under construction.
 pub(crate) struct Page {
     title: String,
     refresh: Option<u32>,
     body: String,
 }
 
-/// Pixels of a drawing where there is room, and on a phone.
+/// Widths of a drawing in pixels, on wide screens and on phones.
 pub(crate) const WIDTHS: [f64; 2] = [840.0, 336.0];
 
 impl Page {
-    /// With this heading.
+    /// An empty page with this heading.
     pub(crate) fn new(title: &str) -> Page {
         Page { title: title.into(), refresh: None, body: String::new() }
     }
 
-    /// Browsers load it again after so many seconds.
+    /// Makes browsers reload the page after this many seconds.
     pub(crate) fn refresh(&mut self, seconds: u32) {
         self.refresh = Some(seconds);
     }
 
-    /// Names with what there is to say about them.
+    /// Adds a list of names and their descriptions.
     pub(crate) fn facts<'a>(&mut self, facts: impl IntoIterator<Item = (&'a str, &'a str)>) {
         self.body += "<dl>\n";
         for (name, value) in facts {
@@ -39,7 +39,7 @@ impl Page {
         self.body += "</dl>\n";
     }
 
-    /// A heading with a note below it, which may be empty.
+    /// Adds a heading with a note below it. The note may be empty.
     pub(crate) fn section(&mut self, heading: &str, note: &str) {
         self.body += &format!("<h2>{}</h2>\n", escaped(heading));
         if !note.is_empty() {
@@ -47,19 +47,19 @@ impl Page {
         }
     }
 
-    /// A drawing, made for both widths; `label` says what it shows.
+    /// Adds a drawing in both widths. `label` describes it for screen readers.
     pub(crate) fn drawing(&mut self, label: &str, draw: impl Fn(f64) -> Svg) {
         for (class, width) in ["wide", "narrow"].into_iter().zip(WIDTHS) {
             self.body += &format!("<div class=\"{class}\">\n{}</div>\n", draw(width).element_of_page(label));
         }
     }
 
-    /// HTML as it is.
+    /// Adds HTML without escaping it.
     pub(crate) fn html(&mut self, html: &str) {
         self.body += html;
     }
 
-    /// The whole page, which is XML, too.
+    /// The whole page. It is also valid XML.
     pub(crate) fn finish(&self) -> String {
         let title = escaped(&self.title);
         let refresh =

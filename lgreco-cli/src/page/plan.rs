@@ -1,4 +1,4 @@
-//! A page about a plan: its settings over the model's depth, the size-error frontier, a table of layers.
+//! A page about a plan: settings over the model's depth, the size-error frontier, and a table of layers.
 
 use super::{Cell, Page, table};
 use crate::facts::Facts;
@@ -10,8 +10,8 @@ use lgreco::file::PlanFile;
 use lgreco::plan::Merged;
 use lgreco::table::NamedTable;
 
-/// A page about a plan for `table`, which was solved for within the constraints in `merged`. `times` are seconds by what took
-/// them.
+/// A page about a plan for `table`, solved within the constraints in `merged`. `times` are seconds of work, each with
+/// the name of the work.
 ///
 /// # Errors
 /// A [`Failure`] when memory for the frontier runs out.
@@ -57,7 +57,7 @@ pub(crate) fn drawn(
             relative.map_or(Cell::Number(None, String::new()), |part| {
                 Cell::Number(Some(part), format!("{} %", significant(100.0 * part)))
             }),
-            // Relative errors say more, and not all metrics have them.
+            // Relative errors are more useful, but not all metrics have them.
             match facts {
                 Some(_) => Cell::Number(None, String::new()),
                 None => Cell::Number(Some(choice.error), significant(choice.error)),
@@ -69,7 +69,7 @@ pub(crate) fn drawn(
     page.finish()
 }
 
-/// A page about a plan of which only the file is there: without frontier, shapes and relative errors.
+/// A page about a plan from its file alone: without frontier, shapes and relative errors.
 pub fn of_file(title: &str, file: &PlanFile) -> String {
     let bar = |layer: &lgreco::file::PlanLayer| Bar {
         name: printable(&layer.name),
@@ -129,7 +129,7 @@ fn layers(page: &mut Page, rows: &[[Cell; 8]]) {
     page.html(&table(["#", "layer", "shape", "setting", "bytes", "share", "relative error", "error"], rows));
 }
 
-/// A layer's part of the plan's size.
+/// The layer's share of the plan's size.
 fn share(size: u64, whole: u64) -> Cell {
     let part = size as f64 / whole.max(1) as f64;
     Cell::Number(Some(part), format!("{} %", significant(100.0 * part)))

@@ -1,4 +1,4 @@
-//! A table that its reader can sort.
+//! A table that readers can sort.
 
 use crate::chart::escaped;
 
@@ -6,12 +6,12 @@ use crate::chart::escaped;
 pub(crate) enum Cell {
     /// Sorted as text.
     Text(String),
-    /// Sorted by the number; what has none is sorted last.
+    /// Sorted by the number. Cells without a number come last.
     Number(Option<f64>, String),
 }
 
 impl Cell {
-    /// Of a whole number.
+    /// A cell with a whole number.
     pub(crate) fn count(number: u64) -> Cell {
         Cell::Number(Some(number as f64), crate::units::grouped(number))
     }
@@ -27,7 +27,8 @@ impl Cell {
     }
 }
 
-/// A table with these columns; their first cells say how they are sorted. Columns in which all cells are empty are left out.
+/// A table with these columns. The first row tells whether a column is sorted by text or by number. Columns in which
+/// all cells are empty are left out.
 pub(crate) fn table<const N: usize>(head: [&str; N], rows: &[[Cell; N]]) -> String {
     let text = |cell: &Cell| match cell {
         Cell::Text(text) | Cell::Number(_, text) => !text.is_empty(),

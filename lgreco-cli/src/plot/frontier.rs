@@ -10,7 +10,7 @@ pub(super) fn draw(picture: &Picture, svg: &mut Svg, area: Area) {
     chart(picture, svg, Area { top, ..area });
 }
 
-/// The chart alone.
+/// The chart without a heading.
 pub(super) fn chart(picture: &Picture, svg: &mut Svg, area: Area) {
     let default = picture.default.filter(|default| default.error > 0.0);
     let unit = default.map_or(1.0, |default| default.error);
@@ -33,7 +33,7 @@ pub(super) fn chart(picture: &Picture, svg: &mut Svg, area: Area) {
     .draw(svg, area);
 }
 
-/// Without zeros at the end.
+/// Formats a number without trailing zeros.
 fn short(x: f64) -> String {
     if (0.001..10_000.0).contains(&x) { format!("{}", (x * 1e6).round() / 1e6) } else { format!("{x:.0e}") }
 }

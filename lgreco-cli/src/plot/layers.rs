@@ -1,11 +1,11 @@
-//! Every layer's chosen setting against its default, over the model's depth.
+//! Draws every layer's chosen setting and its default, over the model's depth.
 
 use super::{Bar, Measure, cut, span};
 use crate::chart::{
     Anchor, Area, BLUE, Colour, GREEN, GRID, INK, MUTED, ORANGE, RED, Scale, Svg, TEAL, VIOLET, legend, text_width,
 };
 
-/// Colours of the methods, by the word a label begins with.
+/// Colours of the methods. A label begins with the method's name.
 const METHODS: [(&str, Colour); 5] =
     [("eden", BLUE), ("qsgd", RED), ("topk", ORANGE), ("powersgd", GREEN), ("dense", VIOLET)];
 /// Label and colour that all other methods share.
@@ -19,19 +19,19 @@ fn row_height(layers: usize) -> f64 {
     (1900.0 / layers.max(1) as f64).floor().clamp(14.0, 24.0)
 }
 
-/// Layers that are drawn.
+/// The layers to draw.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers<'a> {
-    /// A row each.
+    /// The bars, one row each.
     pub bars: &'a [Bar],
-    /// What bars show.
+    /// Quantity that the bars show.
     pub measure: Measure,
-    /// What is marked beside them.
+    /// Name of the marks beside the bars, for the legend.
     pub mark: &'a str,
 }
 
 impl Layers<'_> {
-    /// A picture of them alone.
+    /// A picture of only these layers.
     pub fn svg(&self, width: f64) -> Svg {
         let mut svg = Svg::new(width, 0.0);
         draw(self, &mut svg, Area::new(0.0, 0.0, width, 0.0));
@@ -39,7 +39,7 @@ impl Layers<'_> {
     }
 }
 
-/// Draws them from the top of `area` on, in a picture that grows as they need.
+/// Draws the layers from the top of `area` on. The picture grows as needed.
 pub(super) fn draw(layers: &Layers<'_>, svg: &mut Svg, area: Area) {
     let narrow = area.right - area.left < 500.0;
     let mut entries: Vec<(&str, Colour)> = METHODS.into_iter().chain([OTHER]).collect();

@@ -1,4 +1,4 @@
-//! A plan as a picture: totals and the size-error frontier on top, every layer below.
+//! A picture of a plan: totals and the size-error frontier at the top, all layers below.
 
 mod frontier;
 mod layers;
@@ -11,26 +11,26 @@ use crate::chart::{Anchor, Area, Colour, INK, MUTED, Svg, text_width};
 use crate::report::Point;
 use crate::units;
 
-/// What is drawn.
+/// Contents of a picture of a plan.
 #[derive(Clone, Debug)]
 pub struct Picture {
     /// Heading.
     pub title: String,
-    /// Bits of the uncompressed layers, when known.
+    /// Total bits of the uncompressed layers, if known.
     pub uncompressed: Option<u64>,
-    /// The default's plan, when the table has one.
+    /// Error and size of the default options, if the table has them.
     pub default: Option<Point>,
-    /// What the default is called.
+    /// Name of the default setting.
     pub default_name: String,
-    /// The plan.
+    /// Error and size of the plan.
     pub chosen: Point,
-    /// What else there is to say about the plan, line by line.
+    /// Further statements about the plan, one per line.
     pub notes: Vec<String>,
-    /// The plans that no other beats in both size and error, smallest first.
+    /// The plans that no other plan beats in both size and error, smallest first.
     pub frontier: Vec<Point>,
     /// Every layer.
     pub layers: Vec<Bar>,
-    /// What the layers' bars show.
+    /// Quantity that the layers' bars show.
     pub measure: Measure,
 }
 
@@ -41,13 +41,13 @@ pub struct Bar {
     pub name: String,
     /// The chosen option's label.
     pub label: String,
-    /// What the bar shows, under the chosen option.
+    /// The value of the bar: the measured quantity under the chosen option.
     pub chosen: f64,
-    /// What is marked beside it: the same under the default option, when there is one.
+    /// The value of the mark: the same quantity under the default option, if there is one.
     pub mark: Option<f64>,
 }
 
-/// What bars show.
+/// Quantity that bars show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Bits of the payload per element.
@@ -57,7 +57,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// In words.
+    /// The name of the quantity and of its scale.
     pub fn name(self) -> &'static str {
         match self {
             Measure::BitsPerElement => "payload bits per element, logarithmic",
@@ -65,7 +65,7 @@ impl Measure {
         }
     }
 
-    /// A value as text.
+    /// Formats a value as text.
     fn write(self, value: f64) -> String {
         match self {
             Measure::Bytes => units::round(&units::bytes(value as u64)),
@@ -77,7 +77,7 @@ impl Measure {
     }
 }
 
-/// Pixels across a picture: as many as a README has.
+/// Width of a picture in pixels. A README page has about this width.
 const WIDTH: f64 = 800.0;
 const MARGIN: f64 = 22.0;
 const TOP: f64 = 378.0;
@@ -109,13 +109,14 @@ impl Picture {
     }
 }
 
-/// A heading with a note below it; gives the height below both.
+/// Writes a heading with a note below it. Returns the height below both.
 fn heading(svg: &mut Svg, words: &str, note: &str, area: Area) -> f64 {
     svg.text(words, (area.left, area.top + 10.0), 16.0, INK, Anchor::Start);
     paragraph(svg, note, (area.left, area.top + 32.0), 13.0, MUTED, area.right - area.left)
 }
 
-/// Writes `words` in lines of at most `width`, from the middle line `at` on; gives the middle line of the next one.
+/// Writes `words` in lines of at most `width`. `at` is the left end of the first line, at half its height. Returns the
+/// height of the next line.
 fn paragraph(svg: &mut Svg, words: &str, at: (f64, f64), size: f64, colour: Colour, width: f64) -> f64 {
     let mut line = String::new();
     let mut y = at.1;
@@ -132,12 +133,12 @@ fn paragraph(svg: &mut Svg, words: &str, at: (f64, f64), size: f64, colour: Colo
     y + 1.5 * size
 }
 
-/// What fits into so many pixels.
+/// Shortens `words` to at most `width` pixels.
 fn cut(words: &str, size: f64, width: f64) -> String {
     crate::chart::shortened(words, size, width)
 }
 
-/// The smallest and largest of the values above 0.
+/// The smallest and the largest of the positive values.
 fn span(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.filter(|&v| v > 0.0).fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)))
 }

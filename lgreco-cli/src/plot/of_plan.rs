@@ -1,4 +1,4 @@
-//! The picture of a plan.
+//! Makes the picture of a plan.
 
 use super::{Bar, Measure, Picture};
 use crate::facts::Facts;
@@ -7,11 +7,11 @@ use crate::report::{self, Point};
 use lgreco::plan::{Merged, Plan, exact::Limits};
 use lgreco::table::NamedTable;
 
-/// Points of the frontier: each takes up to four runs of the solver.
+/// Number of points of the frontier. Each takes up to four runs of the solver.
 const POINTS: usize = 25;
 
 impl Picture {
-    /// Of a plan for `table`, with the frontier within the same constraints.
+    /// The picture of a plan for `table`. Its frontier keeps the same constraints as the plan.
     pub fn of_plan(
         title: &str,
         table: &NamedTable,

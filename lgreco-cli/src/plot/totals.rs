@@ -1,4 +1,4 @@
-//! Size before and after.
+//! Draws the size before and after compression.
 
 use super::{Picture, cut, heading, paragraph};
 use crate::chart::{Anchor, Area, BLUE, Colour, GREY, INK, MUTED, Svg, TRACK, text_width};

@@ -1,4 +1,4 @@
-//! Checks that any command line is handled properly, for tests and fuzzing.
+//! Checks the handling of arbitrary command lines, for tests and fuzzing.
 
 use crate::args::{Cli, Command, Output, Solving, Target};
 use crate::failure::printable;
@@ -14,9 +14,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Outcome of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It could not be parsed and was rejected with a reason, or it asked for help.
+    /// The parser rejected it with a reason, or it asked for help.
     Refused,
-    /// It was not run: it names files that the check must not touch, or would take too long.
+    /// It was not run, because it names files that the check must not touch, or would take too long.
     Left,
     /// It ran, and reported why it has no result.
     Failed,
@@ -24,7 +24,7 @@ pub enum End {
     Done,
 }
 
-/// The words that options and commands are made of; `{}` is the folder of [`folder`].
+/// Parts of command lines: commands, options and values. `{}` stands for the folder of [`folder`].
 const WORDS: [&str; 108] = [
     "plan",
     "measure",
@@ -136,12 +136,12 @@ const WORDS: [&str; 108] = [
     "{}/out.html",
 ];
 
-/// Makes a safetensors file of a header and data.
+/// Makes a safetensors file from a header and data.
 fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// A folder with small inputs. Each process has a separate one.
+/// A folder with small inputs. Each process has its own.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -177,13 +177,13 @@ fn folder() -> &'static Path {
     })
 }
 
-/// Makes a command line of `bytes`: mostly known words, some joined by `=`, some of arbitrary bytes.
+/// Makes a command line from `bytes`. Most words are known, some are joined by `=`, and some are arbitrary bytes.
 pub fn words(bytes: &[u8]) -> Vec<OsString> {
     let (mut rest, mut words) = (bytes, vec![OsString::from("lgreco")]);
     while let Some((&byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            // Joins the next word to the last one by `=`, as in `--json=FILE`.
+            // Joins the next word to the last one with `=`, as in `--json=FILE`.
             254 => {
                 if let Some((&next, after)) = rest.split_first()
                     && let Some(word) = words.last_mut().filter(|word| *word != "lgreco")
@@ -229,7 +229,7 @@ pub fn check_arguments(bytes: &[u8]) {
 
 /// Parses a command line. Runs it if it stays within the temporary folder and takes little time.
 ///
-/// It must be rejected or fail with one line of text, or succeed with the JSON that was requested.
+/// The command must be rejected or fail with one line of text, or succeed with the requested JSON.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -248,7 +248,7 @@ pub fn run(words: Vec<OsString>) -> End {
     if !is_small(&cli.command) {
         return End::Left;
     }
-    // Threads share the files of the folder.
+    // All threads use the same folder.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = vec![];
@@ -396,7 +396,7 @@ mod tests {
             (state >> 56) as u8
         };
         for _ in 0..2000 {
-            // Starts with a command and its file, so that most lines are run.
+            // Starts with a command and its file, so that most command lines run.
             let mut bytes = vec![next() % 4, 39 + next() % 6];
             for _ in 0..next() % 4 {
                 bytes.extend([13 + next() % 13, 26 + next() % 76]);

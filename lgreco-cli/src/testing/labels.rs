@@ -1,8 +1,8 @@
-//! Texts of pictures that cover each other.
+//! Finds texts that cover each other in pictures.
 
 use crate::chart::{Area, text_width};
 
-/// The texts of an SVG that this crate has drawn, each with the place that it takes.
+/// The texts of an SVG from this crate, each with the area that it covers.
 pub fn boxes(svg: &str) -> Vec<(String, Area)> {
     let text = |element: &str| {
         let (attributes, rest) = element.split_once('>')?;
@@ -19,20 +19,20 @@ pub fn boxes(svg: &str) -> Vec<(String, Area)> {
             "middle" => x - width / 2.0,
             _ => x - width,
         };
-        // From the top of capitals to below the line.
+        // The area extends from the top of capitals to below the baseline.
         Some((words, Area::new(left, y - 0.75 * size, left + width, y + 0.2 * size)))
     };
     svg.split("<text").skip(1).map(|element| text(element).expect("a text as Svg::text writes it")).collect()
 }
 
-/// Which texts of an SVG cover each other, or leave it at a side, in words.
+/// Describes the texts of an SVG that cover each other or leave the picture at a side.
 pub fn overlaps(svg: &str) -> Vec<String> {
     let boxes = boxes(svg);
     let view = svg.split_once("viewBox=\"0 0 ").expect("a picture").1;
     let width: f64 = view.split(' ').next().and_then(|width| width.parse().ok()).expect("a width");
     let mut found = Vec::new();
     for (index, (words, area)) in boxes.iter().enumerate() {
-        // Places are rounded to tenths.
+        // Coordinates are rounded to tenths.
         if area.left < -0.1 || area.right > width + 0.1 {
             found.push(format!("`{words}` leaves the picture: {area:?}"));
         }

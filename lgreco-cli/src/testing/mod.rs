@@ -1,4 +1,4 @@
-//! What fuzz targets and tests of pictures check.
+//! Checks for fuzz targets and for tests of pictures.
 
 mod arguments;
 pub mod labels;

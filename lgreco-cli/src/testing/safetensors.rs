@@ -1,4 +1,4 @@
-//! Checks that any bytes are handled properly as a file of gradients, for tests and fuzzing.
+//! Checks the handling of arbitrary bytes as a safetensors file, for tests and fuzzing.
 
 use crate::gradients::Gradients;
 use lgreco::backend::Portable;

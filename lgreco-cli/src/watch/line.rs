@@ -1,91 +1,91 @@
-//! A line of JSON: one step.
+//! A line of JSON about one step.
 
 use serde::Deserialize;
 
-/// The version of the lines that are known.
+/// The version of lines that this command can read.
 const VERSION: u64 = 1;
 
-/// What a controller did in a step, and what is known of the layers after it.
+/// What a controller did in a step, and the state of the layers after it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Line {
     version: u64,
-    /// Its number, from 0.
+    /// Number of the step, from 0.
     pub step: u64,
-    /// What became of the gradients.
+    /// What happened to the gradients.
     pub outcome: Outcome,
-    /// Whether it was the first under new settings.
+    /// Whether this is the first step with new settings.
     pub switched: bool,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
-    /// Bytes that it sent for them.
+    /// Bytes that this worker sent for them.
     pub bytes_out: u64,
-    /// Seconds of agreeing, measuring and planning.
+    /// Seconds of agreement, measurement and planning.
     pub planning_seconds: Option<f64>,
-    /// Seconds of exchanging.
+    /// Seconds of the exchange.
     pub exchange_seconds: Option<f64>,
     /// The last decision.
     pub decision: Option<Decision>,
-    /// Every layer.
+    /// All layers.
     pub layers: Vec<Layer>,
 }
 
-/// What became of a step's gradients.
+/// What happened to a step's gradients.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// They were exchanged.
     Exchanged,
-    /// They were not finite, and left out.
+    /// They were not finite, so the step left them out.
     Skipped,
-    /// They were not finite, and averaged as they are.
+    /// They were not finite, and were averaged uncompressed.
     #[serde(rename = "passed through")]
     PassedThrough,
     /// An exchange failed.
     Failed,
 }
 
-/// Why settings are what they are.
+/// The last decision about the settings.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Decision {
     /// The step in which it was made.
     pub step: u64,
-    /// Why then.
+    /// Why it was made in that step.
     pub cause: String,
-    /// What sizes count.
+    /// Unit of the sizes.
     pub unit: Option<String>,
     /// The plan's size.
     pub size: Option<u64>,
-    /// That of the uncompressed layers.
+    /// Size of the uncompressed layers.
     pub uncompressed_size: Option<u64>,
     /// The plan's error.
     pub error: Option<f64>,
-    /// Whether compressing pays.
+    /// Whether compression saves time.
     pub pays: Option<bool>,
 }
 
-/// What is known of a layer after a step.
+/// The state of a layer after a step.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Layer {
     /// Its name.
     pub name: String,
-    /// How it is compressed.
+    /// Its setting.
     pub setting: String,
-    /// Why it is not, when it is not.
+    /// Why the layer is uncompressed, if it is.
     pub uncompressed: Option<String>,
-    /// Steps in which it was exchanged.
+    /// Steps in which the layer was exchanged.
     pub steps: u64,
     /// Bytes of its gradients in these steps.
     pub bytes_in: u64,
-    /// Bytes sent for them.
+    /// Bytes sent in these steps.
     pub bytes_out: u64,
-    /// Squared error of what was sent, relative to the squared norm, when last measured.
+    /// Squared error of the payload, relative to the squared norm of the layer, at the last measurement.
     pub relative_error: Option<f64>,
     /// L2 norm of the residual.
     pub residual_norm: Option<f64>,
 }
 
 impl Line {
-    /// Reads a line; the error says where in it something is wrong, and what.
+    /// Reads a line. The error tells the position in the line and what is wrong there.
     pub fn parse(bytes: &[u8]) -> Result<Line, String> {
         let line: Line = serde_json::from_slice(bytes).map_err(|error| {
             let text = error.to_string();

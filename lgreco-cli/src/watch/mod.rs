@@ -1,4 +1,4 @@
-//! A training run in progress, from the lines that its controller writes: `lgreco_train::controller::metrics_line`.
+//! A training run in progress, from the lines of `lgreco_train::controller::metrics_line`.
 
 mod line;
 mod page;

@@ -1,4 +1,4 @@
-//! A run as a page: settings, bytes, error and seconds.
+//! A page about a run: settings, bytes, errors and seconds.
 
 use super::Run;
 use super::run::{Point, decided, percent};
@@ -8,7 +8,7 @@ use crate::page::{Cell, Page, table};
 use crate::plot::{Bar, Layers, Measure};
 use crate::units::{bytes, counted, grouped, ratio, round, seconds, significant};
 
-/// The page; browsers load it again after `refresh` seconds, where it is still written.
+/// The page about a run. If the run may still go on, browsers reload the page after `refresh` seconds.
 pub fn html(name: &str, run: &Run, refresh: Option<u32>) -> String {
     let mut page = Page::new(&printable(name));
     refresh.into_iter().for_each(|seconds| page.refresh(seconds));
@@ -112,7 +112,7 @@ fn series<'a>(name: &'a str, colour: Colour, run: &Run, of: impl Fn(&Point) -> O
     Series::line(name, colour, run.points.iter().filter_map(place).collect())
 }
 
-/// A chart over the steps, unless nothing is known.
+/// Adds a chart over the steps, unless there are no points.
 fn chart(page: &mut Page, heading: &str, note: &str, series: &[Series<'_>], kind: Kind, write: &dyn Fn(f64) -> String) {
     if series.iter().all(|series| series.points.is_empty()) {
         return;

@@ -1,51 +1,51 @@
-//! What is known of a run after some of its lines.
+//! State of a run, from the lines read so far.
 
 use super::line::{Decision, Layer, Line, Outcome};
 use crate::failure::printable;
 use crate::units::{grouped, ratio, seconds, significant};
 use std::collections::BTreeMap;
 
-/// Points of a chart: older steps are drawn as means.
+/// Largest number of points that are kept. Beyond it, older steps are merged into means.
 const MOST: usize = 2000;
 
 /// A run so far.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// Steps, or means of several.
+    /// The steps. A point can be the mean of several steps.
     pub points: Vec<Point>,
     /// Its last line.
     pub last: Option<Line>,
-    /// What each layer sent in the last step: bytes, and bytes of the gradient.
+    /// For each layer, the bytes sent in the last step, and the bytes of its gradient.
     pub sent: Vec<(f64, f64)>,
-    /// Steps with gradients that were not finite, and steps that failed.
+    /// Number of steps with gradients that were not finite, and number of steps that failed.
     pub lost: (u64, u64),
-    /// Steps from which the run went on after later ones had been written.
+    /// Steps at which the run resumed from a checkpoint.
     pub resumed: Vec<u64>,
 }
 
 /// A step, or the mean of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// The last one.
+    /// Number of the last step.
     pub step: u64,
-    /// How many.
+    /// Number of steps.
     pub steps: f64,
     /// Bytes of one worker's gradients.
     pub bytes_in: f64,
-    /// Bytes that it sent.
+    /// Bytes that the worker sent.
     pub bytes_out: f64,
-    /// The median of the layers' relative errors, and the largest.
+    /// The median and the largest of the layers' relative errors.
     pub errors: Option<(f64, f64)>,
-    /// Seconds of planning and of exchanging.
+    /// Seconds of planning and of the exchange.
     pub seconds: Option<(f64, f64)>,
 }
 
 impl Run {
-    /// Adds a line of JSON. A step that is not after the last begins there anew, as a run does from a checkpoint: what was known
-    /// of later steps is forgotten.
+    /// Adds a line of JSON. If its step is not after the last one, the run has resumed from a checkpoint. Then the
+    /// state of later steps is dropped.
     ///
     /// # Errors
-    /// Where in the line something is wrong, and what; then nothing is added.
+    /// The position in the line and what is wrong there. Then nothing is added.
     pub fn add(&mut self, line: &[u8]) -> Result<(), String> {
         self.record(Line::parse(line)?);
         Ok(())
@@ -80,7 +80,7 @@ impl Run {
         self.last = Some(line);
     }
 
-    /// Bytes that a layer sent in a step, and bytes of its gradient, by its counts before and after.
+    /// Bytes that a layer sent in one step, and bytes of its gradient, from the counts of the last two lines.
     fn of_step(&self, index: usize, layer: &Layer) -> (f64, f64) {
         let before = self.last.as_ref().and_then(|last| last.layers.get(index));
         let before = before.filter(|before| before.name == layer.name && before.steps < layer.steps);
@@ -89,7 +89,7 @@ impl Run {
         (layer.bytes_out.saturating_sub(sent) as f64 / steps, layer.bytes_in.saturating_sub(whole) as f64 / steps)
     }
 
-    /// Seconds of planning and of exchanging in all steps.
+    /// Seconds of planning and of the exchange in all steps.
     pub fn seconds(&self) -> Option<(f64, f64)> {
         let known = self.points.iter().filter_map(|point| Some((point.steps, point.seconds?)));
         known.fold(None, |sum, (steps, (planning, exchange))| {
@@ -107,7 +107,7 @@ impl Run {
         )
     }
 
-    /// The last step, in columns.
+    /// The last step as a row of columns.
     pub fn row(&self) -> String {
         let (Some(line), Some(point)) = (&self.last, self.points.last()) else { return String::new() };
         let errors =
@@ -133,7 +133,7 @@ impl Run {
         )
     }
 
-    /// How many layers each method has: `eden 13, dense 2`.
+    /// Number of layers of each method: `eden 13, dense 2`.
     pub fn settings(&self) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for layer in self.last.iter().flat_map(|line| &line.layers) {
@@ -145,12 +145,12 @@ impl Run {
     }
 }
 
-/// `12.3 %`.
+/// A fraction as text: `12.3 %`.
 pub fn percent(part: f64) -> String {
     format!("{} %", significant(100.0 * part))
 }
 
-/// The last decision in words.
+/// Describes a decision.
 pub fn decided(decision: &Decision) -> String {
     let Decision { step, cause, unit, size, uncompressed_size, error, pays } = decision;
     let mut text = format!("at step {step}, by {}", printable(cause));
@@ -173,7 +173,7 @@ fn errors(layers: &[Layer]) -> Option<(f64, f64)> {
     Some((*errors.get(errors.len() / 2)?, *errors.last()?))
 }
 
-/// The mean of one or two points, by how many steps each is of.
+/// The mean of one or two points, weighted by their numbers of steps.
 fn mean(points: &[Point]) -> Point {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Point::default() };
     if points.len() == 1 {

@@ -1,35 +1,36 @@
-//! A file that grows line by line.
+//! Reads a file that grows line by line.
 
 use crate::failure::Failure;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// More bytes than a line of any model has: what is longer is no file of lines.
+/// Largest length of a line in bytes. No model has longer lines, so a longer one means that the file is of another
+/// kind.
 const MOST: u64 = 1 << 28;
 
-/// Where lines come from.
+/// The source of the lines.
 pub struct Source {
-    /// The path, or what stands for it.
+    /// The path, or `standard input`.
     pub name: String,
-    /// Lines so far.
+    /// Number of lines read so far.
     pub lines: u64,
     file: Option<PathBuf>,
     reader: Box<dyn BufRead>,
-    /// Bytes read so far, of which the last ones may be a line that is not whole yet.
+    /// Bytes read so far, including an incomplete last line.
     read: u64,
     rest: Vec<u8>,
 }
 
-/// What there is to read.
+/// Result of reading.
 pub enum Next {
-    /// A line, without its end.
+    /// A line without its newline.
     Line(Vec<u8>),
-    /// No whole line for now.
+    /// No complete line yet.
     Nothing,
-    /// Nothing any more.
+    /// The end: no more lines can follow.
     End,
-    /// The file is shorter than it was: it is read again from its beginning.
+    /// The file has become shorter. It is read again from the start.
     Anew,
 }
 
@@ -42,14 +43,14 @@ impl Source {
             (None, Box::new(BufReader::new(io::stdin())))
         } else {
             let file = File::open(path).map_err(|error| Failure::bad_input(format_args!("{name}: {error}")))?;
-            // A pipe ends when its writer has ended; a file may always grow.
+            // A pipe ends when its writer ends. A file may always grow.
             let grows = file.metadata().is_ok_and(|metadata| metadata.is_file());
             (grows.then(|| path.to_path_buf()), Box::new(BufReader::new(file)))
         };
         Ok(Source { name, lines: 0, file, reader, read: 0, rest: Vec::new() })
     }
 
-    /// The next whole line.
+    /// Reads the next complete line.
     pub fn next(&mut self) -> Result<Next, Failure> {
         let failed = |error: io::Error| Failure::bad_input(format_args!("{}: {error}", self.name));
         let room = MOST.saturating_sub(self.rest.len() as u64);
@@ -72,7 +73,7 @@ impl Source {
         Ok(Next::Anew)
     }
 
-    /// What is after the last whole line.
+    /// Takes the bytes after the last complete line.
     pub fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.rest)
     }

@@ -1,4 +1,4 @@
-//! Runs of made-up lines.
+//! Tests with invented lines.
 
 use super::line::Line;
 use super::{Run, html};

@@ -1,4 +1,4 @@
-//! Running the command, and files to run it on.
+//! Runs the command, and makes files for it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub fn lgreco(args: &[&str]) -> Output {
 /// Runs `lgreco` with `args` in `folder`.
 pub fn lgreco_in(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lgreco"));
-    // Graphics drivers complain on standard error where there is none.
+    // Graphics drivers write to standard error if this variable is missing.
     command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
     command.current_dir(folder).args(args).output().expect("lgreco starts")
 }
@@ -78,7 +78,7 @@ pub fn file(name: &str, bytes: &[u8]) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The methods, as words.
+/// The names of methods.
 pub const METHODS: [&str; 5] = ["qsgd", "eden", "topk", "powersgd", "hybrid"];
 
 /// The JSON that a run prints.
@@ -86,7 +86,7 @@ pub fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(args)).unwrap()
 }
 
-/// Asserts that a backend's table of the sample is the CPU's, errors within 1e-4 of themselves.
+/// Asserts that a backend's table of the sample equals the CPU's. Errors may differ by 1e-4, relatively.
 pub fn check_table(backend: &str, method: &str) {
     let table = |backend| json(&["measure", "--method", method, "--backend", backend, "--json", "-"]);
     let (mut found, mut expected) = (table(backend), table("cpu"));
@@ -100,7 +100,7 @@ pub fn check_table(backend: &str, method: &str) {
     assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
 }
 
-/// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
+/// Reports a skipped check. It does not use `eprintln!`, because libtest captures that.
 pub fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }

@@ -11,7 +11,7 @@ use lgreco_train::Error;
 use lgreco_train::controller::two_level::LevelsBucket;
 use std::sync::{Arc, Weak};
 
-/// Layers that are exchanged together in one step, lent by a controller with this rank's residuals and factors of them.
+/// Layers that are exchanged together in one step. The controller lends them with this rank's residuals and factors.
 /// Different threads may use different buckets at the same time, while another thread uses their controller. Only
 /// lgreco_bucket_close frees a bucket.
 pub struct lgreco_bucket {
@@ -30,9 +30,9 @@ pub(crate) struct BucketState {
     /// Names of all layers of the controller.
     names: Arc<[String]>,
     gradients: Gradients,
-    /// Pointers to the gradients in flight; empty before they are submitted and once they are means.
+    /// Pointers to the submitted gradients. Empty before submission, and after the means have replaced the gradients.
     pointers: Vec<*mut c_void>,
-    /// What is wrong with the submitted pointers. `next` returns it once all ranks have been told.
+    /// The failure of the submitted pointers, if any. `next` returns it after all ranks have been told.
     wrong: Option<Failure>,
 }
 
@@ -75,8 +75,8 @@ impl BucketState {
 
 /// Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
 /// exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
-/// additional all-gather of 24 bytes per worker checks this. Allocates what the settings need and up to three f32 per
-/// element, unless a closed bucket left as much room. In that case it allocates a few hundred bytes.
+/// additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and up to
+/// three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
 ///
 /// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 /// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
@@ -155,10 +155,10 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     })
 }
 
-/// Replaces lgreco_bucket_submit on a rank whose backward pass has failed, and which has no gradients. All ranks are told
-/// in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
-/// rank, and with LGRECO_PEER on the others, where the message names this rank. Residuals and factors of the layers stay
-/// unchanged.
+/// Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
+/// of it in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on
+/// this rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the
+/// layers stay unchanged.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 #[unsafe(no_mangle)]

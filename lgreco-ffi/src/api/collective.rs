@@ -63,12 +63,12 @@ impl lgreco_collective {
 }
 
 impl Callback {
-    /// Allows gathers from this many workers: the callback may write more parts than the caller's struct says.
+    /// Allows gathers from at least this many workers, even if the caller's struct states fewer.
     pub(crate) fn make_room_for(&mut self, world_size: u32) {
         self.world_size = self.world_size.max(world_size);
     }
 
-    /// The same callback for the group of this worker's node, and for that of its peers.
+    /// The callback for collectives of this worker's node, and the callback for collectives of its peers.
     pub(crate) fn levels(&self, place: Topology) -> [Callback; 2] {
         let Topology { nodes, node, per_node, local } = place;
         let Callback { user, perform, .. } = *self;

@@ -160,9 +160,9 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 /// with 4 or more bits in buckets of up to 512. lgreco_compressor_create makes the same check without values. Allocates.
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
-/// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed values, as
-/// when a compressor is made. Otherwise any method is judged on these values, which must be finite; the result may be
-/// stricter or more lenient. Without error feedback the values are not judged.
+/// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
+/// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
+/// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 ///
 /// Fails with LGRECO_NOT_CONTRACTIVE, with the squared error in the message, LGRECO_PARAMETER, LGRECO_NON_FINITE.
 #[unsafe(no_mangle)]
@@ -210,8 +210,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     call!(compressor, |compressor| Ok(compressor.set(read_setting(setting)?)?))
 }
 
-/// Tells the most bytes that lgreco_compressor_encode writes under the present setting. It writes exactly this number,
-/// unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+/// Tells the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes exactly
+/// this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,

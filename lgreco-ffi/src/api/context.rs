@@ -25,7 +25,7 @@ pub(super) unsafe fn device(context: *const lgreco_context) -> Result<Device> {
     if context.is_null() { Ok(Device::Cpu) } else { unsafe { handle::shared(context) }.cloned() }
 }
 
-/// Opens "cpu", or a kind of GPU with an optional number behind a colon; the default is 0.
+/// Opens the device of this name: "cpu", or a kind of GPU. A colon and a number may follow the kind; the default is 0.
 fn open(name: &str) -> Result<Device> {
     let expected = "cpu, cuda, cuda:NUMBER or wgpu";
     let unknown = || Failure::from(CoreError::UnknownName { what: "device", expected });

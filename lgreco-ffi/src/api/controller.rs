@@ -38,7 +38,7 @@ pub(crate) struct ControllerState {
     /// The same names as C text.
     pub(super) texts: Texts,
     pub(super) report: Option<Report>,
-    /// Names of the layers that the last load found missing, extra and of another shape.
+    /// Names of the layers that the last load found missing, extra, or with another shape.
     pub(super) loaded: [Texts; 3],
     pub(super) gradients: Gradients,
 }
@@ -137,8 +137,8 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
-/// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
+/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
+/// rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
 ///
 /// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
 #[unsafe(no_mangle)]
@@ -169,15 +169,16 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
 /// uses it. `report` may be NULL. Allocates at decisions only.
 ///
-/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own code.
-/// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
-/// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
+/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own
+/// code. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn of it:
+/// if this rank cannot use the network, because `controller` or `collective` is wrong, or another call uses the
+/// controller (LGRECO_BUSY).
 ///
-/// Errors that leave everything unchanged, so that the step may be repeated (for nodes see
-/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
-/// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
-/// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
-/// lgreco_controller_begin_step is under way; codes of planning.
+/// The following errors leave everything unchanged, and the step may be repeated (for nodes see
+/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
+/// layers, with the first difference in the message; LGRECO_PARAMETER, also when the collective has another rank or
+/// number of workers than the controller; LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way;
+/// codes of planning.
 ///
 /// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
 /// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
@@ -213,7 +214,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
             })
         });
         match done {
-            // The other ranks wait for this one, so they are told.
+            // The other ranks wait for this one, so they must learn of its failure.
             Err(failure) if !taken => {
                 let error = Error::Trainer { code: failure.status() };
                 let told = match levels {
@@ -249,8 +250,8 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
 }
 
 /// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
-/// LGRECO_REQUEST_NONE. In most steps the first call returns that. If a decision is due, the measuring rank measures and
-/// plans during a call. Allocates at decisions only.
+/// LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the measuring
+/// rank measures and plans during a call. Allocates at decisions only.
 ///
 /// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
 /// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a

@@ -1,4 +1,4 @@
-//! Controllers of whole layers, of shards, and on nodes.
+//! Makes controllers of whole layers, of shards, and on nodes.
 
 use super::collective::lgreco_collective;
 use super::context::{device, lgreco_context};
@@ -40,7 +40,7 @@ enum Shares {
 
 impl Given {
     /// # Safety
-    /// README.md, handles and pointers; `shares` are as lgreco_controller_create_sharded says.
+    /// README.md, handles and pointers; `shares` are as required by lgreco_controller_create_sharded.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
         // SAFETY: passed on, here and below.
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn lgreco_controller_create_sharded(
     })
 }
 
-/// The place of a rank among nodes of `per_node` ranks each, numbered node by node.
+/// The place of a rank among nodes of `per_node` ranks each. Ranks are numbered node by node.
 fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
     let wrong = |what, value: u32, expected| {
         let value = value.into();
@@ -161,21 +161,22 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 /// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
 /// link once per other node.
 ///
-/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
-/// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
-/// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
-/// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
-/// buckets have reached them.
+/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
+/// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in
+/// its node after LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before this last request, ranks of a node may have performed
+/// different numbers of requests with their peers. So each bucket in flight needs separate groups. Otherwise the last
+/// requests must start in the same order on all ranks, after all buckets have reached them.
 ///
-/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
-/// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
-/// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
-/// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
-/// shards in them.
+/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals,
+/// metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the
+/// option `min_elements` are for whole layers. Errors number ranks as the collective does. A run may resume with
+/// another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this node
+/// replaces, and each rank finds its shards in them.
 ///
-/// A gradient that is not finite affects its bucket only, in lgreco_controller_step too. Buckets before it are exchanged.
-/// LGRECO_NON_FINITE_GRADIENT ends the step, so it must not be repeated, and the gradients are to be ignored. By the option
-/// `non_finite`, the outcome is as after a step of buckets in flight. LGRECO_STEP_ORDER gives up the step under way.
+/// A gradient that is not finite affects its bucket only, in lgreco_controller_step too. Buckets before it are
+/// exchanged. LGRECO_NON_FINITE_GRADIENT ends the step, so it must not be repeated, and the gradients are to be
+/// ignored. With the option `non_finite`, the outcome is as after a step of buckets in flight. If
+/// lgreco_controller_step is called while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
 ///
 /// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 #[unsafe(no_mangle)]

@@ -37,9 +37,9 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and all means become what the
-    /// option `on_fault` says. A mean that exceeds its type also fails the step, but then only this mean is infinite or
-    /// NaN.
+    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
+    /// decides the value of all means. A mean that exceeds its type also fails the step, but then only this mean is
+    /// infinite or NaN.
     pub failed: u32,
     /// The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
     /// or had other settings, or its payload cannot be decoded.
@@ -108,8 +108,8 @@ unsafe fn read(
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
-/// Tells the bytes of device memory that a bucket of these layers works in: about 8 per element, and messages. `values` of
-/// layers are not read. `settings` has one setting per layer.
+/// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, and messages.
+/// `values` of layers are not read. `settings` has one setting per layer.
 ///
 /// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
 /// different types.
@@ -202,11 +202,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
-/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for the
-/// bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the next
-/// lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Once it has arrived, for
-/// instance after an event behind it, lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one step
-/// later, and waits only for the copy.
+/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
+/// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
+/// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. An event after
+/// the copy tells when it has arrived; then lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one
+/// step later, and waits only for the copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     cuda: *mut lgreco_cuda,
@@ -290,8 +290,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Done: takes over the residuals and the number of steps of another bucket with the same layers, between two steps. It
-/// serves to change the layers' settings. PowerSGD's factors start anew. Both buckets belong to this lgreco_cuda.
+/// Done: copies the residuals and the number of steps from another bucket with the same layers to this one, between two
+/// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+/// lgreco_cuda.
 ///
 /// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
 /// LGRECO_DEVICE.

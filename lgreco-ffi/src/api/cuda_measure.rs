@@ -77,7 +77,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Refuses an empty list of rows, as lgreco_cuda_measure does, before any work is enqueued.
+/// Returns the rows, or the error of lgreco_cuda_measure for an empty list, before any work is enqueued.
 fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
@@ -93,7 +93,7 @@ struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs a call on the rows of a search without reading values; `Err` unless `calls` is a sum of constants.
+/// Runs a call on the rows of a search without reading values.
 ///
 /// # Safety
 /// README.md, pointers.
@@ -179,11 +179,11 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     })
 }
 
-/// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device, which
-/// are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device, but
-/// allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or options
-/// than before may wait for page-locked memory. All other calls do not wait. Enqueue a copy of the results to host memory
-/// behind this call, and give it to lgreco_cuda_read_rows.
+/// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device,
+/// which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
+/// but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
+/// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
+/// the results to host memory, and give it to lgreco_cuda_read_rows.
 ///
 /// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_ALIGNMENT.
 /// LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -218,9 +218,10 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
 }
 
 /// Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
-/// layers and options. Call it once the copy has arrived, for instance after an event behind it. The copy need not be
-/// aligned. The device is used only where a gradient is not finite or almost exceeds its type. Then the call waits and
-/// reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error. Allocates.
+/// layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
+/// need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
+/// waits and reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error.
+/// Allocates.
 ///
 /// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
 /// bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
@@ -244,9 +245,9 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     })
 }
 
-/// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer. `values`
-/// are not read, and the device is not used. The result is what lgreco_cuda_held_bytes tells after a new handle has
-/// reserved the memory.
+/// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer.
+/// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
+/// handle has reserved the memory.
 ///
 /// Fails like lgreco_cuda_measure, except for errors about values, and with LGRECO_UNKNOWN_CONSTANT.
 #[unsafe(no_mangle)]

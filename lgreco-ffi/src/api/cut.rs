@@ -1,4 +1,4 @@
-//! Ends of a cut between two pipeline stages: making them, ending steps, what they remember, and saved states.
+//! Ends of a cut between two pipeline stages: creation, ends of steps, remembered samples, and saved states.
 
 use super::compressor::zeros;
 use super::cut_setting::{lgreco_cut_setting, read_cut_setting};
@@ -11,13 +11,13 @@ use lgreco_pipeline::{CutSetting, Downstream, Error, Upstream};
 /// An end of a cut.
 pub type lgreco_end = u32;
 
-/// The stage above: sends activations, receives gradients.
+/// The stage above. It sends activations and receives gradients.
 pub const LGRECO_END_UPSTREAM: lgreco_end = 0;
-/// The stage below: receives activations, sends gradients.
+/// The stage below. It receives activations and sends gradients.
 pub const LGRECO_END_DOWNSTREAM: lgreco_end = 1;
 
-/// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be lost or change
-/// their order.
+/// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be
+/// lost or change their order.
 pub struct lgreco_cut {
     _private: [u8; 0],
 }
@@ -36,7 +36,7 @@ pub(crate) struct CutState {
     pub(super) ids: Vec<Option<u64>>,
 }
 
-/// The same expression for either end.
+/// Evaluates the same expression for either end.
 macro_rules! either {
     ($end:expr, $name:ident => $body:expr) => {
         match $end {
@@ -63,10 +63,10 @@ impl CutState {
     }
 }
 
-/// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an unused generation,
-/// so that messages of an old end are refused.
+/// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an
+/// unused generation, so that messages of an old end are refused.
 ///
-/// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+/// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_create(
     setting: *const lgreco_cut_setting,
@@ -97,10 +97,11 @@ pub unsafe extern "C" fn lgreco_cut_bound(cut: *mut lgreco_cut, bytes: *mut usiz
     call!(cut, |state| write(bytes, "bytes", || Ok(either!(&state.end, end => end.message_len()))))
 }
 
-/// Writes the number of samples of a message for this end to `samples`, at most a batch. Its values are that number times the features.
+/// Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
+/// number times the features as values.
 ///
-/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end; LGRECO_OUT_OF_STEP for a
-/// message of another generation.
+/// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
+/// other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_samples(
     cut: *mut lgreco_cut,
@@ -111,10 +112,10 @@ pub unsafe extern "C" fn lgreco_cut_samples(
     call!(cut, |state| write(samples, "samples", || Ok(state.samples(slice(message, length, "message")?)?)))
 }
 
-/// Ends an optimiser step: the updates of its messages become the state of both ends. Both ends must commit between the same two
-/// activation messages.
+/// Ends an optimiser step. The updates from the step's messages become the state of both ends. Both ends must commit
+/// between the same two activation messages.
 ///
-/// LGRECO_PARAMETER when no activations went through the cut in this step.
+/// Fails with LGRECO_PARAMETER when no activations went through the cut in this step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_status {
     call!(cut, |state| Ok(either!(&mut state.end, end => end.commit_step())?))
@@ -122,16 +123,16 @@ pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_
 
 /// Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
 ///
-/// LGRECO_NOT_IN_FLIGHT.
+/// Fails with LGRECO_NOT_IN_FLIGHT when the ticket is not in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) -> lgreco_status {
     call!(cut, |state| Ok(either!(&mut state.end, end => end.forget(ticket))?))
 }
 
-/// AQ-SGD: writes the remembered activations of a sample to `values`, `values_len` = the features, and 1 to `found`. For an unknown
-/// sample, `found` receives 0, and `values` are unchanged.
+/// AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
+/// features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 ///
-/// LGRECO_LENGTH for another `values_len`.
+/// Fails with LGRECO_LENGTH for another `values_len`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered(
     cut: *mut lgreco_cut,
@@ -151,7 +152,7 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
 /// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
 /// number and must not be NULL.
 ///
-/// LGRECO_LENGTH when `capacity` is less; `length` is set then, too, and `samples` may be NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `samples` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     cut: *mut lgreco_cut,
@@ -168,10 +169,11 @@ pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     })
 }
 
-/// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and must not be NULL.
+/// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and
+/// must not be NULL.
 ///
-/// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is less;
-/// `length` is set then, too, and `saved` may be NULL.
+/// Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
+/// LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_save(
     cut: *mut lgreco_cut,
@@ -186,10 +188,10 @@ pub unsafe extern "C" fn lgreco_cut_save(
     })
 }
 
-/// Creates an end from a saved state, which continues bit for bit. Any bytes may be given.
+/// Creates an end from a saved state. The run continues bit for bit. Any bytes are allowed as input.
 ///
-/// LGRECO_OTHER_SETTING for a state with another setting; LGRECO_CHECKSUM for a damaged one; LGRECO_SAVED_STATE and others for bytes that
-/// are no state of such an end.
+/// Fails with LGRECO_OTHER_SETTING for a state with another setting, LGRECO_CHECKSUM for a damaged one, and
+/// LGRECO_SAVED_STATE and others for bytes that are not a state of such an end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_restore(
     setting: *const lgreco_cut_setting,

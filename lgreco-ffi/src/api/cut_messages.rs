@@ -1,4 +1,4 @@
-//! Messages of a cut: activations forward, gradients back, repeated ones, and those of evaluation.
+//! Messages of a cut: activations, gradients, repeated messages, and messages for evaluation.
 
 use super::cut::{CutState, End, either, lgreco_cut};
 use super::gradient::{dtype, lgreco_dtype, values};
@@ -10,7 +10,7 @@ use core::ptr::null;
 use lgreco_pipeline::{CoreError, CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// The id of samples that AQ-SGD does not remember.
+/// The id of a sample that AQ-SGD shall not remember.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
 /// The upstream end, with workspace and the ids of the batch.
@@ -32,7 +32,7 @@ impl CutState {
         }
     }
 
-    /// The values and the message of a sending call, after a check that they do not overlap. Keeps the ids.
+    /// The values and the message of a call that sends. Checks that they do not overlap, and stores the ids.
     ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
@@ -61,12 +61,13 @@ impl CutState {
     }
 }
 
-/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length` receives its bytes,
-/// `ticket` the number under which its gradients come back. `ids`, one per sample, are for AQ-SGD (LGRECO_UNREMEMBERED: not this
-/// one); NULL otherwise. Allocates only while a memory of samples grows.
+/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
+/// receives the number of bytes. `ticket` receives the number under which the gradients return. `ids` has one id per
+/// sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples that are not to be remembered. It is NULL otherwise.
+/// Allocates only while a memory of samples grows.
 ///
-/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
-/// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+/// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+/// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_send_activations(
     cut: *mut lgreco_cut,
@@ -90,11 +91,11 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
     })
 }
 
-/// Upstream: writes the message of a micro-batch in flight once more: because it was lost, or for another forward pass of the same step
-/// over the same values. Changes nothing.
+/// Upstream: writes the message of a micro-batch in flight once more. This serves a message that was lost, or another
+/// forward pass of the same step over the same values. Changes nothing.
 ///
-/// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
-/// LGRECO_FEEDBACK_RULE under a memory by position.
+/// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
+/// been committed since, LGRECO_FEEDBACK_RULE under a memory by position.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     cut: *mut lgreco_cut,
@@ -114,12 +115,13 @@ pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     })
 }
 
-/// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
-/// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
+/// Decompresses the other end's message into `values`: activations downstream, gradients upstream. `values_len` is the
+/// number of samples in the message times the features. `ticket` receives the micro-batch's number, which the upstream
+/// end made.
 ///
-/// LGRECO_OUT_OF_STEP when it is not the next message; LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different values;
-/// LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
-/// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+/// Fails with LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
+/// different values, LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end. Also fails with
+/// LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive(
     cut: *mut lgreco_cut,
@@ -136,9 +138,10 @@ pub unsafe extern "C" fn lgreco_cut_receive(
     })
 }
 
-/// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+/// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
 ///
-/// As lgreco_cut_receive; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE under a memory by
+/// position.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     cut: *mut lgreco_cut,
@@ -154,11 +157,11 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     })
 }
 
-/// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and returns its ticket. Gradients
-/// of different micro-batches may be sent in any order.
+/// Downstream: compresses the gradients of a micro-batch into `message`, and returns its ticket. There are as many
+/// gradients as activations. Gradients of different micro-batches may be sent in any order.
 ///
-/// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
-/// upstream.
+/// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
+/// with LGRECO_OTHER_END for an upstream end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_send_gradients(
     cut: *mut lgreco_cut,
@@ -177,9 +180,10 @@ pub unsafe extern "C" fn lgreco_cut_send_gradients(
     })
 }
 
-/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory. Changes nothing.
+/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory.
+/// Changes nothing.
 ///
-/// As lgreco_cut_send_activations on values and buffers.
+/// Fails like lgreco_cut_send_activations for wrong values and buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_evaluate(
     cut: *mut lgreco_cut,
@@ -201,7 +205,7 @@ pub unsafe extern "C" fn lgreco_cut_evaluate(
 
 /// Downstream: decompresses a message for evaluation. Changes nothing.
 ///
-/// As lgreco_cut_receive on messages and buffers.
+/// Fails like lgreco_cut_receive for wrong messages and buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
     cut: *mut lgreco_cut,

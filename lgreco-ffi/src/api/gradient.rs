@@ -64,7 +64,7 @@ impl lgreco_layer {
     /// Reads the layer's gradient. Failures name the layer.
     ///
     /// # Safety
-    /// As for `tensor`.
+    /// Those of `tensor`.
     pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>> {
         // SAFETY: passed on.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
@@ -99,7 +99,7 @@ pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -
 /// Returns the caller's gradient for reading.
 ///
 /// # Safety
-/// `pointer` is null, misaligned, or valid for reads of so many elements of that type during `'a`.
+/// `pointer` is null, misaligned, or valid for reads of `elements` values of this type during `'a`.
 pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
@@ -114,7 +114,7 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
 /// Returns the caller's gradient for replacing it by the mean.
 ///
 /// # Safety
-/// As for `values`; also valid for writes, and nothing else uses it during `'a`.
+/// Those of `values`. The memory is also valid for writes, and nothing else uses it during `'a`.
 pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
@@ -162,10 +162,11 @@ impl Gradients {
         unsafe { slice(pointers, len, "gradients") }
     }
 
-    /// Runs a call on the gradients at `pointers`, which are one per layer, or none at all.
+    /// Runs a call on the gradients at `pointers`. There is one pointer per layer, or none at all.
     ///
     /// # Safety
-    /// Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during the call.
+    /// Pointers are null, misaligned, or valid for the layer's number of values. Nothing else uses these values during
+    /// the call.
     pub(super) unsafe fn with<T>(
         &mut self,
         pointers: &[*mut c_void],

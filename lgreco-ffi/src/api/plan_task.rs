@@ -43,10 +43,10 @@ impl PlanTaskState {
 /// measuring rank, once all steps before step `decision - lead` have ended. At other times, on other ranks and if `lead` is
 /// 0, `task` receives NULL. Call this after every step. It does not copy gradients.
 ///
-/// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the old
-/// settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
-/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains the
-/// gradients, and the run that loads it decides by them.
+/// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the
+/// old settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
+/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains
+/// the gradients. A run that loads it uses them for its decision.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,
@@ -74,9 +74,9 @@ pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lg
     call!(task, PlanTaskState::run)
 }
 
-/// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does nothing.
-/// A task that is no longer needed is only freed: a saved state was loaded, or a fall of the learning rate made the
-/// decision instead.
+/// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
+/// nothing. A task is only freed if it is no longer needed, because a saved state was loaded, or because a fall of the
+/// learning rate made the decision instead.
 ///
 /// Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 /// running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does

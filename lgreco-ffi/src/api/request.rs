@@ -89,7 +89,7 @@ pub struct lgreco_request {
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
 sized_struct!("request", lgreco_request {});
 
-/// How many workers the groups of a controller have.
+/// Sizes of a controller's groups of workers.
 #[derive(Clone, Copy)]
 pub(super) struct Groups {
     pub world_size: u32,
@@ -115,7 +115,7 @@ pub(super) const fn group_code(group: Option<Group>) -> lgreco_group {
 }
 
 impl lgreco_request {
-    /// The request that one of these groups performs.
+    /// Converts a request, with its group and the number of workers of the group.
     pub(super) fn within(next: Option<(Option<Group>, Request<'_>)>, groups: Groups) -> lgreco_request {
         match next {
             None => lgreco_request::default(),

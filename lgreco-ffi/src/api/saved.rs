@@ -85,9 +85,9 @@ pub unsafe extern "C" fn lgreco_controller_save(
     })
 }
 
-/// Like lgreco_controller_save, for one part of the state, as checkpoints that are maps from names need. Part 0 is the
-/// state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid until the controller is
-/// destroyed. lgreco_controller_load_parts takes the parts in any order.
+/// Like lgreco_controller_save, for one part of the state. Checkpoints that are maps with names as keys need such
+/// parts. Part 0 is the state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid
+/// until the controller is destroyed. lgreco_controller_load_parts takes the parts in any order.
 ///
 /// Fails with LGRECO_LAYER_MISMATCH for an unknown part.
 #[unsafe(no_mangle)]
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
 /// all give the same surviving rank's state as `plan`, with their own residuals. The rank that replaces it gives the last
 /// state that the dead rank saved.
 ///
-/// A step under way is ended, and buckets from before may only be closed. `loaded` may be NULL. Allocates.
+/// A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 ///
 /// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no
 /// state. The controller is then unchanged.
@@ -188,7 +188,7 @@ unsafe fn states<'a>(
 }
 
 impl ControllerState {
-    /// Keeps the layers' names that a load found, and returns the result for C.
+    /// Stores the layer names in the result of a load, and returns the result for C.
     fn told(&mut self, found: Loaded) -> Result<lgreco_loaded> {
         self.loads += 1;
         // Saved states may be any bytes, so names may contain NULs.

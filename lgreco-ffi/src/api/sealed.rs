@@ -5,9 +5,9 @@ use lgreco_train::compress::{seal, unseal};
 /// Number of bytes that lgreco_payload_seal adds. Sizes in tables and plans do not include them.
 pub const LGRECO_SEAL_BYTES: usize = 8;
 
-/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes behind it. It is meant for networks and files
-/// that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length` receives
-/// the length of payload and checksum. Does not allocate.
+/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes after it. It is meant for networks and
+/// files that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length`
+/// receives the length of payload and checksum. Does not allocate.
 ///
 /// Fails with LGRECO_LENGTH when `capacity` is less than that length; nothing is written.
 #[unsafe(no_mangle)]

@@ -1,14 +1,14 @@
-//! What ranks have in common in a bucket on a device, and which one this is.
+//! Options of a bucket on a device: what all ranks share, and the rank.
 
 use super::{Known, options_of, put};
 use lgreco_train::gradient::Dtype;
 use lgreco_train::rng::Stream;
 
 pub(crate) struct BucketOptions {
-    /// Of the first step.
+    /// Random stream of the first step.
     pub(crate) stream: Stream,
     pub(crate) world_size: u32,
-    /// Of each layer in the model; `None` for 0, 1, 2 and so on.
+    /// Index of each layer in the model; `None` for 0, 1, 2 and so on.
     pub(crate) indices: Option<Vec<u32>>,
     pub(crate) gain: f32,
     pub(crate) nan_on_fault: bool,

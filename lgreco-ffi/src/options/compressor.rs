@@ -7,7 +7,7 @@ use lgreco_train::feedback::Residual;
 use lgreco_train::rng::Stream;
 
 pub(crate) struct CompressorOptions {
-    /// The random bits of step 0.
+    /// Random stream at step 0.
     pub(crate) stream: Stream,
     error_feedback: bool,
     residual: Residual,
@@ -20,7 +20,7 @@ impl Default for CompressorOptions {
 }
 
 impl CompressorOptions {
-    /// The residual's format and gain, with error feedback.
+    /// The residual's format and gain. `None` without error feedback.
     pub(crate) fn residual(&self) -> Option<Residual> {
         self.error_feedback.then_some(self.residual)
     }

@@ -1,4 +1,4 @@
-//! Options of a controller, the same on every rank.
+//! Options of a controller. They are the same on every rank.
 
 use super::plan::{self, Limit, PLAN};
 use super::residual::RESIDUAL;
@@ -13,7 +13,7 @@ use lgreco_train::search::{Method, Metric, Search};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// The policy, before its own options are known.
+/// The kind of policy, without its own options.
 #[derive(Clone, Copy, PartialEq)]
 enum Decides {
     LGreco,
@@ -45,7 +45,7 @@ pub(crate) struct ControllerOptions {
     error_feedback: bool,
     residual: Residual,
     loco: Residual,
-    /// The schedule, and every option that needs no other one.
+    /// The schedule, and all options that do not depend on others.
     config: Config,
 }
 
@@ -110,7 +110,7 @@ impl ControllerOptions {
         })
     }
 
-    /// The configuration. `fixed` are settings that the caller gives, one per layer. `route` replaces that of the options.
+    /// The configuration. `fixed` are the caller's settings, one per layer. `route` replaces the route of the options.
     pub(crate) fn config(self, fixed: Option<Vec<Setting>>, route: Option<Route>) -> Result<Config> {
         let (policy, budget) = (self.policy(fixed)?, self.budget()?);
         let mut search = self.search.search()?;
@@ -126,7 +126,7 @@ impl ControllerOptions {
     }
 }
 
-/// Bounds between sizes, a parameter per size for each phase, and steps, such as "4096,65536; 8,6,4; 6,4,2; 900".
+/// Parses bounds between sizes, then for each phase a parameter per size, then steps: "4096,65536; 8,6,4; 6,4,2; 900".
 fn legacy(value: &Value<'_>) -> Result<Legacy> {
     let parts: Vec<&str> = value.found.split(';').map(str::trim).collect();
     let [sizes, levels @ .., steps] = &parts[..] else { return Err(value.wrong()) };
@@ -296,7 +296,7 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     },
 ];
 
-/// The options of a controller without those of searches and plans.
+/// The options of a controller, without those of searches and plans.
 pub(super) fn own() -> impl Iterator<Item = Documented> {
     documented_of(CONTROLLER).chain(documented_of(RESIDUAL))
 }

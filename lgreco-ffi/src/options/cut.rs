@@ -1,4 +1,4 @@
-//! What both ends of a pipeline cut must agree on.
+//! Options of a pipeline cut. Both ends must agree on them.
 
 use super::{Known, options_of, put};
 use lgreco_pipeline::CutSetting;

@@ -1,7 +1,7 @@
-//! Options by name: an array of names and values, each a text, with NULL at its end.
+//! Options by name: a NULL-terminated array of texts, which are names and values in turn.
 //!
-//! Each call that takes options has a table of them ([`Known`]): name, what the value may be, and what reads it. The tables
-//! are also what the headers say about options.
+//! Each function that takes options has a table of them ([`Known`]): the name, the allowed values, and the function
+//! that reads a value. The lists of options in the headers are made from these tables.
 
 mod bucket;
 mod compressor;
@@ -26,9 +26,9 @@ pub(crate) use {
 /// An option that a function of the C API accepts.
 pub(crate) struct Known<T> {
     name: &'static str,
-    /// What the value may be, for the message about another one.
+    /// The allowed values, for messages.
     expected: &'static str,
-    /// What it means, and its default, for the headers.
+    /// Meaning and default, for the headers.
     means: &'static str,
     read: fn(&mut T, &Value<'_>) -> Result<()>,
 }
@@ -41,12 +41,12 @@ pub(crate) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// The error of a value that is not as expected.
+    /// The error for a value that is not allowed.
     fn wrong(&self) -> Failure {
         Failure::OptionValue { name: self.name, found: self.found.into(), expected: self.expected }
     }
 
-    /// The result of another part of the library; its error with the option's name.
+    /// Adds the option's name to an error from another part of the library.
     fn made<T, E: Into<Failure>>(&self, made: core::result::Result<T, E>) -> Result<T> {
         made.map_err(|error| {
             let (name, found) = (self.name, self.found.into());
@@ -58,7 +58,7 @@ impl Value<'_> {
         self.found.trim().parse().map_err(|_| self.wrong())
     }
 
-    /// Numbers with commas between.
+    /// Parses numbers separated by commas.
     fn numbers<N: FromStr>(&self) -> Result<Vec<N>> {
         self.numbers_of(self.found)
     }
@@ -76,7 +76,7 @@ impl Value<'_> {
         self.word(&[("true", true), ("false", false)])
     }
 
-    /// The type of what is summed on the wire.
+    /// Element type of sums over workers.
     fn reduce_dtype(&self) -> Result<Dtype> {
         self.word(&[("float32", Dtype::F32), ("bfloat16", Dtype::Bf16)])
     }
@@ -94,21 +94,21 @@ pub(crate) trait Options: Default {
     /// The owner of the options, for messages.
     const OF: &'static str;
 
-    /// Takes a value by the option's name; `None` where there is no such option.
+    /// Sets the option `name` to a value. `None` if there is no such option.
     fn set(&mut self, name: &str, found: &str) -> Option<Result<&'static str>>;
 
     /// All options, in the order of the headers.
     fn documented() -> Vec<Documented>;
 }
 
-/// Takes a value by its name, if `table` has it; the name in the table.
+/// Sets the option `name` to a value, if `table` has it. Returns the name from the table.
 fn set<T>(table: &[Known<T>], to: &mut T, name: &str, found: &str) -> Option<Result<&'static str>> {
     let known = table.iter().find(|known| known.name == name)?;
     let value = Value { name: known.name, found, expected: known.expected };
     Some((known.read)(to, &value).map(|()| known.name))
 }
 
-/// Puts a value where it belongs.
+/// Stores a value in its place.
 fn put<T>(place: &mut T, value: Result<T>) -> Result<()> {
     *place = value?;
     Ok(())
@@ -118,7 +118,7 @@ fn documented_of<T>(table: &[Known<T>]) -> impl Iterator<Item = Documented> {
     table.iter().map(|known| (known.name, known.means))
 }
 
-/// Implements [`Options`] by one table.
+/// Implements [`Options`] with one table.
 macro_rules! options_of {
     ($name:ident, $of:literal, $table:ident) => {
         impl crate::options::Options for $name {
@@ -136,7 +136,7 @@ macro_rules! options_of {
 }
 use options_of;
 
-/// The options of the caller's array; the defaults for NULL.
+/// Reads the options of the caller's array. NULL means the defaults.
 ///
 /// # Safety
 /// `list` is null, misaligned, or points to pointers up to a NULL, or up to a name that is followed by NULL; each is to text
@@ -184,7 +184,7 @@ fn unvalued<T: Options>(name: &str) -> Failure {
     known.map_or_else(|| unknown::<T>(name), |(name, _)| Failure::NoValue { name })
 }
 
-/// Every table for the headers: its name, and the options' names with meanings.
+/// All tables for the headers: the name of each, and its options with their meanings.
 pub fn documented() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
     vec![
         ("search", SearchOptions::documented()),

@@ -1,11 +1,11 @@
-//! How to plan, and what plans keep within.
+//! Options for planning: the solver, and the limit of plans.
 
 use super::{Known, options_of, put};
 use crate::failure::{Failure, Result};
 use lgreco_train::CoreError;
 use lgreco_train::plan::{Solver, budget, dp, exact};
 
-/// Whose dynamic program it is.
+/// The solver, or all choices of the L-GreCo paper.
 #[derive(Clone, Copy, PartialEq)]
 enum Planner {
     Exact,
@@ -13,7 +13,7 @@ enum Planner {
     Paper,
 }
 
-/// What plans keep within.
+/// The limit of plans.
 #[derive(Clone, Copy)]
 pub(super) enum Limit {
     Size,
@@ -45,7 +45,7 @@ pub(super) fn bits(number: f64) -> Result<u64> {
 }
 
 impl PlanOptions {
-    /// Algorithm 1.
+    /// The dynamic program of Algorithm 1.
     pub(super) fn dp(&self) -> Solver {
         Solver::Dp { levels: self.levels }
     }
@@ -57,7 +57,8 @@ impl PlanOptions {
         }
     }
 
-    /// As told, or else by the table's own budget, or else by the uniform setting's size or, for the paper, its error.
+    /// The limit of the options. Without one, it is the table's own budget, or else the uniform setting's size, or its
+    /// error for `paper`.
     pub(crate) fn budget<'a>(&self, own: Option<f64>, defaults: Option<&'a [u32]>) -> Result<budget::Budget<'a>> {
         let alpha = self.alpha;
         let limit = match (self.limit, own) {

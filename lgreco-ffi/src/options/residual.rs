@@ -1,4 +1,4 @@
-//! Options of error feedback, which compressors and controllers have in common.
+//! Options of error feedback, for compressors and controllers.
 
 use super::{Known, put};
 use lgreco_train::feedback::Residual;

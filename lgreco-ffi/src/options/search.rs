@@ -1,4 +1,4 @@
-//! What is offered to the layers of a model.
+//! Options of a search: the candidates for the layers of a model.
 
 use super::{Known, options_of, put};
 use crate::failure::Result;

@@ -1,4 +1,4 @@
-//! Buckets of controllers that are the only rank, so that every requested collective is already done.
+//! Buckets of controllers with a single rank, so that every requested collective is already done.
 
 use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, List, State, gradient, pick, setting};
@@ -24,7 +24,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     controller
 }
 
-/// Advances through steps, mostly in a valid order; LGRECO_OK if gradients became means.
+/// Advances through steps, mostly in a valid order. Returns LGRECO_OK if gradients became means.
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     if state.controllers[which].is_null() {
         state.controllers[which] = controller(bytes);
@@ -81,7 +81,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Closes the present bucket with some controller, or with none if its controller is gone, and opens a new one.
+/// Closes the present bucket with one of the controllers, or with none if its controller is gone, and opens a new one.
 fn open(bytes: &mut Bytes, state: &mut State, which: usize, controller: *mut lgreco_controller) -> lgreco_status {
     let place = &raw mut state.buckets[which];
     // SAFETY: handles are live or NULL.

@@ -1,4 +1,4 @@
-//! Calls on CUDA handles without a device, to test the checks that come before the device is used.
+//! Calls on CUDA handles without a device. They test the checks that precede any use of the device.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, ROOM, State, gradient, layer, pick, renew, search, setting};
 use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
@@ -148,7 +148,7 @@ impl OnDeviceBucket for NoBucket {
 /// Makes a random call on a bucket without a device.
 ///
 /// # Safety
-/// Pointers are NULL, or to what lives as long as the call; handles are live or NULL.
+/// Pointers are NULL, or to values that live as long as the call. Handles are live or NULL.
 unsafe fn on_bucket(
     bytes: &mut Bytes,
     state: &mut State,
@@ -197,7 +197,7 @@ unsafe fn on_bucket(
     }
 }
 
-/// Makes several calls in a row. Single calls among all others would rarely find the state that they need.
+/// Makes several calls of this kind in a row, because single calls would rarely find the state that they need.
 fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status) -> lgreco_status {
     for _ in 0..bytes.below(8) {
         assert_ne!(call(bytes), LGRECO_PANIC);

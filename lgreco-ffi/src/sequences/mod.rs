@@ -21,7 +21,7 @@ const DIMS: [usize; 2] = [ROWS, COLS];
 /// Bytes of each output buffer.
 const ROOM: usize = 2048;
 
-/// Turns bytes into choices; zeros when the bytes are used up.
+/// Turns bytes into choices. After the last byte, it returns zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -95,7 +95,7 @@ impl List {
     }
 }
 
-/// Two handles of each kind, which are NULL before they are made and after they are destroyed, and outputs of calls.
+/// Two handles of each kind, and outputs of calls. A handle is NULL before it is made and after it is destroyed.
 struct State {
     /// A handle of another kind than a context. No call replaces it, so any call may get it.
     foreign: *mut lgreco_table,

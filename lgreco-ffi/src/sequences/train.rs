@@ -1,4 +1,4 @@
-//! Calls on controllers of one rank, whose callbacks sometimes fail.
+//! Calls on controllers of one rank. Their callbacks sometimes fail.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, METHODS, ROOM, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;
@@ -11,7 +11,7 @@ unsafe extern "C" fn perform(user: *mut c_void, _: *const lgreco_request) -> i32
     i32::from(!user.is_null())
 }
 
-/// A collective of one rank, whose calls succeed.
+/// A collective of one rank. Its callback always succeeds.
 pub(super) fn collective_of_one() -> lgreco_collective {
     lgreco_collective { perform: Some(perform), ..Default::default() }
 }
@@ -73,7 +73,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 if bytes.below(4) == 0 {
                     pairs.push(("ramp_up", &ramp_up));
                 }
-                // A wrong option would hide errors in the others, so some are left out.
+                // One wrong option would hide errors in the others, so some options are left out.
                 for (name, text) in names.iter().zip(&texts) {
                     if (*name != "policy" || fixed.is_null()) && bytes.below(2) == 0 {
                         pairs.push((*name, text));

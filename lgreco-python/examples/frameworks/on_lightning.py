@@ -14,7 +14,7 @@ from lgreco.torch import register
 
 
 class LGreCo(lightning.Callback):
-    """Compresses gradients under strategy="ddp", and saves and loads what belongs to that, beside each checkpoint."""
+    """Compresses gradients under strategy="ddp", and saves and loads lgreco's state beside each checkpoint."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.saved = options, None

@@ -10,7 +10,7 @@ from lgreco.torch import register
 
 
 class LGreCo(TrainerCallback):
-    """Compresses a trainer's gradients, and saves and loads what belongs to that in each checkpoint."""
+    """Compresses a trainer's gradients, and saves and loads lgreco's state in each checkpoint."""
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
         self.trainer, self.options = trainer, options

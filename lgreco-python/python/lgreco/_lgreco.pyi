@@ -57,7 +57,7 @@ def check_plan(json: str) -> str:
     """Checks a plan file and returns it."""
 
 def plan_page(json: str) -> str:
-    """A page of HTML about a plan of which only the file is there."""
+    """Makes a page of HTML about a plan from its file alone."""
 
 def payload_len(setting: str, dims: list[int], dtype: str) -> int:
     """Number of bytes that a layer sends under a setting."""
@@ -95,11 +95,11 @@ class Request:
     group: str
     """The group that performs it: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
     is_last: bool
-    """Whether it is the last one of its bucket. False without two levels."""
+    """Whether it is the last collective of its bucket. Always False without two levels."""
 
 @final
 class PlanPage:
-    """What a page about a plan needs that its file does not have."""
+    """The data for a page about a plan that the plan's file lacks."""
 
     def html(self) -> str:
         """The page. Solves for the size-error frontier."""
@@ -145,7 +145,7 @@ class Bucket:
         """
 
     def submit_failure(self, out_of_memory: bool) -> None:
-        """Submits a failure instead of gradients, which all ranks are told; ``next`` raises on all of them."""
+        """Submits a failure instead of gradients. All ranks learn of it, and ``next`` raises on all of them."""
 
     def next(self) -> Request | None:
         """Continues after the previous collective is done, and returns the next; None when the gradients are means.
@@ -217,7 +217,7 @@ class Controller:
         """Whether a ``DeviceWindow`` has gradients for the next plan."""
 
     def note_observed(self, layers: list[int]) -> None:
-        """Records that a ``DeviceWindow`` has gradients of the step under way; the next plan's task then needs it."""
+        """Records that a ``DeviceWindow`` has gradients of the step under way. The next plan's task then needs that window."""
 
     def forget_observed(self) -> None:
         """Between two steps: discards the observed gradients and starts again, because the last step failed on the
@@ -239,7 +239,7 @@ class Controller:
         compression."""
 
     def record_probe(self, nothing: float, all: float) -> None:
-        """Between two steps: records the shortest seconds of gathering 8 bytes of each rank, and of a probe."""
+        """Between two steps: records the shortest times, in seconds, of gathering 8 bytes per rank and of a probe."""
 
     def trials(self, layers: list[int]) -> list[list[str]]:
         """Settings to time on layers that are exchanged together: for each kind of method, one setting per layer."""
@@ -256,14 +256,14 @@ class Controller:
         """Bytes of memory by purpose, for at most ``at_once`` buckets of ``bucket_bytes`` each in flight."""
 
     def is_plan_due(self) -> bool:
-        """Whether the next step begins with a decision, whose task must be done before."""
+        """Whether the next step begins with a decision. The decision's task must be done before."""
 
     def roll_back(self) -> None:
         """Undoes the last step's changes of the residuals, because its means were not applied."""
 
     def abandon_step(self) -> None:
-        """Abandons the step under way, whose buckets are closed. Residuals return to their values before it, and it may
-        begin again."""
+        """Abandons the step under way, after its buckets were closed. Residuals return to their values before it, and it may begin
+        again."""
 
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals by ``factor``, because later gradients are multiplied by it too."""
@@ -276,7 +276,7 @@ class Controller:
         """Sets the loss scale without changing the residuals."""
 
     def follow_scale(self, scale: float) -> None:
-        """Rescales all residuals to a new loss scale. An interrupt takes effect before or after this, not within it."""
+        """Rescales all residuals to a new loss scale. An interrupt takes effect before or after this call, not within it."""
 
     def forget_moved(self, addresses: list[int]) -> None:
         """Clears residuals where means are not zero; ``addresses`` has the address of contiguous float32 means for each
@@ -326,14 +326,14 @@ class DeviceBucket:
 
     @property
     def outcome(self) -> tuple[int, int]:
-        """Device address and number of bytes of the last step's outcome, to be copied behind the step."""
+        """Device address and number of bytes of the last step's outcome. Copy them after the step."""
 
     def fault(self, outcome: bytes) -> tuple[bool, int | None, LgrecoError | None, bool]:
         """Reads a copy of an outcome.
 
-        Returns whether the step failed on some rank, the first rank at fault, the error, and whether only this rank
-        knows of the failure. The error is this rank's, or that of the other rank's payload. Only this rank knows if the
-        failure is in what it received for its shards.
+        Returns whether the step failed on some rank, the first rank at fault, the error, and whether only this rank knows of the
+        failure. The error is this rank's own, or describes a wrong payload of another rank. Only this rank knows of a failure in
+        the payloads that it received for its shards.
         """
 
     @property
@@ -346,7 +346,7 @@ class DeviceBucket:
 
     @property
     def forgetful(self) -> list[int]:
-        """Places in the bucket of layers without error feedback."""
+        """Positions, within the bucket, of the layers without error feedback."""
 
     def suits(self, controller: Controller) -> bool:
         """Whether the layers' settings are still those of the bucket."""
@@ -356,8 +356,8 @@ class Device:
     """A stream of a CUDA device, by its handle; stream and context outlive it. The default stream uses the current
     context.
 
-    Calls only enqueue work unless their description begins with "Waits". Addresses are of device memory, which is used
-    in the order of the stream.
+    Calls only enqueue work unless their description begins with "Waits". Addresses are in device memory. The calls use it in the
+    order of the stream.
     """
 
     def __new__(cls, stream: int) -> Device: ...
@@ -374,18 +374,17 @@ class Device:
         """
 
     def take_over(self, bucket: DeviceBucket, other: DeviceBucket) -> None:
-        """Waits: a bucket takes over residuals and step of another one with the same layers, both on this device."""
+        """Waits: copies residuals and the step number from ``other`` to ``bucket``. Both have the same layers, on this device."""
 
     def submit(self, bucket: DeviceBucket, gradients: int) -> None:
         """Submits this step's gradients, adds residuals and compresses.
 
-        The gradients lie one after the other from the address ``gradients`` on. They stay there, unused by others,
-        until ``next`` has returned None.
+        The gradients lie one after the other from the address ``gradients`` on. They must stay there, unused by others, until
+        ``next`` has returned None.
         """
 
     def submit_failure(self, bucket: DeviceBucket, gradients: int) -> None:
-        """Submits a failure in place of gradients, which all ranks are told; ``next`` raises it in place of returning
-        None."""
+        """Submits a failure instead of gradients. All ranks learn of it, and ``next`` raises it instead of returning None."""
 
     def next(self, bucket: DeviceBucket) -> Request | None:
         """Continues after the previous collective was enqueued, and returns the next; None once the means are enqueued.
@@ -398,8 +397,8 @@ class Device:
         """After a step without failure: clears the residuals of layers without error feedback."""
 
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
-        """Waits: copies residuals to the controller, as they were before step ``before``, the last submitted or the
-        next.
+        """Waits: copies the residuals from before step ``before`` to the controller. This step is the last submitted one or the
+        next one.
 
         Layers in the places ``forgotten`` get zeros.
         """
@@ -426,8 +425,8 @@ class DeviceWindow:
         """Waits: copies the means of these layers to the controller, between two steps."""
 
     def plan(self, device: Device, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
-        """Waits: runs a plan task on the observed gradients, on a stream behind their work.
+        """Waits: runs a plan task on the observed gradients, on a stream that follows the work on them.
 
-        ``allocate`` takes a number of bytes and returns the address of memory aligned to 256 bytes, which is used until
-        then. Raises errors of the device; the task can then be taken again.
+        ``allocate`` takes a number of bytes and returns the address of memory aligned to 256 bytes. The call uses it until it
+        returns. Raises errors of the device; the task can then be taken again.
         """

@@ -29,7 +29,7 @@ class Plan:
         self._text = check_plan(text)
         self._file: dict[str, Any] = json.loads(self._text)
         self._page: PlanPage | None = None
-        """What only the process that planned has: the error table, shapes and norms."""
+        """The error table, shapes and norms, which a plan file lacks. None if the plan was loaded or unpickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_page": None}
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def size_limit(self) -> int | None:
-        """The most bits that the plan may have; None if the error was limited instead."""
+        """The largest number of bits that the plan may have; None if the error was limited instead."""
         return self._file.get("size_limit")
 
     @property
@@ -118,11 +118,11 @@ class Plan:
         bars(path, title, [name for name, *_ in rows], [label for _, label, *_ in rows], columns)
 
     def html(self) -> str:
-        """A page about the plan for a browser, one file of HTML without anything from elsewhere.
+        """A page about the plan for a browser, as one file of HTML that loads nothing else.
 
-        It has the settings over the model's depth, the size-error frontier with the uniform setting and the plan on it, and a
-        table of layers that can be sorted. Of a plan that was loaded or pickled it has neither frontier nor relative errors: a
-        plan file does not have the error table. Making the page solves for the frontier: up to 100 plans.
+        It has the settings over the model's depth, the size-error frontier with the uniform setting and the plan on it, and a table
+        of layers that can be sorted. Frontier and relative errors are missing if the plan was loaded or unpickled, because a plan
+        file does not have the error table. Making the page solves for the frontier: up to 100 plans.
 
         >>> pathlib.Path("report.html").write_text(plan(gradients).html())  # doctest: +SKIP
         """

@@ -18,9 +18,9 @@ pub struct Case {
     pub layers: Vec<(Setting, Shape)>,
     /// Values by worker and layer.
     pub gradients: Vec<Vec<Vec<f32>>>,
-    /// How payloads travel.
+    /// The route of payloads.
     pub route: Route,
-    /// The type in which sums travel.
+    /// Element type of sums on the network.
     pub reduce_dtype: Dtype,
     /// Seed of the run.
     pub seed: u64,
@@ -57,7 +57,7 @@ impl Case {
         self.layers.iter().map(|(_, shape)| vec![0.0; shape.elements()]).collect()
     }
 
-    /// Warm-start factors of a cold start: zeros.
+    /// PowerSGD's factors for a cold start: zeros.
     fn cold(&self) -> Vec<Vec<f32>> {
         let zeros = self.layers.iter().map(|(setting, shape)| match setting {
             Setting::PowerSgd(c) => vec![0.0; shape.cols() * effective_rank(*shape, c.rank)],
@@ -75,7 +75,7 @@ impl Case {
         workspace_len(self.specs(shards).into_iter(), self.route, self.world())
     }
 
-    /// Where shards end, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; equal ranges of the flat
+    /// Ends of the shards, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; equal ranges of the flat
     /// bucket, as in ZeRO; and the whole layer for the last rank.
     pub fn shards(&self) -> Vec<Vec<u64>> {
         let world = u64::from(self.world());
@@ -105,7 +105,7 @@ impl Case {
         layers.map(spec).collect()
     }
 
-    /// With shards: gives every rank the means of all ranks.
+    /// For shards: gives every rank the means of all ranks.
     pub(super) fn assembled(&self, mut outcomes: Vec<Result<Outcome, Error>>) -> Vec<Result<Outcome, Error>> {
         if self.route == Route::Sharded && outcomes.iter().all(Result::is_ok) {
             let all = || outcomes.iter().flatten();
@@ -147,7 +147,7 @@ impl Case {
         Ok(self.outcome(&specs, rank, values, rest, factors))
     }
 
-    /// The outcome from values that have become means, and from the rest of each gradient.
+    /// Makes the outcome from the means, and from the rest of each gradient.
     fn outcome(
         &self,
         specs: &[Spec<'_>],
@@ -165,7 +165,8 @@ impl Case {
         Outcome { mean: specs.iter().zip(values).map(wanted).collect(), rest, own, factors }
     }
 
-    /// The same on a device. Nothing may be done before the end, unless lengths depend on the values.
+    /// Like [`exchange`](Case::exchange), on a device. It may not wait for the device before the end, unless lengths
+    /// depend on the values.
     ///
     /// # Panics
     /// If the exchange has waited for the device.
@@ -207,7 +208,7 @@ impl Case {
         self.assembled(threads::run(self.world(), |mut worker: ThreadCollective| self.exchange(&mut worker, None)))
     }
 
-    /// The same on devices.
+    /// Like [`run`](Case::run), on devices.
     pub fn run_on_devices(&self) -> Vec<Result<Outcome, Error>> {
         self.assembled(threads::run(self.world(), |mut worker| self.exchange_on_device(&mut worker)))
     }

@@ -9,7 +9,7 @@ use lgreco_train::gradient::{Dtype, ValuesMut};
 pub struct Handle(Part);
 
 /// One rank's device: a stream of operations and collectives, done in order, but not before the host waits for them.
-/// Its kernels are the host's operations. So comparisons with the host test what an exchange requests from a device,
+/// Its kernels are the host's operations. So comparisons with the host test the requests of an exchange to its device,
 /// not arithmetic.
 pub struct Device<'c, C> {
     /// Performs the collectives on the device's memory.
@@ -19,7 +19,7 @@ pub struct Device<'c, C> {
     pub waits: u32,
     specs: Vec<Spec<'c>>,
     memory: Memory,
-    /// Lengths of messages, on the host: of sent and of received ones.
+    /// Lengths of the sent and of the received messages, on the host.
     lens: [Vec<u64>; 2],
 }
 
@@ -28,7 +28,7 @@ enum Enqueued {
     Collective(Part, Option<Vec<u64>>, Program),
 }
 
-/// The memory that the host does not see.
+/// Memory that the host cannot access.
 struct Memory {
     values: Vec<Vec<f32>>,
     rest: Vec<Vec<f32>>,

@@ -35,8 +35,8 @@ pub(super) fn is_near(member: &Member) -> bool {
 
 /// A bucket with every kind of layer except payloads of variable length: uncompressed layers, products of factors, and
 /// payloads of fixed lengths. It has QSGD of several widths and buckets, and EDEN with both scales. It has TopK with
-/// positions of every kind, in full and in few bits, and PowerSGD of ranks below and at the sides. The layers have all
-/// types, and several thousand elements, a few, or none.
+/// positions of every kind, in full and in few bits. It has PowerSGD with ranks below and above the matrix's smaller
+/// side. The layers have all types, and several thousand elements, a few, or none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });

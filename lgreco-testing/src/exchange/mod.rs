@@ -1,4 +1,4 @@
-//! Aggregation against exact means. Workers are threads; every property must hold for every setting and route.
+//! Tests aggregation against exact means. Workers are threads. Every property must hold for every setting and route.
 
 use crate::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
 use lgreco_train::Error;
@@ -54,7 +54,7 @@ fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
 }
 
 /// For each element: the largest magnitude of its quantiser bucket on one worker, and the distance of two levels there.
-/// Buckets start anew where pieces do.
+/// Each piece of a layer starts a new bucket.
 fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: &[u64]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
     let mut start = 0;

@@ -7,9 +7,9 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::Slip;
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16};
 
-/// Largest distance of values, relative to the norm of all values.
+/// Largest distance between values, relative to the norm of all values.
 const APART: f64 = 1e-4;
-/// The same if values may be rounded to the other of two neighbours in 16 bits.
+/// Like [`APART`], for values that may be rounded to another neighbour in 16 bits.
 const ROUNDED: f64 = 1.0 / 256.0;
 
 /// Values of a type, as f32.
@@ -26,8 +26,8 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
     f64::sqrt(values.map(|x| f64::from(x) * f64::from(x)).sum())
 }
 
-/// Asserts that values are close to the expected ones. The bound is relative to their norm, or to the norm of `others`,
-/// whose rounding they contain.
+/// Asserts that values are close to the expected ones. The bound is relative to their norm, or to the norm of `others`
+/// if that is larger, because the values contain the rounding errors of `others`.
 ///
 /// # Panics
 /// If the check fails.
@@ -61,7 +61,7 @@ pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], r
     assert_eq!(sums, 2, "{what}: sums");
 }
 
-/// The same for sent contents without status and fingerprints.
+/// Like [`near_sent`], for contents without status and fingerprints.
 ///
 /// # Panics
 /// If the check fails.
@@ -86,7 +86,7 @@ pub(super) fn near_contents(
     assert_eq!(sums, 2, "{what}: sums");
 }
 
-/// The same for the values of one sum, the first or the second.
+/// Asserts that the values of one sum are close. `number` is 0 for the first sum and 1 for the second.
 fn near_sums(members: &[Member], number: usize, sent: [&[u8]; 2], reduce_dtype: Dtype, what: &str) {
     let [found, expected] = sent.map(|bytes| widened(reduce_dtype, bytes));
     let mut at = 0;

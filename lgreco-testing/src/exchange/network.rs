@@ -1,4 +1,4 @@
-//! A network that records what this rank sends, and damages what it gathers.
+//! A network that records the bytes that this rank sends, and damages the bytes that it gathers.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError, Slip};
@@ -11,7 +11,7 @@ const SENT_TO_ALL: &str = "all-to-all";
 const SCATTERED: &str = "reduce-scatter";
 const SCATTERED_BF16: &str = "reduce-scatter of bf16";
 
-/// What a rank sent in a collective.
+/// The bytes that a rank sent in a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) call: &'static str,
@@ -21,7 +21,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// The call, and the position of the first difference, if any.
+    /// The call, and the position of the first different byte, if any.
     pub(super) fn differs(&self, other: &Sent) -> (&'static str, Option<usize>) {
         let same = (self.call, self.bytes.len(), &self.lens) == (other.call, other.bytes.len(), &other.lens);
         let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
@@ -29,7 +29,7 @@ impl Sent {
     }
 
     /// The content without fingerprints. `message` reads a gathered message, or one for a single rank. It returns
-    /// whether the header reports success, and the payloads. Behind sums, this rank's status must report success, and
+    /// whether the header reports success, and the payloads. After sums, this rank's status must report success, and
     /// the places of the other ranks must be zeros.
     pub(super) fn content(&self, place: Place, message: impl Fn(Option<u32>, &[u8]) -> (bool, Vec<u8>)) -> Content {
         let of_sum = |bytes: &[u8]| place.of_sum::<f32, 1>(bytes, |[sum]| Slip::of_sum(sum));
@@ -62,7 +62,7 @@ impl Sent {
     }
 }
 
-/// What a rank sent in a collective, without the data on which ranks agree.
+/// The content that a rank sent in a collective, without the data on which ranks agree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Content {
     pub(super) call: &'static str,
@@ -78,7 +78,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The status behind a sum, and the bytes before it.
+    /// The status record after a sum, and the bytes before it.
     fn of_sum<T: bytemuck::Pod, const LEN: usize>(
         self,
         bytes: &[u8],
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-/// A byte of a message that arrives changed: on all ranks alike, or on those that get separate messages.
+/// A change to one byte of a rank's messages. All receivers get the changed byte, also in separate messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Damage {
     /// The sender's rank.
@@ -118,7 +118,7 @@ impl Network {
         Network { worker, damage: None, sent: Vec::new() }
     }
 
-    /// What was sent since the last call.
+    /// Takes the record of the bytes sent since the last call.
     pub(super) fn sent(&mut self) -> Vec<Sent> {
         core::mem::take(&mut self.sent)
     }
@@ -127,7 +127,7 @@ impl Network {
         self.sent.push(Sent { call, bytes: bytes.to_vec(), lens: vec![] });
     }
 
-    /// The same if each rank has a part; `lens` has their lengths in elements.
+    /// Records a collective in which each rank has a part. `lens` has the parts' lengths in elements.
     fn remember_parts<T: bytemuck::NoUninit>(&mut self, call: &'static str, elements: &[T], lens: &[u64]) {
         let lens = lens.iter().map(|&len| len as usize * size_of::<T>()).collect();
         self.sent.push(Sent { call, bytes: bytemuck::cast_slice(elements).to_vec(), lens });
@@ -202,7 +202,7 @@ impl Collective for Network {
     }
 }
 
-/// The network of a single rank. It changes these bits of gathered messages, behind the status record.
+/// The network of a single rank. It changes these bits of gathered messages, after the status record.
 pub(super) struct Forger<'a>(pub(super) &'a [u8]);
 
 impl Collective for Forger<'_> {

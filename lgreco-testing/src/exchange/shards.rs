@@ -1,12 +1,12 @@
-//! Which rank averages which parts of the layers of exchange tests.
+//! The parts of layers that each rank averages in exchange tests.
 
 use super::members::{Member, is_near};
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::Dtype;
 
-/// Where each rank's shard of each layer ends. Three kinds take turns: rows in equal chunks, as in FSDP; single
-/// elements; and the whole layer for the last rank. Empty for routes other than [`Route::Sharded`].
+/// The ends of each rank's shard, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; single elements;
+/// and the whole layer for the last rank. Empty for routes other than [`Route::Sharded`].
 pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
     let world = u64::from(world);
     let ends = members.iter().enumerate().map(|(place, member)| {
@@ -23,7 +23,7 @@ pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
     ends.collect()
 }
 
-/// The parts of the layers that travel in the messages for a rank, in order, each as a separate layer.
+/// The parts of the layers in the messages for a rank, in order, each as a separate layer.
 ///
 /// # Panics
 /// If a setting does not fit its layer.
@@ -45,7 +45,7 @@ pub fn parts(members: &[Member], route: Route, world_size: u32, owner: u32) -> V
     program.pieces(specs, owner).map(part).collect()
 }
 
-/// Whether a layer travels in messages.
+/// Whether a layer's payload is sent in messages. Other layers are summed.
 pub(super) fn is_gathered(member: &Member) -> bool {
     member.setting != Setting::Dense && !is_near(member)
 }

@@ -1,5 +1,5 @@
-//! Checks of exchange memories against the host's: the promises of every [`Space`](lgreco_train::exchange::Space) that
-//! computes what the core computes.
+//! Checks of exchange memories against the host's: the properties of every [`Space`](lgreco_train::exchange::Space)
+//! that must give the core's results.
 
 use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
@@ -17,39 +17,39 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Shape, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// One rank's memory of one bucket, as this suite sees it. Residuals stay in it from step to step.
+/// The interface of one rank's memory of one bucket. Residuals stay in it from step to step.
 pub trait Bucket {
-    /// How payloads travel: by [`Route::AllGather`], or by [`Route::Sharded`] with [`shards`](super::shards()).
+    /// The route of payloads: [`Route::AllGather`], or [`Route::Sharded`] with [`shards`](super::shards()).
     const ROUTE: Route = Route::AllGather;
     /// Whether it can work without residuals.
     const FORGETS: bool = true;
     /// Whether it sends the same bytes as the host, with greetings before the first step. In buckets with layers under
-    /// PowerSGD, fingerprints and status records behind sums may differ, because they include the factors. If it does
-    /// not send the same bytes, it sends no greetings. Then [`message`](Bucket::message) reads its messages, and its
-    /// status records have separate fingerprints.
+    /// PowerSGD, fingerprints and the status records after sums may differ, because they include the factors. If it
+    /// does not send the same bytes, it sends no greetings. Then [`message`](Bucket::message) reads its messages, and
+    /// its status records have separate fingerprints.
     const SENDS_AS_HOST: bool = true;
     /// Whether it also tells the other ranks if a rank's new residual leaves the range of f32, as if the gradient had
     /// not been finite. On the host only that rank fails.
     const TELLS_OF_REST: bool = false;
-    /// Whether the header of a gathered message reports success, and the payloads in the message, in the order of the
-    /// layers and without gaps.
+    /// Returns whether the header of a gathered message reports success, and the payloads in the message, in the order
+    /// of the layers and without gaps.
     fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
         (Slip::read(message).code == 0, message[Slip::LEN..].to_vec())
     }
 
-    /// The same for a message to a single rank.
+    /// Like [`message`](Bucket::message), for a message to a single rank.
     fn message_for(&self, _owner: u32, message: &[u8]) -> (bool, Vec<u8>) {
         self.message(message)
     }
 
-    /// The place, in this memory's message, of a byte of the payloads in the host's message. With shards it is the
-    /// message for rank 0.
+    /// Converts the position of a payload byte in the host's message to the position in this memory's message. With
+    /// shards, it is the message for rank 0.
     fn place_of(&self, byte: usize) -> usize {
         byte
     }
 
-    /// What it reports if the host's exchange ends with this error. Errors that it cannot tell apart must have the same
-    /// text.
+    /// The text of the error that this memory reports if the host's exchange ends with `error`. Errors that it cannot
+    /// tell apart must have the same text.
     fn tells(error: &Error) -> String {
         format!("{error:?}")
     }
@@ -71,7 +71,7 @@ pub trait Bucket {
         collective: &mut impl Collective,
     ) -> Result<(), Error>;
 
-    /// The means, as bytes like the gradients; with shards only those of this rank's shards.
+    /// The means, as bytes like the gradients. With shards, only the means of this rank's shards.
     fn means(&mut self) -> Vec<Vec<u8>>;
 
     /// The residuals, by layer; `None` without feedback.
@@ -277,7 +277,7 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
-/// Compares outcomes of the memory with those of the host, and also what they send, unless a rank has failed.
+/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares the bytes that they send.
 fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
     for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
         for (step, (found, expected)) in of_space.iter().zip(expected).enumerate() {
@@ -313,7 +313,7 @@ fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Ve
     }
 }
 
-/// The same for a layer's mean and residual.
+/// Compares a layer's mean and residual.
 fn compare_layer(member: &Member, layer: usize, found: &Outcome, expected: &Outcome, reduce_dtype: Dtype, what: &str) {
     let [mean, as_expected] = [found, expected].map(|outcome| outcome.means.as_ref().map(|means| &means[layer]));
     let residual = |outcome: &Outcome| outcome.residuals.as_ref().map(|residuals| residuals[layer].clone());
@@ -329,7 +329,7 @@ fn compare_layer(member: &Member, layer: usize, found: &Outcome, expected: &Outc
     assert_eq!(left.is_some(), to_be_left.is_some(), "{what}, layer {layer}: residuals");
     let floats = |bits: Option<Vec<u32>>| bits.into_iter().flatten().map(f32::from_bits).collect::<Vec<f32>>();
     let [left, to_be_left] = [left, to_be_left].map(floats);
-    // If the residual is rounding alone, its own norm is too small for a comparison.
+    // If the residual has only rounding errors, its own norm is too small for a comparison.
     near(&left, &to_be_left, &as_expected, [Dtype::F32, reduce_dtype], &format!("{what}, residual of layer {layer}"));
 }
 
@@ -393,7 +393,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         let gradients = gradients(members, 2, 1, scale);
         Step { gradients, ..sound(members, 2, 1, Agreement::Reached) }
     };
-    // With one bit the wrong end of the grid may be drawn. The residual of the largest numbers is then beyond f32.
+    // With one bit, the wrong end of the grid may be drawn. Then the residual of the largest numbers exceeds f32.
     let mut late = spoil(9, 0, f32::MAX);
     for element in 1..60 {
         late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_ne_bytes());
@@ -427,7 +427,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         check(members, disagreeing(agreement));
     }
     let factors = members.iter().position(is_near);
-    // The host averages payloads whose sum leaves f32; another memory may refuse them.
+    // The host averages payloads whose sum exceeds f32. Another memory may refuse them.
     let averages = |one: &Member| one.setting == Setting::Dense || is_near(one) || B::AVERAGES_LARGE_PAYLOADS;
     let mut refused = false;
     for one in large.iter().filter(|[one]| factors.is_some() || !is_near(one)) {
@@ -485,7 +485,7 @@ pub fn check_space_damage<B: Bucket>(
 ) {
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     let sums = (B::ROUTE, Dtype::F32);
-    // With shards: what rank 0 receives.
+    // With shards: the parts that rank 0 receives.
     let of_first = parts(members, B::ROUTE, 2, 0);
     for member in &of_first {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");

@@ -1,11 +1,11 @@
-//! Bytes as choices, and as damage to other bytes.
+//! Turns bytes into choices, and into damage to other bytes.
 
-/// Bytes as choices; zeros after the last byte.
+/// Turns bytes into choices. After the last byte, it returns zeros.
 #[derive(Clone, Debug)]
 pub struct Choices<'a>(&'a [u8]);
 
-/// Numbers at which readers and sums break: ends of the integers, limits of counts, NaN, infinities, the largest f32
-/// twice, the largest f64, the smallest of both, −0.
+/// Numbers that often reveal errors in readers and sums: ends of the integers, limits of counts, NaN, infinities, the
+/// largest f32 twice, the largest f64, the smallest of both, −0.
 const WORDS: [u64; 16] = [
     0,
     1,
@@ -56,8 +56,8 @@ impl<'a> Choices<'a> {
         self.0
     }
 
-    /// Changes a bit, a byte, four or eight bytes, to arbitrary or to troublesome values, or copies eight bytes from
-    /// elsewhere. The number of bytes stays.
+    /// Changes a bit, a byte, four or eight bytes, to arbitrary values or to one of `WORDS`, or copies eight bytes
+    /// from elsewhere. The number of bytes stays the same.
     pub fn damage(&mut self, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
@@ -80,7 +80,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// As [`damage`](Choices::damage), or cuts off, inserts or doubles bytes.
+    /// Like [`damage`](Choices::damage), but may also cut off, insert or repeat bytes.
     pub fn damage_any(&mut self, bytes: &mut Vec<u8>) {
         match self.byte() % 16 {
             0 => bytes.truncate(self.below(bytes.len() + 1)),

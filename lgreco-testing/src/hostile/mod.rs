@@ -1,6 +1,6 @@
 //! Untrusted input: payloads and saved states with changed bits, and bytes from other workers.
 //!
-//! All of it is damaged copies of valid data, because random bytes are refused at the first field.
+//! All inputs are damaged copies of valid data, because random bytes are refused at the first field.
 
 mod damage;
 pub mod ends;
@@ -29,8 +29,8 @@ pub fn check_resume(bytes: &[u8]) {
 }
 
 /// Takes steps of one worker whose peers send damaged greetings, agreements, plans, payloads and sums. Every step must
-/// give finite means or an error. A step that may be repeated must have changed nothing. From the earlier state the
-/// sound run must continue bit for bit.
+/// give finite means or an error. A step that may be repeated must have changed nothing. From the state before the
+/// damage, the run must continue bit for bit like a run without damage.
 ///
 /// # Panics
 /// If a check fails.
@@ -38,7 +38,7 @@ pub fn check_peer(bytes: &[u8]) {
     let _ = peer::check(Choices::new(bytes));
 }
 
-/// Makes the checksum of damaged bytes right again. Readers check it first, and it says nothing about the rest.
+/// Corrects the checksum of damaged bytes, because readers check it first.
 fn repair(mut saved: Vec<u8>) -> Vec<u8> {
     crate::reseal(&mut saved);
     saved

@@ -1,4 +1,4 @@
-//! A worker whose peers may send anything. What it received in a sound run is played back, damaged.
+//! A worker whose peers may send anything. It receives damaged copies of the messages of a run without damage.
 
 use super::Choices;
 use super::runs::{Gradients, check_saves, configs, model};
@@ -72,7 +72,7 @@ fn record(config: &Config, worker: ThreadCollective) -> Vec<Step> {
     (0..STEPS).map(step).collect()
 }
 
-/// Records what another collective returns.
+/// Records the results of another collective.
 struct Recorder {
     inner: ThreadCollective,
     heard: Vec<Heard>,
@@ -130,8 +130,8 @@ impl Collective for Recorder {
     }
 }
 
-/// Plays back what a rank received, damaged by the choices. Once a call differs from the recorded one, the peers send
-/// what this rank sends.
+/// Plays back what a rank received, with damage by the choices. Once a call differs from the recorded one, the peers
+/// send the same as this rank.
 struct Peers<'a, 'b> {
     rank: u32,
     world: u32,
@@ -140,8 +140,8 @@ struct Peers<'a, 'b> {
 }
 
 impl Peers<'_, '_> {
-    /// Fills `bytes` with the recorded reply, if the call matches the sound run, and then damages them if the choices
-    /// say so. The range `own` is this rank's and stays.
+    /// Fills `bytes` with the recorded reply, if the call matches the recorded one. Then the choices may damage it. The
+    /// range `own` belongs to this rank and stays unchanged.
     fn hear(&mut self, call: Call, bytes: &mut [u8], own: Range<usize>) {
         let kept = bytes[own.clone()].to_vec();
         match self.heard.next() {

@@ -1,4 +1,4 @@
-//! Small sound runs, whose states and messages other modules damage.
+//! Small runs without damage. Other modules damage their states and messages.
 
 use crate::controller::{SETTINGS, sharded};
 use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
@@ -100,7 +100,7 @@ impl Gradients {
 /// Upper limit of counts in a saved state.
 const COUNT_LIMIT: u64 = 1 << 63;
 
-/// Asserts that another controller can load what a controller saves, and then saves the same.
+/// Asserts that another controller can load the state of this controller, and then saves the same bytes.
 pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
     let saved = match controller.save() {
         Ok(saved) => saved,

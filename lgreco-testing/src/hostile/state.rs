@@ -48,8 +48,8 @@ fn stopped() -> &'static [Stopped] {
 /// The result of a step: the bits of the means, or `None` on an error.
 type Taken = Option<Vec<u32>>;
 
-/// Damages the states of a stopped run, of one rank or of all alike, and takes two or three steps. Returns the number
-/// of steps that succeed.
+/// Damages the states of a stopped run, either of one rank or of all ranks in the same way, and takes two or three
+/// steps. Returns the number of steps that succeed.
 pub fn check(choices: &mut Choices<'_>) -> usize {
     let Stopped { config, saved } = choices.of(stopped());
     let mut saved = saved.clone();

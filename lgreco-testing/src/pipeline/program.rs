@@ -5,7 +5,7 @@ use lgreco_pipeline::Error;
 use lgreco_pipeline::{Codec, CutSetting, Direction, Evaluation, Link, LinkMemory, Sent};
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values};
 
-/// Bytes as choices; zeros after the last byte.
+/// Turns bytes into choices. After the last byte, it returns zeros.
 struct Choices<'a>(core::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
@@ -71,7 +71,7 @@ impl Batch {
     }
 }
 
-/// Most bytes of a program that are read: about twenty calls.
+/// Largest number of bytes of a program: about twenty calls.
 const LONGEST: usize = 400;
 
 /// Runs any sequence of calls on both ends of a cut of any setting. Micro-batches are in flight in any order. Passes

@@ -1,4 +1,4 @@
-//! Calls with layers of any shape and element type: rows, tables, compressors, controllers, cuts.
+//! Calls with layers of any shape and element type, on rows, tables, compressors, controllers and cuts.
 
 use super::memory::{Buffer, CallerStructs, Values, caller_structs};
 use super::{Bytes, expect};
@@ -69,7 +69,7 @@ impl Owned {
     }
 }
 
-/// Makes structs for the layers; pointers and lengths stay valid.
+/// Makes structs for the layers. Pointers and lengths keep their valid values.
 fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     let kept = [
         offset_of!(lgreco_layer, name),
@@ -117,7 +117,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
     }
 }
 
-/// Makes a compressor, asks for its bound, encodes and decodes one or two payloads, saves and loads.
+/// Makes a compressor and reads its bound, encodes and decodes one or two payloads, saves and loads.
 pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = Owned::new(bytes);
     let view = owned.view(bytes);
@@ -189,7 +189,8 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let fixed = if bytes.below(3) == 0 { fixed.place(bytes) } else { null_mut() };
     let method = METHODS[usize::from(bytes.below(METHODS.len() as u8))];
     let policy = pick(bytes, &["lgreco", "uniform", "uncompressed", "kmeans", "paper"]);
-    // Few states of the solver suffice for three layers. Clearing the default number of states would dominate the run time.
+    // A few states of the solver suffice for three layers. Clearing the default number of states would dominate the run
+    // time.
     let mut pairs: Vec<(&str, &dyn Display)> =
         vec![("method", &method), ("start_iter", &2), ("period", &1), ("states", &256), ("min_elements", &4)];
     if fixed.is_null() {

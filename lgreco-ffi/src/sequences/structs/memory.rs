@@ -1,4 +1,4 @@
-//! The caller's memory: structs as large as they state, and buffers with guards behind them.
+//! Memory of the caller: structs as large as they state, and buffers with guards behind them.
 
 use super::Bytes;
 use crate::structs::SizedStruct;
@@ -6,7 +6,7 @@ use core::ffi::c_void;
 
 const WORD: usize = size_of::<u64>();
 
-/// Consecutive structs, each as large as its first word states.
+/// Consecutive structs. Each is as large as its first word states.
 pub(super) struct CallerStructs {
     words: Vec<u64>,
     /// Number of words of the structs; a guard follows.
@@ -32,8 +32,8 @@ const WORDS: [u64; 12] = [
     0x0000_0001_0000_0001,
 ];
 
-/// Makes structs from `values` as a caller may pass them: of the right size, or of another. Any field may be overwritten,
-/// except the words at the offsets `kept`: pointers, and lengths of what they point to.
+/// Makes structs from `values` as a caller may pass them, of the right size or of another one. Any field may be
+/// overwritten, except the words at the offsets `kept`, which are pointers and the lengths of their arrays.
 pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> CallerStructs {
     let size = match bytes.below(64) {
         0 => size_of::<T>() - WORD,
@@ -65,7 +65,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
             // SAFETY: within the struct.
             let to = unsafe { to.add(at) };
             match bytes.below(2) {
-                // Half of a word, for two numbers that share it.
+                // Half of a word, in which two numbers may lie.
                 // SAFETY: as above.
                 0 => unsafe { to.cast::<u32>().write(word as u32) },
                 // SAFETY: as above.

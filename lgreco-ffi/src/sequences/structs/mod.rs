@@ -1,4 +1,4 @@
-//! Calls with structs of a right or wrong size with any numbers in them, layers of any shape and type, and arrays of any
+//! Calls with structs of right and wrong sizes and random contents, layers of any shape and type, and arrays of any
 //! length.
 //!
 //! All memory exists and is as long as the lengths say. The exception is a length that a call must refuse before it reads.

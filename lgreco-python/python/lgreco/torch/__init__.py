@@ -1,6 +1,6 @@
 """Compressed gradients for PyTorch: DistributedDataParallel, FullyShardedDataParallel, fully_shard.
 
-Processes are started, and find each other, as PyTorch's do: by ``torchrun`` and ``init_process_group``.
+Start processes and connect them as usual in PyTorch, with ``torchrun`` and ``init_process_group``.
 
 >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 >>> state = LGreCoState(None, model, method="topk")

@@ -1,4 +1,4 @@
-"""The end of a backward pass, also where reentrant checkpoints run passes of their own within it."""
+"""Detects the end of a backward pass, even if reentrant checkpoints run further passes within it."""
 
 import functools
 import threading
@@ -24,13 +24,14 @@ class BackwardPass:
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}
         self.is_known = self._ask()
-        """False if no backward pass is under way: this process has joined, and shadows the others' collectives."""
+        """False if no backward pass is under way: in DDP's ``join``, this process has no inputs left and only mirrors the
+        others."""
         if not self.is_known:
             self.forget()
 
     @property
     def is_between(self) -> bool:
-        """Whether an inner task has ended, and no callback of the outer one was asked for yet."""
+        """Whether an inner task has ended, and the callback at the end of the outer one is not queued yet."""
         return bool(self._hooks)
 
     def is_over(self) -> bool:
@@ -67,7 +68,7 @@ class BackwardPass:
         self._hooks = [node.register_prehook(self._goes_on) for node in after]
 
     def _goes_on(self, _: object) -> None:
-        """Before a node of the outer task."""
+        """Runs before a node of the outer task, and queues the callback for the end of that task."""
         if self._hooks:
             for hook in self._hooks:
                 hook.remove()

@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     step: int
     """The step at which the run continues."""
     oldest_residual: int
-    """The earliest step of a residual. What that rank did not send after it is lost."""
+    """The earliest step of a loaded residual. That rank's compression errors since this step are lost."""
 
 
 class Checkpointed(Generic[Told]):
@@ -83,9 +83,9 @@ class Checkpointed(Generic[Told]):
     def load(self, folder: str | os.PathLike[str]) -> Told:
         """Continues from the files that all ranks have saved in ``folder``. All ranks call it, and all must see all files.
 
-        The number of ranks may differ. Residuals of ranks that are gone go to the remaining ranks, and new ranks begin without. Where
-        ranks exchange in several groups, as with ``replicate_group``, the ranks must be the same as before. Files that an earlier,
-        larger run has left are ignored.
+        The number of ranks may differ. The remaining ranks take over the residuals of ranks that are gone, and new ranks begin
+        without residuals. If ranks exchange in several groups, as with ``replicate_group``, the ranks must be the same as before.
+        Files that an earlier, larger run has left are ignored.
 
         Raises LgrecoError with the folder or the file if one is missing, damaged, of another kind, or of another step than the others.
         Nothing has changed then.
@@ -131,7 +131,7 @@ class _File:
 
 
 def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Replaces the file as a whole, or leaves it. Raises OSError with the path."""
+    """Replaces the whole file, or leaves it unchanged after an error. Raises OSError with the path."""
     unfinished = path.with_suffix(".unfinished")
     # An error of this call has the path.
     opened = unfinished.open("wb")

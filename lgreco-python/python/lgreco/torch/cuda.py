@@ -1,4 +1,4 @@
-"""Torch's part of exchanges in a GPU's memory: memory, streams and events, and copies to the host that nobody waits for."""
+"""Torch's part of exchanges in a GPU's memory: memory, streams, events, and copies to the host that make no step wait."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,7 +54,7 @@ class Cuda:
         return self._aside.cuda_stream
 
     def allocate_aside(self, length: int) -> torch.Tensor:
-        """As ``allocate``, for the second stream."""
+        """Like ``allocate``, for the second stream."""
         with torch.cuda.stream(self._aside):
             return self.allocate(length)
 
@@ -64,7 +64,7 @@ class Cuda:
         return memory[start : start + length].view(dtype)
 
     def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Copies numbers to the host after all work enqueued so far. The returned call waits for that copy alone, and returns it."""
+        """Copies numbers to the host after all work enqueued so far. Returns a function that waits for this copy and returns it."""
         told = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
@@ -87,7 +87,7 @@ class Cuda:
         return float(start.elapsed_time(end)) / 1e3
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future whose value is there after all work enqueued so far."""
+        """A future whose value is valid after all work enqueued so far."""
         return torch.futures.Future(devices=[self.device])
 
 

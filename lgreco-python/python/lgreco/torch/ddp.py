@@ -72,13 +72,13 @@ class LGreCoState(Training):
     >>> state.residual("weight").shape
     torch.Size([4096])
 
-    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in
-    its memory, and plans are measured there. The means are those of the host, but with more than two processes sums are
-    rounded in another order. Errors of a step are raised when the next step begins, which is then not performed.
+    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in its memory,
+    and plans are measured there. The means equal those computed on the host, but with more than two processes sums are rounded in
+    another order. Errors of a step are raised when the next step begins, which is then not performed.
 
-    With another ``residual_dtype`` than float32, and with ``route="scatter_reduce"``, gradients are instead copied to
-    the host and back, which is logged once. The same happens to a bucket whose settings have no kernel, or for which a
-    GPU has no memory, from then on.
+    With another ``residual_dtype`` than float32, and with ``route="scatter_reduce"``, gradients are instead copied to the host and
+    back, which is logged once. This also happens, from then on, to a bucket whose settings have no kernel or that does not fit in a
+    GPU's memory.
 
     Parameters
     ----------
@@ -151,10 +151,10 @@ class LGreCoState(Training):
         ``(first, steps)``: plans after ``start_iter`` use ``first``, a milder parameter, and reach ``default`` in this
         many steps. Errors in early steps harm more.
     lead
-        How many steps before its own step a plan is begun; fewer than ``start_iter`` and ``period``. With more than 0,
-        rank 0 plans on a thread while training continues. The plan's own step waits for it, so that runs are
-        reproducible. The default is 0. For models of 4 million parameters and more with gradients on the host, it is
-        10, or half of ``start_iter`` or ``period`` if that is less.
+        Number of steps by which a plan begins before the step in which it takes effect; fewer than ``start_iter`` and ``period``.
+        With more than 0, rank 0 plans on a thread while training continues. The step in which the plan takes effect waits for it,
+        so that runs are reproducible. The default is 0. For models of 4 million parameters and more with gradients on the host, it
+        is 10, or half of ``start_iter`` or ``period`` if that is less.
     undo
         Whether the residuals of the previous step are kept, which doubles their memory. A step whose network failed
         then leaves residuals unchanged. With ``grad_scaler``, which skips steps, they are always kept. ``memory()``
@@ -289,7 +289,7 @@ class LGreCoState(Training):
         return exchange.future
 
     def _a_hook_may_wait(self) -> bool:
-        """Whether on some rank a hook of the user's calls lgreco_hook. Such a hook may wait for the future.
+        """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
         Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would never get
         there. Ranks agree at their first bucket, so that all start collectives in the same order.

@@ -1,8 +1,8 @@
 """The buckets of one process that stay in a GPU's memory. Between steps this module reads failures and moves residuals.
 
-The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the
-GPU. A step never waits for the GPU: its outcome is copied to the host behind the step, and read when the next step
-begins. Gradients for the next plan are also kept and measured on the GPU (``observed.py``).
+The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the GPU. A step
+never waits for the GPU: its outcome is copied to the host after the step, and read when the next step begins. Gradients for the
+next plan are also kept and measured on the GPU (``observed.py``).
 
 With a GradScaler, gradients that are not finite are no error. The means of their bucket become NaN on all ranks, and
 the scaler detects them. When the scale changes, residuals are moved to the host, undone and rescaled there, and moved
@@ -71,7 +71,7 @@ class Buckets:
         return self._device
 
     def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
-        """Makes the exchange of a bucket. On all ranks None if the host must compress it; the controller then has its
+        """Makes the exchange of a bucket. Returns None, on all ranks, if the host must compress it. The controller then has its
         residuals."""
         key = tuple(layers)
         if key in self._refused:
@@ -95,7 +95,7 @@ class Buckets:
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
         """Makes a bucket under the present settings, with the old bucket's residuals. None if some rank cannot make
         it."""
-        # A bucket that was not in the last step is made anew.
+        # A bucket that was not in the last step is replaced by a new one.
         for other, bucket in list(self._buckets.items()):
             lags = other == key and bucket.step != self._controller.steps
             if lags or (other != key and not set(other).isdisjoint(key)):
@@ -179,7 +179,7 @@ class Buckets:
             self._controller.meter_elsewhere(bool(self._buckets) or not self._refused)
 
     def fault(self) -> LgrecoError | None:
-        """Before a step: reads the failures of the last step on the GPUs. All ranks get an error.
+        """Before a step: reads the failures of the last step on the GPUs. Returns an error on all ranks or on none.
 
         Raises RuntimeError for a failure that only this rank knows of.
         """

@@ -24,7 +24,8 @@ _POLICIES: dict[str, tuple[str, ...]] = {
     "residual_dtype": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
     "on_plan": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
 }
-"""The policies under which an option has an effect. ``settings`` count as a policy. Options that are not here always have one."""
+"""The policies under which an option has an effect. ``settings`` count as a policy. Options without an entry always have an
+effect."""
 _METHODS = {
     "widths": ("topk", "hybrid"),
     "residual_dtype": ("topk", "powersgd", "hybrid", "sidco", "hard-threshold", "adacomp"),

@@ -98,7 +98,8 @@ class HostExchange:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._held: Request | None = None
-        """The last collective of a bucket of nodes, until all buckets reach theirs: ranks of a node may have had different numbers before."""
+        """The last collective of a bucket over nodes. It is held until all buckets have reached theirs, because ranks of a node may
+        perform different numbers of collectives before."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False

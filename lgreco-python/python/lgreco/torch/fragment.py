@@ -95,7 +95,7 @@ class Fragment(Training):
         if self.has_sent:
             raise LgrecoError("an outer step is on its way: finish() it first")
 
-    # Weights that change otherwise than by training
+    # Weights that are changed by other means than training
 
     def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
         """Continues from the parameters in ``loaded``, if their values are known."""
@@ -182,8 +182,7 @@ class Fragment(Training):
             raise failure
 
     def _make(self, sent: Sent) -> None:
-        """Updates parameters by SGD with Nesterov's momentum, and adds what this rank has learned since they were
-        sent."""
+        """Updates parameters by SGD with Nesterov's momentum, and adds this rank's changes since they were sent."""
         means, exchanged = self._parts(sent.buffer), self._exchanged(sent.buffer)
         if self._forget_moved:
             on_host = [mean.to("cpu", torch.float32) for mean in exchanged]

@@ -241,7 +241,7 @@ class _ReduceScatter:
             output_tensor.mul_(times)
 
     def _times_of_mean(self, op: Any, world: int) -> float:
-        """The result that FSDP asks for, divided by the mean."""
+        """The factor from the mean to the result that FSDP asks for."""
         if op == dist.ReduceOp.AVG:
             return 1.0
         if op == dist.ReduceOp.SUM:

@@ -45,8 +45,8 @@ def part_of(parts: list[list[int]], of: dist.ProcessGroup) -> dist.ProcessGroup:
     A group orders its ranks by their numbers.
     """
     rank, is_world = dist.get_rank(), _is_world(of)
-    # Where all processes take part, each makes every group. PyTorch before 2.15 names groups that only their own ranks make
-    # by the number of groups on each rank, which may differ.
+    # If all processes take part, each makes every group. Otherwise PyTorch before 2.15 would name groups by the number of groups on
+    # each rank, which may differ.
     made = [_new(part, of, "gloo", is_world) for part in parts if is_world or rank in part]
     return next(group for group in made if isinstance(group, dist.ProcessGroup))
 
@@ -56,7 +56,7 @@ def _is_world(group: dist.ProcessGroup) -> bool:
 
 
 def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) -> dist.ProcessGroup:
-    """``with_all`` says that all processes make the group together, not just its own ranks."""
+    """Makes a group. ``with_all`` says that all processes make it together, not only its own ranks."""
     timeout = of._get_backend(of._device_types[0]).options._timeout
     _await_threads_at_exit()
     with meeting(of):

@@ -1,4 +1,4 @@
-"""Layers: the tensors whose gradients are exchanged, their names, and the parts of them that a process holds."""
+"""Layers are tensors with gradients to exchange: their names, and the parts of them that a process holds."""
 
 import math
 from collections.abc import Iterable

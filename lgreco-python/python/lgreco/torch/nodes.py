@@ -30,7 +30,7 @@ class Nodes:
 
 
 class _Told(NamedTuple):
-    """What a rank knows of its node."""
+    """A rank's statement about its node, for the other ranks."""
 
     choice: tuple[str | None, bool]
     """The ``route`` that it was given, and whether it may average in two levels at all."""
@@ -43,8 +43,8 @@ class _Told(NamedTuple):
 def nodes_of(
     group: dist.ProcessGroup, route: str | None, may: bool, node_group: dist.ProcessGroup | None
 ) -> list[list[int]] | None:
-    """The ranks of each node, if there are at least two nodes with the same number of ranks, at least two. The result is the same on
-    all ranks. None otherwise, and if ranks differ in ``route`` or in ``may``; ``agree`` then names the difference.
+    """The ranks of each node. None unless there are at least two nodes of equal size, with at least two ranks each. None also if
+    ranks differ in ``route`` or in ``may``; ``agree`` then names the difference. The result is the same on all ranks.
 
     ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
     LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
@@ -74,7 +74,7 @@ def nodes_of(
 
 
 def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
-    """The nodes of groups that the user has made."""
+    """The nodes according to the node groups that users have made."""
     nodes: list[list[int]] = []
     for rank, group in zip(ranks, mates):
         if group is None:

@@ -26,7 +26,7 @@ class Observed:
         self.forget()
 
     def forget(self) -> None:
-        """Frees the means, because the window has ended or begins anew."""
+        """Frees the means, because the window has ended or starts again."""
         self._window: DeviceWindow | None = None
         self._memory: torch.Tensor | None = None
         self._layers: set[int] = set()
@@ -60,7 +60,7 @@ class Observed:
             if step == 1:
                 _LOG.warning("gradients are copied to the host for the next plan, as the GPU cannot keep them: %s", error)
                 return list(range(len(layers)))
-            # Other ranks wait for this rank's messages, so this step goes on. The mean is then that of the other steps.
+            # Other ranks wait for this rank's messages, so this step goes on. The mean then covers only the other steps.
             _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]
 
@@ -75,7 +75,7 @@ class Observed:
             _LOG.warning("gradients are copied to the host for the next plan, as the GPU has no room for their mean: %s", error)
 
     def planning(self, task: PlanTask) -> Callable[[], PlanResult] | None:
-        """The work of a task, for any thread. None if its gradients are lost; the window then begins anew."""
+        """The work of a task, for any thread. None if its gradients are lost. Then the window starts again."""
         window, memory = self._window, self._memory
         if window is None or memory is None:
             if not self._controller.observes_elsewhere():

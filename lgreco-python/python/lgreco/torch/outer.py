@@ -57,18 +57,18 @@ class OuterStep(Reports, Checkpointed[None]):
     every
         Number of inner steps between outer ones, at least 1; SparseLoCo has 30.
     learning_rate, momentum
-        Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and 0.9, ``examples/outer.py``
-        unlearned: residuals send values late, and momentum repeats them. MuLoCo's 0.6 did not have this effect.
+        Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and 0.9, the model of
+        ``examples/outer.py`` became worse again: residuals send values late, and momentum repeats them. MuLoCo's 0.6 did not have
+        this effect.
     feedback_decay
         Factor of residuals after every outer step: 1 is classic error feedback, and SparseLoCo has 0.95.
     fragments
         With more than 1, the layers are divided into this many parts of about equal size, which are averaged in turn at
         equal intervals. So less is sent at a time (Streaming DiLoCo).
     delay
-        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are
-        then those of the models when they were sent, and each process adds what it has learned since. So the network
-        has the time of ``delay`` steps, and without a delay processes wait for it. If there are several collectives,
-        each needs a step.
+        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are then those
+        of ``delay`` steps ago, and each process adds its own changes since then. So the exchange may take as long as these steps.
+        Without a delay, processes wait for it. If there are several collectives, each needs a step.
     joined
         Whether all layers of a fragment, including vectors, are compressed as one. In ``settings``, ``metrics()`` and
         errors it is named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one
@@ -79,9 +79,9 @@ class OuterStep(Reports, Checkpointed[None]):
         ``joined=True``, ``learning_rate=4``, ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]``, half of
         SparseLoCo's bytes gave a lower loss (docs/src/experiments/outer-steps.md).
     process_group, **options
-        As in ``LGreCoState``, where a step means an outer step. The default of ``start_iter`` is 2, of ``period`` 100,
-        of ``window`` 1. Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers;
-        each fragment gets a share in proportion to its elements.
+        As in ``LGreCoState``, but a step is an outer step. The default of ``start_iter`` is 2, of ``period`` 100, of ``window`` 1.
+        Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers; each fragment gets a share in
+        proportion to its elements.
 
     Raises LgrecoError for invalid options and parameters.
     """
@@ -311,13 +311,13 @@ class OuterStep(Reports, Checkpointed[None]):
         return self.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Continues from a state with as many fragments. The model and its optimizer are loaded separately.
+        """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately.
 
-        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks
-        load a state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as both.
-        It may add the state of a rank that left to ``residuals``, and takes over its residuals; otherwise they are
-        lost. A rank that joins gives any rank's state and no residuals (``[]``). With ``residuals``, parameters become
-        those from which the next outer step starts. Without, they stay unchanged.
+        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks load a state,
+        with the states whose ``residuals`` they take over. A rank that stays gives its own state as both. It may add the state of a
+        rank that left to ``residuals``, and takes over its residuals; otherwise they are lost. A rank that joins gives any rank's
+        state and no residuals (``[]``). With ``residuals``, parameters become those from which the next outer step starts. Without
+        ``residuals``, parameters stay unchanged.
 
         Raises ValueError for other fragments or shapes, and LgrecoError for a damaged state. Everything is then
         unchanged.

@@ -40,7 +40,7 @@ class Planning:
 
     def __init__(self, leads: bool, device: Buckets | None) -> None:
         self.leads = leads
-        """Whether plans begin before their own step (``lead``)."""
+        """Whether plans begin before the step in which they take effect (``lead``)."""
         self._device = device
         self._thread: ThreadPoolExecutor | None = None
         self.under_way: Future[PlanResult] | None = None
@@ -70,8 +70,8 @@ class Planning:
         if (error := planning.exception()) is None:
             controller.hand_in(planning.result())
             return
-        # The controller then plans in the plan's own step, and reports failures there to all ranks. The error is
-        # logged as text, because the exception refers to the task.
+        # The controller then plans in the step in which the plan takes effect, and reports failures there to all ranks. The error
+        # is logged as text, because the exception refers to the task.
         _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
         del planning, error
         if self._device is not None:

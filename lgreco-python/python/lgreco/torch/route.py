@@ -22,11 +22,11 @@ class Route(NamedTuple):
     name: str
     """``"all_gather"``, ``"scatter_reduce"`` or ``"two_level"``."""
     between: str
-    """The same for payloads between nodes: ``"all_gather"`` or ``"scatter_reduce"``."""
+    """The route of payloads between nodes: ``"all_gather"`` or ``"scatter_reduce"``."""
 
 
 def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
-    """How many times the bytes of one rank's payloads leave each node per step, in a ring that passes node by node.
+    """Number of times per step that the bytes of one rank's payloads leave each node, in a ring that passes node after node.
 
     ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, do not count.
     """
@@ -59,7 +59,7 @@ def choose(nodes: int, per_node: int, methods: frozenset[str], on_host: bool) ->
 
 
 def described(route: Route, nodes: int, per_node: int) -> str:
-    """The choice, for the log."""
+    """Describes the chosen route for the log."""
     words = {"all_gather": "all-gather", "scatter_reduce": "scatter-reduce"}
     how = words.get(route.name) or f"two-level, with {words[route.between]} between nodes"
     place = f"{nodes} nodes of {per_node} ranks" if per_node > 1 else f"{nodes} ranks"
@@ -72,7 +72,7 @@ def described(route: Route, nodes: int, per_node: int) -> str:
 
 
 def methods_of(method: object, settings: object) -> frozenset[str]:
-    """The names of the methods whose payloads travel."""
+    """The names of the methods that make the payloads."""
     if isinstance(settings, Mapping):
         words = (str(setting).partition(" ")[0] for setting in settings.values())
         return frozenset(word for word in words if word != "dense")
@@ -87,7 +87,8 @@ def routed_over(
     may_two_levels: bool,
     uncompressed: bool,
 ) -> tuple[Nodes | None, str]:
-    """The nodes, if gradients are averaged in two levels, and the route of payloads between them, or else between all ranks."""
+    """The nodes if gradients are averaged in two levels, else None; and the route of payloads, between nodes or between all
+    ranks."""
     # PowerSGD's factors are summed by rings, which cross each link once. With two levels, each shard has its own factors.
     may_two_levels = may_two_levels and (given is not None or methods != {"powersgd"})
     nodes = nodes_of(own, given, may_two_levels, node_group)

@@ -31,7 +31,7 @@ _LOG = logging.getLogger("lgreco")
 class Steps:
     """The steps of one process.
 
-    Backward passes that reentrant checkpoints run within another one belong to that one's step.
+    Reentrant checkpoints run backward passes within another one. They belong to the outer pass's step.
     """
 
     _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
@@ -62,7 +62,7 @@ class Steps:
         self._on_plan = on_plan
         self._state: StepState = Between()
         self._is_told = False
-        """Whether the log has been told what is compressed."""
+        """Whether a line about the compression has been logged."""
         self._has_new_plan = False
         """Whether ``on_plan`` must still be called. It stays set if the step's backward pass ends early."""
         self._bytes = [0, 0]
@@ -72,9 +72,9 @@ class Steps:
         self.last_report: Report | None = None
 
     def metrics_line(self) -> str:
-        """The last step as one line of JSON, without the line's end: write it to a file, and ``lgreco watch FILE`` shows the run.
+        """The last step as one line of JSON, without a newline. ``lgreco watch FILE`` shows a run from a file of such lines.
 
-        It has what ``last_report``, ``plan`` and ``metrics()`` say. LgrecoError before the first step.
+        The line has the contents of ``last_report``, ``plan`` and ``metrics()``. Raises LgrecoError before the first step.
         """
         if self.last_report is None:
             raise LgrecoError("no step has ended: metrics_line() is about the last one, so call it after backward")
@@ -97,7 +97,7 @@ class Steps:
         return self._state.exchanges if isinstance(self._state, UnderWay) else []
 
     def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> BucketExchange:
-        """Begins the exchange of a bucket, and the step with the first one."""
+        """Begins the exchange of a bucket. The first bucket also begins the step."""
         self._take_back_left_over(layers)
         failure = None
         if not isinstance(self._state, UnderWay):
@@ -120,7 +120,7 @@ class Steps:
             raise self._abandoned(error) from error
         self._go_on(exchange)
         if self._nodes is not None and len(step.exchanges) > 1 and step.exchanges[-2].is_flying():
-            # The node has summed the bucket before meanwhile, so it continues between nodes. All ranks start collectives in
+            # Meanwhile the node has summed the previous bucket, which now continues between nodes. All ranks start collectives in
             # this order.
             self._go_on(step.exchanges[-2])
         for other in step.exchanges[:-1]:

@@ -33,8 +33,8 @@ class Ended:
     failure: LgrecoError | None
 
     def begin(self, backward: BackwardPass) -> "Exchanging":
-        """Begins the next step. If both steps are in one pass with reentrant checkpoints, its end also raises this
-        one's failure."""
+        """Begins the next step. If reentrant checkpoints put both steps in one pass, the end of the next step also raises this
+        step's failure."""
         return Exchanging(backward, self.failure if self.backward.is_between else None)
 
 
@@ -56,7 +56,7 @@ class UnderWay:
         return any(exchange.is_lost for exchange in self.exchanges)
 
     def is_left_over(self, layers: list[int] | None = None) -> bool:
-        """Whether the step's backward pass ended early. ``layers`` are those of a new bucket.
+        """Whether the step's backward pass ended early. ``layers`` belong to a new bucket.
 
         With reentrant checkpoints, the end of the outer pass may be unknown. But no layer appears twice in a pass.
         """

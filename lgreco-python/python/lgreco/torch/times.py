@@ -5,11 +5,12 @@ precedes the first bucket of a step, and one follows its last means. Two enclose
 when the next step begins, which waits for the result of the step before anyway. So no step waits for them. The controller treats
 these seconds like those that it measures on the host, and tells the other ranks.
 
-Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the buckets.
-After that step, the rank that plans times each method that the plan may choose: it compresses one bucket of the step's gradients, and
-decompresses the payload once per rank, twice. That is the work of a step without its collectives, so the launch overhead is that of a
-step, too. Timing a single layer, or a model of the cost per element, would miss it. The trials run in the stream of the steps. Beside the
-next forward pass, both would be measured together. They delay one rank by a few exchanges per plan.
+Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the
+buckets. After that step, the rank that plans times each method that the plan may choose: it compresses one bucket of the step's
+gradients, and decompresses the payload once per rank, twice. That is the work of a step without its collectives, so it includes a
+step's launch overhead. Timing a single layer, or a model of the cost per element, would miss this overhead. The trials run in the
+stream of the steps. In another stream, they would run beside the next forward pass, and their times would include it. Trials delay
+one rank by a few exchanges per plan.
 """
 
 import logging
@@ -26,10 +27,10 @@ from lgreco.torch.cuda import Cuda
 
 _LOG = logging.getLogger("lgreco")
 _MOST = 2**23
-"""Most elements of the bucket for trials, unless every bucket is larger. DDP's buckets have fewer."""
+"""Largest number of elements of the bucket for trials, unless every bucket is larger. DDP's buckets have fewer."""
 
 _PROBED = 2**20
-"""Most bytes of a probe, unless one word per rank is more."""
+"""Largest number of bytes of a probe, unless one word per rank is more."""
 
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
@@ -90,9 +91,10 @@ class Times:
             self._begun = self._cuda.mark()
 
     def _probe(self, length: int) -> None:
-        """Gathers one word per rank twice, then alternates between all bytes and one word per rank, which waits for the slowest rank.
+        """Gathers one word per rank twice, then twice all bytes and one word per rank. A gather of words waits for the slowest
+        rank.
 
-        The first gather absorbs that ranks do not begin together.
+        The first gather makes all ranks begin the second one together.
         """
         nothing = 8 * self._group.size()
         self._probed = [self._cuda.mark()]
@@ -153,7 +155,7 @@ class Times:
                 _LOG.warning("the cost of %s on the GPU is estimated, as the trial failed: %s", settings[0], error)
 
     def _alone(self, device: Device, bucket: DeviceBucket, memory: torch.Tensor, values: torch.Tensor) -> list[_Span]:
-        """An exchange without a network: the messages of all ranks are copies of this one's."""
+        """Performs an exchange without a network: the messages of all ranks are copies of this rank's message."""
         spans = []
         start = self._cuda.mark()
         device.submit(bucket, values.data_ptr())
@@ -176,7 +178,8 @@ class Times:
             start = self._cuda.mark()
 
     def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
-        """Copies this rank's status record, which reports no error, to the places of all ranks behind the values to be summed."""
+        """Copies this rank's status record, which reports no error, to the places of all ranks. They follow the values to be
+        summed."""
         is_half = request.kind.endswith("bf16")
         values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
         world, rank = self._group.size(), self._group.rank()

@@ -40,7 +40,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     _bucket_bytes: int = 25 << 20
     """Bytes of each bucket; the default is DDP's."""
     _at_once: int = sys.maxsize
-    """Number of buckets that are exchanged at the same time, at most."""
+    """Largest number of buckets that are exchanged at the same time."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             module.register_forward_pre_hook(lambda *_: scale.note(cuda))
 
     def _note_units(self, units: Sequence[list[int]], layers: Sequence[Layer]) -> None:
-        """Sets each unit's layers as a bucket, with one bucket exchanged at a time."""
+        """Records that each unit is a bucket, and that one bucket is exchanged at a time."""
         self._bucket_bytes, self._at_once = max(sum(layers[layer].bytes for layer in unit) for unit in units), 1
 
     def follow_scale(self) -> None:
@@ -256,7 +256,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
 
     def _alike(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The first state of a rank whose shards were cut at the same places, or else the first one."""
+        """The first state from a rank with the same shard boundaries as this rank, or else the first state."""
         cut = self._place()[2:]
         return next((state for state in states if state.get("place", [0, 0, 1, 0])[2:] == cut), states[0])
 
