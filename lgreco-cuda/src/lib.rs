@@ -74,8 +74,9 @@
 //!   and `orthonormal.cu` (their orthonormal columns).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source, and their `FIELDS` for a
 //!   test. Its functions ask `Gpu` for parts of the workspace (`Scratch`: one purpose at a time, content undefined).
-//!   They launch `Kernel { module, entry }` with the parameters, followed by the addresses of parts of memory. Blocks
-//!   have `BLOCK` threads; `gpu::blocks` counts them. Nothing is read back in between.
+//!   They launch `Kernel { module, entry }` with the parameters, followed by the addresses of parts of memory. A block
+//!   has `BLOCK` threads; `gpu::blocks` gives the number of blocks for a number of threads. Nothing is read back in
+//!   between.
 //! * `rows.rs`: the number of result words, `check`, `row` (enqueues) and `take_row` (makes the row from the results).
 //!   The first result word has the bits of the largest magnitude, at least if that is not finite. `codec.rs`: `header`,
 //!   `enqueue`, `check` and `decode`.

@@ -346,8 +346,9 @@ typedef struct lgreco_plan lgreco_plan;
 // options. The same input gives the same plan. Allocates its workspace.
 //
 // Fails with LGRECO_INFEASIBLE when no plan meets the error budget, with the smallest error in the message, and
-// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Also fails with
-// LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER for options, and codes from 20 on for the table.
+// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Invalid options give
+// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER. An invalid table gives LGRECO_LENGTH, or LGRECO_EMPTY_TABLE (20) or a
+// higher code.
 lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
                                 const char *const *options,
                                 struct lgreco_plan **plan);

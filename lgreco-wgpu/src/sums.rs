@@ -107,7 +107,7 @@ pub(crate) fn run<P: Pod>(
     Ok(())
 }
 
-/// Records the addition of each segment of `totals` to a single record in `results`.
+/// Adds kernels to `batch` that sum up each segment of `totals`. Each sum becomes one record of `results`.
 pub(crate) fn finish(
     batch: &mut Batch<'_>,
     mut totals: Buffer,

@@ -93,7 +93,8 @@ struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs a call on the rows of a search without reading values.
+/// Runs `call` on the rows of the error table that `layers` and `options` give. Reads no gradients: the rows have a
+/// placeholder instead of the gradients' addresses.
 ///
 /// # Safety
 /// README.md, pointers.

@@ -8,8 +8,8 @@
 struct Params {
     offset: u32,
     dtype: u32,
-    // A rectangle of M': its place in the bands of the factors, its size, and the number of values from one row to the
-    // next.
+    // A rectangle of M'. `row` and `col` are its first row and column, counted from the start of the bands of P and Q.
+    // `rows` and `cols` are its size. `stride` is the number of values from one row to the next.
     row: u32,
     col: u32,
     rows: u32,

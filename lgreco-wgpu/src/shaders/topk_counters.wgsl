@@ -87,8 +87,8 @@ fn add_to_table(bin: u32, magnitude: u32, times: u32) {
     atomicAdd(&own_shares[bin / 64u], times);
 }
 
-// Finds the bin of a rank. The counts begin at a word, in 64 shares of `bins` bins each, a power of two. All 64 lanes
-// must call it.
+// Finds the bin with the `rank`-th largest value. The counts begin at word `counts`, in 64 shares of `bins` bins each,
+// a power of two. All 64 lanes must call it.
 fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     let number = number_of(lane);
     let share = pick_lane(number, counted(OF_SHARES + 64u * level + number), rank, lane);
@@ -105,7 +105,7 @@ fn number_of(lane: Lane) -> u32 {
     return 63u - place(lane);
 }
 
-// Finds the bin of a rank, if each lane has a bin and its count. All 64 lanes must call it.
+// Finds the bin with the `rank`-th largest value, if each lane has a bin and its count. All 64 lanes must call it.
 fn pick_lane(bin: u32, count: u32, rank: u32, lane: Lane) -> Picked {
     let before = sum_before(lane, vec2<u32>(count, 0u)).x;
     if (lane.index == 0u) {

@@ -1,4 +1,5 @@
-//! The search of the core: it finds the combination of the remaining options with the least objective.
+//! The search among the options that remain after fixing (the *core* of the knapsack problem). It looks for the plan
+//! with the least objective, up to a target.
 
 use super::fix;
 use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
