@@ -1,10 +1,11 @@
 use super::*;
+use lgreco_train::compress::Compressor;
 use lgreco_testing::controller::{alone, step_alone};
 
 /// Every method: the bytes in the line are those of the step's report, unless a payload's length depends on the gradients.
 #[test]
 fn the_line_says_what_a_step_sends() {
-    for &method in Method::ALL {
+    for method in Method::ALL {
         let (mut controller, mut worker) = alone(method).unwrap();
         let reports = (0..4).map(|_| step_alone(&mut controller, &mut worker).unwrap());
         let report = reports.last().unwrap();
