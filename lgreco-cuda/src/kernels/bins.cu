@@ -1,51 +1,53 @@
-// TopK's bins: how many values there are of each magnitude, what they add up to, and what sending them changes.
+// TopK's bins: for each bin of magnitudes, the number of values, their sum, and the errors of rounding them.
 //
-// Magnitudes are compared by keys, which order as they do and have an exponent for every binade, those of subnormal
-// numbers too. A bin is a key's exponent and the upper 7 bits of its significand. All sums over values are sums of
-// integers, so the order of additions does not matter.
+// Magnitudes are replaced by keys, which have the same order. A key has an exponent for every binade, including those
+// of subnormal numbers. A bin is a key's exponent and the upper 7 bits of its significand. All sums over values are
+// sums of integers, so the order of additions does not matter.
 
 struct Params {
     u32 sent;    // type of the values in the payload
     u32 rounds;  // whether that type changes values
-    u32 chunks;  // of all layers
+    u32 chunks;  // number of chunks of all layers
 };
 
 // A layer whose row is measured.
 struct Row {
-    u64 values;   // their address
-    u64 results;  // where its results begin: the bits of the largest magnitude, then an error for each k
+    u64 values;   // address of its values
+    u64 results;  // index of its results: the bits of the largest magnitude, then an error for each k
     u32 dtype;
     u32 count;
-    u32 first_chunk;  // among all layers'
+    u32 first_chunk;  // number of its first chunk among the chunks of all layers
     u32 chunks;
-    u32 first_keep;  // its k among all layers'
-    u32 keeps;
+    u32 first_keep;  // index of its first k among the k of all layers
+    u32 keeps;  // number of its k
 };
 
 __device__ inline const void* values_of(const Row& row) {
     const void* values = reinterpret_cast<const void*>(row.values);
-    // An address that comes from memory could be of any kind.
+    // The compiler does not know that this address, loaded from memory, is in global memory.
     __builtin_assume(__isGlobal(values));
     return values;
 }
 
 #define FRACTION_BITS 23
 #define FRACTION 0x007fffffu
+// Bits of a key below its bin.
 #define COARSE 16
 #define EXPONENTS 280
 #define PER_EXPONENT 128
 #define BINS (EXPONENTS * PER_EXPONENT)
-// A layer's numbers of each kind: of its bins, then of exponents.
+// Elements of a layer in each array of `Bins`: one per bin, then one per exponent.
 #define PLACES (BINS + EXPONENTS)
 #define WIDTH (1.0f / PER_EXPONENT)
-// Bits of a key below its bin that are not summed.
+// Number of a key's lowest bits that sums leave out.
 #define UNSUMMED 4
 #define READERS 1024
 #define CHUNK (READERS * 32)
-// Chunks that a block sums up at most, so that no sum in shared memory overflows.
+// Largest number of chunks that a block adds up before it empties its shared memory. So no sum overflows.
 #define TURNS 32
 #define ROOM 8192
 
+// The key of a magnitude.
 __device__ inline u32 key_of(u32 magnitude) {
     if (magnitude > FRACTION) {
         return magnitude + (23u << FRACTION_BITS);
@@ -69,18 +71,19 @@ __device__ inline double power_of_two(int exponent) {
     return __longlong_as_double(u64(1023 + exponent) << 52);
 }
 
-// Bits of the significand that sending drops, for a key's exponent.
+// Number of significand bits that rounding to the type `sent` drops. `exponent` is that of the key.
 __device__ inline u32 dropped_bits(u32 exponent, u32 sent) {
     int wanted = sent == 1 ? max(149 - int(exponent), 13) : max(40 - int(exponent), 16);
     return u32(min(wanted, 25));
 }
 
-// Squares of 17 bits and more would not fit their sums: the unit of errors grows instead, by this many bits.
+// If sending drops more than 17 bits, squares of errors would overflow their sums. So the unit of such errors is
+// coarser, by this number of bits.
 __device__ inline u32 coarser(u32 dropped) {
     return dropped > 17 ? dropped - 17 : 0;
 }
 
-// The square of what sending changes, in units of `error_unit`.
+// The squared rounding error of a key, in units of `error_unit`.
 __device__ inline u64 squared_error(u32 key, u32 sent) {
     u32 dropped = dropped_bits(key >> FRACTION_BITS, sent);
     u32 significand = (key & FRACTION) | (FRACTION + 1);
@@ -95,29 +98,30 @@ __device__ inline u64 squared_error(u32 key, u32 sent) {
     return u64(error) * error;
 }
 
-// Of the squared errors of a key's exponent.
+// The unit of `squared_error` for keys of this exponent.
 __device__ inline double error_unit(u32 exponent, u32 sent) {
     return power_of_two(2 * (int(exponent) - 173 + int(coarser(dropped_bits(exponent, sent)))));
 }
 
-// Of squares of significands in [1, 2).
+// The unit of energies: an energy is a square of significands in [1, 2), times this.
 __device__ inline double energy_unit(u32 exponent) {
     return exponent == 0 ? 0.0 : power_of_two(2 * (int(exponent) - 150));
 }
 
-// What is known of the values of a layer in each bin; that of all layers follows one another.
+// Statistics of a layer's bins. The arrays have those of all layers, one after another.
 struct Bins {
-    u32* counts;  // of bins, and their sums over each exponent
-    u64* lows;    // sums of the keys' upper 12 bits below the bin
-    u64* errors;  // sums of squared errors, where sending rounds
-    u32 first;    // of the layer's
+    u32* counts;  // number of values in each bin, then number for each exponent
+    u64* lows;    // for each bin, sum of the upper 12 of the 16 key bits below the bin
+    u64* errors;  // for each bin, sum of squared errors; only if values are rounded
+    u32 first;    // index of the layer's first element in each array
 
     __device__ u32* totals() const {
         return counts + first + BINS;
     }
 };
 
-// 1 / x within 2^-21 of itself, for a count: by Newton's method, without what a division does for numbers that are too large.
+// 1 / x with a relative error below 2^-21, for a count. Newton's method avoids a division's code for numbers that are
+// too large.
 __device__ inline float reciprocal(float x) {
     float y = __uint_as_float(0x7ef311c3u - __float_as_uint(x));
 #pragma unroll
@@ -127,7 +131,7 @@ __device__ inline float reciprocal(float x) {
     return y;
 }
 
-// How far the mean of a bin, as a significand, is above its lower end.
+// Distance of a bin's mean from the bin's lower end. Both are significands.
 __device__ inline float mean_of(u32 count, u64 low) {
     return float(low) * reciprocal(float(count)) * (1.0f / (1 << (FRACTION_BITS - UNSUMMED)));
 }
@@ -136,9 +140,9 @@ __device__ inline float lower_end(u32 bin) {
     return 1.0f + bin % PER_EXPONENT * WIDTH;
 }
 
-// The energy of a bin. The spread about the mean is between 0 and mean * (WIDTH - mean); a third of that is right for
-// evenly spread values, and for any other off by 2/3 * 2^-16 of the energy at most. That is more than what f32
-// lose, which cost a fraction of what doubles do on most GPUs.
+// The energy of a bin. The variance of its values is between 0 and mean * (WIDTH - mean), where the mean is relative to
+// the bin's lower end. A third of this is right for evenly spread values. For other values, the energy is off by at
+// most 2/3 * 2^-16 of itself. The loss by f32 is smaller, and f32 is much cheaper than f64 on most GPUs.
 __device__ inline double energy_of(u32 bin, u32 count, u64 low) {
     if (count == 0) {
         return 0.0;
@@ -153,7 +157,7 @@ __device__ inline u32 bits_of(float value) {
     return __float_as_uint(value) & MAGNITUDE;
 }
 
-// Adds to bins in device memory.
+// Adds to a bin in device memory.
 template <bool ERRORS>
 __device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 error) {
     atomicAdd(&all.counts[all.first + bin], count);
@@ -163,12 +167,12 @@ __device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 er
     }
 }
 
-// Some of the bins in shared memory: those of the exponents about the largest that the block saw first, but none of
-// subnormal numbers. What is outside of them is rare and goes to device memory.
+// Bins in shared memory: those around the largest exponent of the block's first values. Subnormal numbers have no bins
+// here. Other values are rare, and are added to device memory directly.
 //
-// Without errors a bin's count and its sum are one word, so that a value takes one atomic. Either half of the block has words of its
-// own. A thread that finds a word with HELD values empties it before it adds another, so a word has at most
-// HELD + READERS / 2 = 1023, whose sum is below 2^22.
+// Without errors, a bin's count and its sum share a word, so that a value takes one atomic. Each half of the block has
+// its own words. A thread that finds HELD values in a word empties it before it adds another value. So a word has at
+// most HELD + READERS / 2 = 1023 values, and their sum is below 2^22.
 template <bool ERRORS>
 struct Window {
     static const u32 SIZE = ROOM / (ERRORS ? 4 : 2);
@@ -183,7 +187,7 @@ struct Window {
         bottom = max(top, 24 * PER_EXPONENT + SIZE) - SIZE;
     }
 
-    // Returns whether the magnitude is 0, which is not counted.
+    // Adds a value to its bin, unless it is 0. Returns whether it is 0.
     __device__ bool add(const Params& p, const Bins& all, u32 magnitude) {
         if (!ERRORS) {
             return add_exact(all, magnitude);
@@ -244,7 +248,7 @@ struct Window {
         }
     }
 
-    // By a warp for each exponent.
+    // Adds all bins to those in device memory. Each warp takes one exponent at a time.
     __device__ void give_all(const Bins& all) {
         u32 lane = threadIdx.x % 32;
         for (u32 first = threadIdx.x / 32 * PER_EXPONENT; first < SIZE; first += READERS / 32 * PER_EXPONENT) {
@@ -276,8 +280,8 @@ struct Shared {
     u32 zeros;
 };
 
-// Fills a layer's bins with what is in those of all chunks from `chunk` on and before `end`, no more than TURNS. The first
-// result becomes at least the largest magnitude. All threads of the block, which are READERS, must come.
+// Fills a layer's bins with the values of chunks `chunk` to `end`, at most TURNS chunks. Raises the first result to at
+// least the largest magnitude. All READERS threads of the block must call it.
 template <bool ERRORS>
 __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32 end, const Bins& all, u64* results,
                                  Shared& shared) {
@@ -312,7 +316,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32
     for (; chunk < end; chunk++) {
         u32 begin = (chunk - row.first_chunk) * CHUNK;
         u32 left = min(row.count - begin, u32(CHUNK));
-        // Those that are loaded by fours without a look at where they end.
+        // Values that are loaded in groups of four, without checks for the end.
         u32 whole = row.dtype == 0 && reinterpret_cast<u64>(values) % 16 == 0 ? left / 4 * 4 : 0;
         for (u32 i = threadIdx.x * 4; i < left; i += READERS * 4) {
             float four[4];
@@ -323,7 +327,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32
                 four[2] = __uint_as_float(bits.z);
                 four[3] = __uint_as_float(bits.w);
             } else if (row.dtype != 0) {
-                // Those that are not there will be counted as zeros.
+                // Missing values are loaded as zeros. `window.add` counts them, so they are subtracted here.
                 none -= 4 - load4(values, row.dtype, begin + i, row.count, four);
             } else {
                 u32 here = min(left - i, 4u);
@@ -369,13 +373,13 @@ __device__ inline void count(const Params& p, const Row* rows, const u32* row_of
         Bins all = {counts, lows, errors, number * PLACES};
         u32 stop = min(min(end, row.first_chunk + row.chunks), chunk + TURNS);
         fill_bins<ERRORS>(p, row, chunk, stop, all, results, shared);
-        // The next bins take the place of these.
+        // The next layer's bins reuse the shared memory.
         __syncthreads();
         chunk = stop;
     }
 }
 
-// Of values that are sent as they are.
+// Fills the bins of layers whose values are sent unchanged.
 extern "C" __launch_bounds__(READERS, 2) __global__ void count_exact(Params p, const Row* rows, const u32* row_of,
                                                                      u32* counts, u64* lows, u64* errors,
                                                                      u64* results) {
@@ -383,7 +387,7 @@ extern "C" __launch_bounds__(READERS, 2) __global__ void count_exact(Params p, c
     count<false>(p, rows, row_of, counts, lows, errors, results, shared);
 }
 
-// Of values that are rounded before they are sent.
+// Fills the bins of layers whose values are rounded before they are sent.
 extern "C" __launch_bounds__(READERS, 2) __global__ void count_rounded(Params p, const Row* rows, const u32* row_of,
                                                                        u32* counts, u64* lows, u64* errors,
                                                                        u64* results) {

@@ -1,7 +1,8 @@
-// How blocks of a launch divide work, and how the last of them learns what all have found.
+// Division of work between the blocks of a launch, and detection of the last block.
 
-// Whether `own` parts complete `all`: then this block sees what all others have written, read past its own cache, and `done`
-// begins anew. All threads of the block must come.
+// Reports that this block has finished `own` parts of the work. Returns whether all `all` parts are now finished. If
+// so, `done` is 0 again, and this block can read what the other blocks wrote, by `fresh`. All threads of the block must
+// call it.
 __device__ static inline bool is_last(u32* done, u32 own, u32 all) {
     __shared__ u32 before;
     __threadfence();
@@ -17,13 +18,14 @@ __device__ static inline bool is_last(u32* done, u32 own, u32 all) {
     return before + own == all;
 }
 
-// What another block has written in this launch.
+// Reads a word that another block has written in this launch, not from this multiprocessor's cache.
 template <class T>
 __device__ inline T fresh(const T& word) {
     return *static_cast<const volatile T*>(&word);
 }
 
-// Where a block's share of so many begins, which follows its predecessor's.
+// Index of the first of a block's items. Each block has a share of `all` items, directly after the share of the block
+// before it.
 __device__ inline u32 share(u32 all, u32 block) {
     return u32(u64(all) * block / gridDim.x);
 }

@@ -1,5 +1,5 @@
-// QSGD's buckets and the grids that their values are rounded to; the numerics are those of lgreco_core::compress::qsgd.
-// A warp works on tiles of 512 consecutive values, which a bucket of the usual size is.
+// QSGD's buckets, and the grids to which their values are rounded. The numerics are those of lgreco_compress::qsgd. A
+// warp processes tiles of 512 consecutive values. A bucket of the usual size is one tile.
 
 struct Params {
     u32 dtype;
@@ -19,7 +19,8 @@ struct Params {
     u32 seed_high;
 };
 
-// Largest magnitude, largest value and complement of the smallest, the latter two by `ordered`.
+// Extremes of a bucket: the bits of the largest magnitude, the key of the largest value, and the complement of the
+// smallest value's key. `ordered` makes keys.
 struct Extremes {
     u32 largest;
     u32 high;
@@ -35,16 +36,17 @@ struct Grid {
     float inverse;
 };
 
-// Values that a warp reads at once, those of its tile, and those of a block's tiles.
+// STRIP is the number of values that a warp loads at once, TILE the values of a warp's tile, and SPAN the values of a
+// block's tiles.
 #define STRIP 128
 #define TILE 512
 #define STRIPS (TILE / STRIP)
 #define SPAN (TILE * WARPS)
-// Buckets of a span at most, where they are powers of two from 64 on.
+// Largest number of buckets in a span. A bucket has at least 64 values, a power of two.
 #define SLOTS (SPAN / 64)
 #define FRACTION_BITS 23
 
-// Orders as the values do.
+// Maps the bits of an f32 to a key. Keys are in the order of the values.
 __device__ inline u32 ordered(u32 bits) {
     return bits ^ (bits >= SIGN ? 0xffffffffu : SIGN);
 }
@@ -53,8 +55,8 @@ __device__ inline u32 from_ordered(u32 key) {
     return key ^ (key >= SIGN ? SIGN : 0xffffffffu);
 }
 
-// What a lane has of a tile: four consecutive values of each strip, from `first` on in the first one. Beyond the layer's end are
-// zeros.
+// Loads a lane's values of a tile: four consecutive values of each strip. `first` is the index of the first of them in
+// the first strip. Values beyond the layer's end are 0.
 __device__ inline void load_tile(const void* all, u32 dtype, u64 count, u64 first, float (&values)[STRIPS][4]) {
     bool whole = (first / TILE + 1) * TILE <= count;
     if (whole && dtype == 0 && reinterpret_cast<u64>(all) % 16 == 0) {
@@ -94,7 +96,7 @@ __device__ inline void load_tile(const void* all, u32 dtype, u64 count, u64 firs
     }
 }
 
-// Values in device memory.
+// The source of values for `hold`: device memory.
 struct Everywhere {
     const void* values;
 
@@ -103,21 +105,21 @@ struct Everywhere {
     }
 };
 
-// How many of four values from `i` on there are.
+// How many of the four values from index `i` on exist.
 __device__ inline u32 there(const Params& p, u64 i) {
     return i >= p.count ? 0 : p.count - i < 4 ? u32(p.count - i) : 4;
 }
 
-// A span that a block holds in shared memory, with whole buckets, which have numbers of their own there. All lanes of a
-// warp go from one bucket to the next together.
+// A span in shared memory. It consists of whole buckets, which are numbered from 0. All lanes of a warp move on to
+// other buckets at the same time.
 struct Held {
-    // Pairs of strips that are coded at once.
+    // Pairs of strips that `encode_tile` encodes at once.
     static const u32 PAIRS = 1;
     uint4 values[SPAN / 4];
     Extremes extremes[SLOTS];
     Grid grids[SLOTS];
 
-    // What this thread has put there.
+    // Loads four values. This thread must have stored them.
     __device__ void load(u64 i, u32, float (&four)[4]) const {
         uint4 bits = values[i % SPAN / 4];
         four[0] = __uint_as_float(bits.x);
@@ -139,8 +141,8 @@ struct Held {
     }
 };
 
-// Shows `to` what this thread has of the warp's tile, in order, with `to.next` where a bucket begins that is not
-// `to.bucket`. No four values from a multiple of four on lie in two buckets.
+// Passes this thread's values of the warp's tile to `to.add`, in order. Calls `to.next` first if they begin another
+// bucket than `to.bucket`. Four values from a multiple of 4 on are always in one bucket.
 template <class To>
 __device__ inline void visit(const Params& p, const Held& held, u64 tile, To& to) {
     for (u32 j = 0; j < STRIPS; j++) {
@@ -162,7 +164,8 @@ __device__ inline void visit(const Params& p, const Held& held, u64 tile, To& to
     }
 }
 
-// What a thread has seen of one bucket; one of every `sharing` lanes, which see the same buckets, gives it away.
+// Collects the extremes of this thread's values in one bucket. Each group of `sharing` lanes sees the same buckets.
+// `give` combines the lanes of a group and updates the bucket's extremes.
 struct Seen {
     const Params& p;
     Extremes* extremes;
@@ -207,7 +210,7 @@ struct Seen {
     }
 };
 
-// result[0] becomes at least the largest magnitude where it is not finite.
+// Makes a bucket's grid. If the largest magnitude is not finite, raises result[0] to at least its bits.
 __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* result) {
     if (seen.largest >= INFINITE) {
         atomicMax(result, seen.largest);
@@ -216,7 +219,7 @@ __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* res
     grid.high = __uint_as_float(seen.largest);
     grid.low = p.sign_magnitude ? 0.0f : -grid.high;
     if (p.min_max) {
-        // Sends -0 as +0.
+        // Adding +0 turns -0 into +0.
         grid.low = __uint_as_float(from_ordered(~seen.low)) + 0.0f;
         grid.high = __uint_as_float(from_ordered(seen.high)) + 0.0f;
     }
@@ -229,7 +232,7 @@ __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* res
     return grid;
 }
 
-// The parameters of the usual case: buckets of a tile, under max norm with a sign, rounded at random.
+// The parameters of the usual case: a bucket per tile, max norm with a sign bit, and stochastic rounding.
 __device__ inline Params usual(Params p) {
     p.bucket = TILE;
     p.sign_magnitude = 1;
@@ -245,7 +248,7 @@ struct Bucket {
     float values[STRIPS][4];
     Grid own;
 
-    // Its grid, as every lane has it.
+    // Loads the values and makes the grid. All lanes have the same grid.
     __device__ Bucket(const Params& p, const void* all, u64 first, u32* result) {
         load_tile(all, p.dtype, p.count, first, values);
         u32 largest = 0;
@@ -280,15 +283,15 @@ __device__ inline void meet(const Params& p) {
     }
 }
 
-// The bucket of the block's span that this thread makes the grid of, among those that share it; SLOTS where there is
-// none.
+// The bucket of the block's span whose grid this thread makes, or SLOTS if it makes none. One of the threads that share
+// a bucket makes its grid.
 __device__ inline u32 own_slot(const Params& p) {
     u32 in_tile = threadIdx.x % 32 * p.bucket;
     u32 first = threadIdx.x / 32 * TILE + in_tile;
     return in_tile < TILE && (first & (p.bucket - 1)) == 0 ? first >> Held::log_bucket(p) : SLOTS;
 }
 
-// What `hold` needs; all threads of the block must come.
+// Resets the extremes before the first `hold`. All threads of the block must call it.
 __device__ inline void hold_nothing(Held& held) {
     if (threadIdx.x < SLOTS) {
         held.extremes[threadIdx.x] = Extremes{0, 0, 0};
@@ -296,7 +299,7 @@ __device__ inline void hold_nothing(Held& held) {
     __syncthreads();
 }
 
-// Holds a span's values and makes the grids of its buckets. All threads of the block must come.
+// Loads a span's values into shared memory, and makes the grids of its buckets. All threads of the block must call it.
 template <class Values>
 __device__ inline void hold(const Params& p, const Values& values, u64 span, Held& held, u32* result) {
     u64 tile = span * WARPS + threadIdx.x / 32;

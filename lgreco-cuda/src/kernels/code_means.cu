@@ -1,10 +1,11 @@
-// Means of QSGD's codes of all ranks: what is added for a code is its part of the bucket's scale, from a table of the layer's
-// codes, times the scale that a rank has sent.
+// Means of all ranks' QSGD codes. For each code of a layer, a table has its level as a part of the grid. This part is
+// scaled by what a rank has sent for the bucket.
 
-// Codes of a layer at most.
+// Largest number of codes of a layer.
 #define CODES 256
 
-// What codes are parts of; with a sign, where they have one, but 0. All threads of the block must come.
+// Fills the table with the part of each code. If codes have a sign, negative codes have negative parts, but level 0
+// always has +0. All threads of the block must call it.
 __device__ inline void make_parts(const Layer& layer, float* parts) {
     u32 code = threadIdx.x;
     if (code < 1u << layer.bits) {
@@ -15,18 +16,18 @@ __device__ inline void make_parts(const Layer& layer, float* parts) {
     }
 }
 
-// Eight codes of one rank after the other, and the scales of their bucket.
+// Eight codes of each rank in turn, with the scales of their bucket.
 struct Eight {
-    const u32* codes;  // the word in which the first begins
-    const float* sent;
-    u64 apart;   // bytes from one rank's to the next's
-    u32 shift;   // of the first
-    bool second;  // whether there are some in the next word, and in that after it
-    bool third;
+    const u32* codes;  // the word in which the first code begins
+    const float* sent;  // scales of the bucket
+    u64 apart;   // bytes from one rank's message to the next
+    u32 shift;   // bits before the first code in its word
+    bool second;  // whether the codes extend to the next word
+    bool third;  // whether they extend to the word after that
     u32 bits;
     const Layer& layer;
 
-    // From `first`, a multiple of 8, on, of which the last `8 - here` are not there.
+    // `first` is the index of the first code, a multiple of 8. Only `here` of the eight codes exist.
     __device__ Eight(const Layer& layer, const u8* scales, const u8* all, u64 apart, u32 first, u32 here)
         : apart(apart), bits(layer.bits), layer(layer) {
         u32 bucket = first >> (31 - __clz(layer.bucket));
@@ -39,8 +40,8 @@ struct Eight {
         third = bytes > 8;
     }
 
-    // Adds what those of the next RANKS ranks stand for, which are in WORDS words: in 2 those of up to 4 bits. What these ranks
-    // have sent is under way at once.
+    // Adds the values of the next RANKS ranks' codes. A rank's codes are read from WORDS words; two words suffice for
+    // up to 4 bits. The loads for all of these ranks are in flight together.
     template <u32 RANKS, u32 WORDS, bool SIGNED>
     __device__ void add(const float* parts, float (&sums)[PER_CODER]) {
         u32 words[RANKS][WORDS];
@@ -58,12 +59,12 @@ struct Eight {
             codes = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(codes) + apart);
             sent = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(sent) + apart);
         }
-        // Bytes from one entry of `parts` to the next are 4, so codes count in fours.
+        // `parts` has 4 bytes per entry, so a code times 4 is a byte offset.
         u32 mask = (4u << bits) - 4;
 #pragma unroll
         for (u32 r = 0; r < RANKS; r++) {
             u64 two = u64(words[r][1]) << 32 | words[r][0];
-            // That no shift is as long as the word saves instructions.
+            // The remainder keeps the shift below 64 bits, which saves instructions.
             u32 halves[2] = {u32(two >> shift), u32(two >> (shift + 4 * bits) % 64)};
             if (WORDS > 2) {
                 u64 rest = (u64(words[r][WORDS - 1]) << 32 | words[r][1]) >> shift;
@@ -79,13 +80,13 @@ struct Eight {
         }
     }
 
-    // Goes on with another message than the next.
+    // Moves on by this number of messages, which may be negative.
     __device__ void skip(long long messages) {
         codes = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(codes) + messages * (long long)apart);
         sent = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(sent) + messages * (long long)apart);
     }
 
-    // Those of so many ranks in their order.
+    // Adds the values of the next `ranks` ranks, in order.
     __device__ void add_all(u32 ranks, bool has_sign, const float* parts, float (&sums)[PER_CODER]) {
         if (!has_sign) {
 #pragma unroll 1
@@ -111,11 +112,11 @@ struct Eight {
     }
 };
 
-// The means of a span of codes.
+// Writes the means of a span.
 __device__ inline void average_codes(const Layer& layer, const float* parts, u32 dtype, Program* program,
                                      const World& world, const u8* payloads, u32 span, void* means) {
     u64 apart = program->apart;
-    // By shards this rank's message is behind the others'.
+    // With shards, this rank's message comes after those of the other ranks.
     u32 before = program->sharded ? program->rank : world.ranks;
     const u8* codes = payloads + u64(layer.buckets) * (layer.min_max ? 8 : 4);
 #pragma unroll 1
@@ -128,7 +129,7 @@ __device__ inline void average_codes(const Layer& layer, const float* parts, u32
         float eight[PER_CODER];
 #pragma unroll
         for (u32 k = 0; k < PER_CODER; k++) {
-            eight[k] = -0.0f;  // which changes nothing that is added, nor its sign
+            eight[k] = -0.0f;  // the identity of addition, which preserves the sign of zero
         }
         Eight ranks(layer, payloads, codes, apart, first, here);
 #pragma unroll 1

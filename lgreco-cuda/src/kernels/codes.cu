@@ -1,30 +1,30 @@
-// QSGD's codes: values to codes and back.
+// Encoding of values as QSGD's codes, and decoding.
 
 #define FRACTION 0x007fffffu
 #define HALF 0x00400000u
 #define ONE 0x3f800000u
 
-// The value on the grid's scale, or its magnitude.
+// The value on the scale of the grid or, if codes have a sign bit, its magnitude on that scale.
 __device__ inline float scaled(const Params& p, const Grid& grid, float value) {
     return (p.sign_magnitude ? fabsf(value) : value) * grid.power;
 }
 
-// Where a scaled value lies between the ends of its grid: from 1 to 2.
+// Position of a scaled value on its grid, from 1 (lower end) to 2 (upper end).
 __device__ inline float part_of(const Grid& grid, float scaled) {
     return (scaled - grid.scaled_low) * grid.inverse + 1.0f;
 }
 
-// The same from 0 to 2^23.
+// Position of a scaled value on its grid, from 0 (lower end) to 2^23 (upper end).
 __device__ inline u32 position_on(const Grid& grid, float scaled) {
     return __float_as_uint(part_of(grid, scaled)) - ONE;
 }
 
-// position * s, in units of 2^-23 levels.
+// position * s in units of 2^-23 levels. The highest level is s = 2^log_levels - 1.
 __device__ inline u32 in_levels(u32 position, u32 log_levels) {
     return (position << log_levels) - position;
 }
 
-// What is sent of a bucket.
+// Writes a bucket's scales, as payloads have them.
 __device__ inline void send(const Params& p, const Grid& grid, u64 bucket, float* sent) {
     if (p.min_max) {
         sent[2 * bucket] = grid.low;
@@ -34,7 +34,7 @@ __device__ inline void send(const Params& p, const Grid& grid, u64 bucket, float
     }
 }
 
-// The value a code stands for in a bucket whose ends are `low` and `high`; `inverse` is 1 / s.
+// The value of a code in a bucket with the ends `low` and `high`. `inverse` is 1 / s.
 __device__ inline float decoded(const Params& p, u32 code, float low, float high, float inverse) {
     u32 level = code & ((1u << p.log_levels) - 1);
     float part = float(level) * inverse;
@@ -45,17 +45,17 @@ __device__ inline float decoded(const Params& p, u32 code, float low, float high
     return low * (1.0f - part) + high * part;
 }
 
-// 1 / s.
+// 1 / s, the distance between levels as a part of the grid.
 __device__ inline float step_of(const Params& p) {
     return 1.0f / float((1u << p.log_levels) - 1);
 }
 
-// Where nobody asks what codes stand for.
+// For callers of `encode_tile` that do not need the decoded values.
 struct Nowhere {
     __device__ void take(const Params&, u64, const float (&)[4], const Grid&, u32) const {}
 };
 
-// Codes of four values of a bucket from position i on, in the low bits.
+// Encodes four values of a bucket, from position i on. The codes are in the low bits of the result.
 __device__ inline u32 encode_quad(const Params& p, const Grid& grid, const float (&quad)[4], u64 i) {
     Words draws = {{HALF << 9, HALF << 9, HALF << 9, HALF << 9}};
     if (!p.nearest) {
@@ -71,13 +71,14 @@ __device__ inline u32 encode_quad(const Params& p, const Grid& grid, const float
         }
         packed |= (code & 0xffu) << (k * p.bits);
     }
-    // Beyond the layer's end there are none.
+    // There are no codes beyond the layer's end.
     u32 bits = there(p, i) * p.bits;
     return bits < 32 ? packed & ((1u << bits) - 1) : packed;
 }
 
-// Codes a warp's tile, eight values to `bits` bytes. `to` takes each lane's four values of a strip and their codes. Of two strips
-// the even lanes write the first one's codes, with the next lane's four, and the odd lanes the second one's. All lanes must come.
+// Encodes a warp's tile, eight values to `bits` bytes. `to.take` receives each lane's four values of a strip and their
+// codes. Two neighbouring lanes write eight codes at a time: the even lane writes those of the first of two strips, and
+// the odd lane those of the second strip. All lanes must call it.
 template <class Values, class To>
 __device__ inline void encode_tile(const Params& p, const Values& values, u64 tile, u8* codes, const To& to) {
     u32 is_odd = threadIdx.x % 2;
@@ -105,7 +106,7 @@ __device__ inline void encode_tile(const Params& p, const Values& values, u64 ti
     }
 }
 
-// The ends of a bucket's grid, of what was sent.
+// The ends of a bucket's grid, from the payload's scales.
 struct Ends {
     float low;
     float high;
@@ -114,8 +115,8 @@ struct Ends {
         : low(p.min_max ? sent[2 * bucket] : -sent[bucket]), high(p.min_max ? sent[2 * bucket + 1] : sent[bucket]) {}
 };
 
-// What four codes from `first`, a multiple of 4, on stand for; `sent` is what was sent of the buckets. Returns how many
-// values there are.
+// Decodes four codes from index `first` on, a multiple of 4. `sent` has the scales of all buckets. Returns the number
+// of values that exist.
 __device__ inline u32 decode_quad(const Params& p, const float* sent, const u8* codes, u64 first, float (&values)[4]) {
     u32 here = there(p, first);
     if (here == 0) {

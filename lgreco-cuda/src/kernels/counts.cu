@@ -1,6 +1,6 @@
-// Magnitudes counted in bins by all blocks of a launch, and the bin that the last block finds.
+// Counts of magnitudes in bins. All blocks of a launch count, and the last block finds the bin of a given rank.
 
-// Counts in shared memory begin.
+// Sets the counts in shared memory to 0.
 template <u32 BITS>
 __device__ inline void count_nothing(u32* room) {
 #pragma unroll 4
@@ -10,8 +10,8 @@ __device__ inline void count_nothing(u32* room) {
     __syncthreads();
 }
 
-// Gives away what was counted of `own` parts of a layer. Returns whether this is the last block. All threads of the block must
-// come.
+// Adds this block's counts to those in device memory, and sets its own to 0. They cover `own` of the layer's `all`
+// parts. Returns whether this is the last block. All threads of the block must call it.
 template <u32 BITS>
 __device__ inline bool give_counts(u32* room, u32* bins, u32 own, u32 all, Cut* cut) {
     __syncthreads();
@@ -25,7 +25,7 @@ __device__ inline bool give_counts(u32* room, u32* bins, u32 own, u32 all, Cut* 
     return is_last(&cut->done, own, all);
 }
 
-// Takes a layer's counts, which begin anew, to shared memory, by the last block.
+// Moves a layer's counts to shared memory, and sets those in device memory to 0. Called by the last block.
 template <u32 BITS>
 __device__ inline void take_counts(u32* room, u32* bins) {
 #pragma unroll 4
@@ -35,13 +35,14 @@ __device__ inline void take_counts(u32* room, u32* bins) {
     __syncthreads();
 }
 
+// A value that was found by its rank.
 struct Picked {
-    u32 bin;   // NOWHERE if there are fewer
-    u32 rank;  // there
+    u32 bin;   // its bin; NOWHERE if there are fewer values
+    u32 rank;  // its rank in the bin
 };
 
-// Where number `rank` from above is among so many bins in shared memory, up to 32 for each thread; 0 is in the first. All threads
-// of the block must come.
+// Finds the value of this rank: 1 is the largest value. For rank 0, returns bin 0. `bins` has `all` counts in shared
+// memory, at most 32 per thread. All threads of the block must call it.
 __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     u32 each = all / BLOCK;
     __shared__ u32 owner;
@@ -51,7 +52,7 @@ __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     u32 sum = 0;
 #pragma unroll 4
     for (u32 k = 0; k < each; k++) {
-        // Lanes begin apart, in different banks.
+        // Lanes begin at different offsets, to use different banks.
         sum += bins[first + (k + threadIdx.x) % each];
     }
     if (threadIdx.x == 0) {
@@ -78,28 +79,30 @@ __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     return own;
 }
 
-// Digits of a magnitude, the highest ones first, by which that of a rank is found.
+// Radix selection: finds the magnitude of a given rank by digits, the highest one first.
 struct Digits {
     u32 shift;
     u32 bits;
 
-    // Of the lowest `known` bits.
+    // The digits are those of the lowest `known` bits.
     __device__ explicit Digits(u32 known) : shift(known), bits(0) {}
 
+    // Goes on to the next digit. Returns whether there is one.
     __device__ bool next() {
         bits = min(shift, u32(SECOND_BITS));
         shift -= bits;
         return bits != 0;
     }
 
-    // Counts a magnitude that begins with these bits by its next digit.
+    // Counts a magnitude by the current digit, if its higher bits equal `begins`.
     __device__ void add(u32* room, u32 magnitude, u32 begins) const {
         if (u64(magnitude) >> (shift + bits) == begins) {
             atomicAdd(&room[magnitude >> shift & ((1u << bits) - 1)], 1u);
         }
     }
 
-    // With the next digit, and the rank among those that have it. The room's counts begin anew. All threads of the block must come.
+    // Finds the current digit. Returns the bits up to this digit, and the rank among the magnitudes with these bits.
+    // Sets the counts to 0. All threads of the block must call it.
     __device__ Picked pick(u32* room, Picked found) const {
         __syncthreads();
         Picked digit = ::pick(room, 1u << SECOND_BITS, found.rank);
@@ -108,8 +111,8 @@ struct Digits {
     }
 };
 
-// Narrow bins have 2^SECOND_BITS magnitudes each, from `base` on. The first bin has what is below, the last one all that is
-// above.
+// Bin 0 has the magnitudes below `base`. Narrow bins follow, of 2^SECOND_BITS magnitudes each. The last bin has all
+// larger magnitudes. NARROW is the number of magnitudes in all narrow bins.
 #define LAST_BIN ((1u << FIRST_BITS) - 1)
 #define NARROW ((LAST_BIN - 1) << SECOND_BITS)
 
@@ -117,7 +120,7 @@ __device__ inline u32 bin_of(u32 magnitude, u32 base) {
     return magnitude < base ? 0 : min((magnitude - base >> SECOND_BITS) + 1, LAST_BIN);
 }
 
-// The least magnitude of a bin.
+// The smallest magnitude of a bin. In bin 0, that is `bound`, because smaller magnitudes are not counted.
 __device__ inline u32 start_of(u32 bin, const Cut& cut) {
     return bin == 0 ? cut.bound : cut.base + (bin - 1 << SECOND_BITS);
 }

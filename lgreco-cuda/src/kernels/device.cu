@@ -1,4 +1,4 @@
-// What every module begins with: types, constants, sums and maxima over blocks and warps.
+// Common base of all modules: types, constants, and sums and maxima over blocks and warps.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,7 +13,8 @@ typedef unsigned long long u64;
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
 
-// The sum over a block of BLOCK threads, in the order of a fixed tree; thread 0 has it. All threads must come.
+// Adds `value` over a block of BLOCK threads, in a fixed order. Only thread 0 returns the sum. All threads of the block
+// must call it.
 __device__ static inline double block_sum(double value) {
     __shared__ double sums[WARPS];
     for (u32 reach = 16; reach > 0; reach >>= 1) {
@@ -32,7 +33,7 @@ __device__ static inline double block_sum(double value) {
     return value;
 }
 
-// The maximum over a warp, which every lane has.
+// The maximum over a warp, in every lane.
 __device__ inline u32 warp_max(u32 value) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_max_sync(FULL, value);
@@ -44,7 +45,7 @@ __device__ inline u32 warp_max(u32 value) {
 #endif
 }
 
-// The sum over a warp, which every lane has, in the order of a fixed tree.
+// The sum over a warp, in every lane. The order of the additions is fixed.
 template <class T>
 __device__ inline T warp_sum(T value) {
 #pragma unroll
@@ -54,7 +55,7 @@ __device__ inline T warp_sum(T value) {
     return value;
 }
 
-// The sum over the lanes up to this one.
+// Inclusive prefix sum over a warp: the sum over the lanes up to and including this one.
 template <class T>
 __device__ inline T warp_scan(T sum) {
 #pragma unroll

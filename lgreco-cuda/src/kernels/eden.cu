@@ -1,16 +1,16 @@
-// EDEN: a tensor's values to a payload's body and back.
+// EDEN: encoding of a tensor's values as a payload's body, and decoding.
 
 struct Params {
     u32 dtype;
     u32 count;
     u32 bits;
     u32 least_squares;
-    u32 widths;
+    u32 widths;  // for rows, bit b - 1: whether width b is measured
     u32 seed_low;
     u32 seed_high;
 };
 
-// A tensor's values, and what is at fault with them.
+// The values of a tensor. Faults are reported in `result`.
 struct Own {
     const void* values;
     u32 dtype;
@@ -35,8 +35,8 @@ struct Own {
     }
 };
 
-// result[0] becomes infinity where a value is not finite, and result[1] at least the complement of the first value of a block that
-// would not decode to finite values.
+// Encodes a tensor. Sets result[0] to infinity if a value is not finite. If a block would not decode to finite values,
+// raises result[1] to at least the complement of the index of its first value.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, const void* values, u8* body,
                                                                       u32* result) {
     __shared__ Room room;
@@ -51,7 +51,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, 
     }
 }
 
-// result[0] becomes 1 where no encoder has written the body or a value is not finite.
+// Decodes a body. Sets result[0] to 1 if no encoder can have written the body, or if a decoded value is not finite.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void decode_rotated(Params p, const u8* body, float* output,
                                                                       u32* result) {
     __shared__ Room room;

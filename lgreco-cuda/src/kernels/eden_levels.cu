@@ -1,6 +1,6 @@
-// EDEN's grids: the Lloyd-Max levels of N(0, 1), as lgreco-compress has them in eden/levels.rs.
+// EDEN's grids: the Lloyd-Max levels of N(0, 1), as in lgreco-compress/src/eden/levels.rs.
 
-// The magnitudes of the grids of 1 to 8 bits, one grid after another; grid b begins at 2^(b - 1) - 1.
+// The magnitudes of the grids of 1 to 8 bits, one grid after another. The grid of b bits begins at index 2^(b - 1) - 1.
 __constant__ float LEVELS[255] = {
     0.7978846f,
     0.45278004f, 1.5104176f,

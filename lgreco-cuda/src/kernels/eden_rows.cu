@@ -1,30 +1,30 @@
 // EDEN's rows of the error table: squared errors of all widths, from one rotation of each block.
 
-// One of the layers of a launch.
+// A layer in a launch for many layers.
 struct Layer {
-    u64 values;  // their address
+    u64 values;  // address of its values
     u32 dtype;
     u32 count;
     u32 first_block;
-    u32 blocks;  // that work on it
+    u32 blocks;  // number of CUDA blocks that work on it
     u32 seed_low;
     u32 seed_high;
 };
 
-// Of 8 bytes, of a layer's results.
+// Size of a layer's results, in words of 8 bytes.
 #define RESULT_WORDS 9
-// Blocks of fewer values, a multiple of 256, are measured by decoding.
+// Blocks with fewer values than FEW are measured by decoding. FEW must be a multiple of 256.
 #define FEW 256
 
-// What the threads of a block share besides a room.
+// Shared memory of a CUDA block, in addition to `Room`.
 struct Row {
-    double errors[8];  // of 1 to 8 bits
+    double errors[8];  // for 1 to 8 bits
     u32 undecided;     // what `add_rounding` returns
 };
 
-// Adds the squared errors of rounding the coordinates in `room`. 64 threads take a width. With t = z - q the error is the sum of
-// (t + (1 - s) q)^2, so that nearly equal sums are not subtracted. Returns the widths whose error is too small to be told from the
-// rounding of f32, as a mask. All threads must come.
+// Adds the squared errors of rounding the coordinates in `room`. 64 threads process each width. With t = z - q and a
+// scale s, the error is the sum of (t + (1 - s) q)^2. This form does not subtract nearly equal sums. Returns a mask of
+// the widths whose error is too small to be distinguished from the rounding of f32. All threads must call it.
 __device__ inline u32 add_rounding(Room& room, const Grids& grids, const Params& p, u32 len, Row& row) {
     if (threadIdx.x == 0) {
         row.undecided = 0;
@@ -75,8 +75,9 @@ __device__ inline u32 add_rounding(Room& room, const Grids& grids, const Params&
     return row.undecided;
 }
 
-// Adds the squared error of one width, by decoding the block whose coordinates are in `room`. It begins at value `at` of its chunk,
-// which begins at value `start` of the layer. Returns whether all decoded values are finite. All threads must come.
+// Adds the squared error of one width by decoding a block. The block's coordinates are in `room`. It begins at value
+// `at` of its chunk, which begins at value `start` of the layer. Returns whether this thread's decoded values are
+// finite. All threads must call it.
 __device__ inline bool add_decoded(Room& room, const Grids& grids, const Params& p, u32 bits, const Layer& layer,
                                    u32 start, u32 at, u32 len, Row& row) {
     Grid grid(grids, bits);
@@ -116,9 +117,9 @@ __device__ inline bool add_decoded(Room& room, const Grids& grids, const Params&
     return fits;
 }
 
-// The squared error of each width, summed over the values of a block's chunks. Of a layer's results the first word becomes infinity
-// where a value is not finite, and the second at least the complement of the first value of a block that would not decode to finite
-// values.
+// Adds up the squared error of each width over the chunks of a CUDA block. Sets the first word of a layer's results to
+// infinity if a value is not finite. If a block would not decode to finite values, raises the second word to at least
+// the complement of the index of its first value.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Layer* layers, const u32* layer_of,
                                                             double* partials, u32* results) {
     __shared__ Room room;
@@ -129,7 +130,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
     const Layer& layer = layers[number];
     u32* result = results + u64(number) * (2 * RESULT_WORDS);
     const void* values = reinterpret_cast<const void*>(layer.values);
-    // An address that comes from memory could be of any kind.
+    // The compiler does not know that this address, loaded from memory, is in global memory.
     __builtin_assume(__isGlobal(values));
     Own own{values, layer.dtype, result};
     if (threadIdx.x < 8) {
@@ -153,7 +154,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
             bool closed = len >= FEW && is_moderate(norm);
             u32 undecided = p.widths;
             bool loaded = true;
-            // All widths at once, then those that must be decoded.
+            // First all widths at once, if possible. Then the widths for which decoding is necessary, one by one.
 #pragma unroll 1
             for (u32 bits = closed ? 0 : 1; bits <= 8; bits++) {
                 if (bits > 0 && (undecided >> (bits - 1) & 1) == 0) {

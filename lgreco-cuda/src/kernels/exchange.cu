@@ -1,6 +1,7 @@
-// One exchange of a bucket of layers, all on the device: a step of error feedback and QSGD's payloads of all layers in one
-// read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
-// that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
+// The exchange of a bucket's layers under QSGD, entirely on the device. `encode` reads gradients and residuals once: it
+// applies error feedback and writes all payloads. `average` reads the payloads of all ranks once and writes the means.
+// The host passes nothing that changes from step to step. `Program` has the step and says which half of the residuals
+// is current, so a graph of these launches can be replayed.
 
 __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.count = layer.count;
@@ -17,12 +18,12 @@ __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     return p;
 }
 
-// Where codes begin behind the scales.
+// Size of the scales in bytes. The codes follow the scales.
 __device__ inline u64 codes_at(const Params& p) {
     return u64(p.buckets) * (p.min_max ? 8 : 4);
 }
 
-// Of a layer: what is remembered with its gradient.
+// The source of values for `hold`: the sum of a layer's gradient and residual.
 struct Offered {
     const void* gradient;
     const float* residual;
@@ -48,7 +49,7 @@ struct Offered {
     }
 };
 
-// What stays of values that are sent.
+// Makes the next residuals while values are encoded.
 struct Remember {
     float gain;
     float keep;
@@ -63,7 +64,7 @@ struct Remember {
         if (here == 0) {
             return;
         }
-        // Times 0, what was remembered is a zero of the sign that the sum has already.
+        // If `keep` is 0, the old residual would only add a zero. This would change nothing, not even the sign of zero.
         float remembered[4] = {};
         if (keep != 0.0f) {
             load4(before, 0, i, p.count, remembered);
@@ -86,7 +87,7 @@ struct Remember {
     }
 };
 
-// A rank's payloads, and what is to be remembered if all goes well.
+// Writes this rank's payloads. Also writes the next residuals, which become current if no rank fails.
 extern "C" __global__ void encode(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                   const void* gradients, float* residuals, u8* message) {
     __shared__ Held held;
@@ -125,15 +126,16 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
     }
 }
 
-// What the other ranks are told of this one, at each of the heads from `message` on. One block.
+// Writes this rank's status record into each of its messages, which begin at the offsets `heads`. Launched with one
+// block.
 extern "C" __global__ void announce(Params, Program* program, const u64* heads, u8* message) {
     for (u32 i = threadIdx.x; i < owners(*program); i += BLOCK) {
         tell(program, reinterpret_cast<u32*>(message + heads[i]));
     }
 }
 
-// The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault. Then the
-// step's end.
+// Writes the means of all ranks' payloads, added up in the order of the ranks. If a rank is at fault, overwrites all
+// means instead. Then ends the step.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void average(Params p, const Layer* layers, const u32* layer_of,
                                                                Program* program, const u8* messages, void* means) {
     __shared__ float parts[CODES];

@@ -1,5 +1,5 @@
-// Layers under EDEN of an exchange: a step of error feedback and payloads of all layers; whether encoders wrote the payloads of all
-// ranks; their means. A span is a chunk. Tables of spans are apart from those under QSGD. Other launches end the step.
+// Layers under EDEN in an exchange: error feedback and payloads, checks of all ranks' payloads, and means. A span is a
+// chunk. Tables of spans are separate from those under QSGD. Other launches end the step.
 
 struct Params {
     u32 dtype;
@@ -7,7 +7,7 @@ struct Params {
     u32 seed_high;
 };
 
-// What this rank offers of a layer: what is remembered with its gradient.
+// The sums of a layer's gradient and residual, which are encoded. Also makes the next residuals.
 struct Offered {
     const void* gradient;
     u32 dtype;
@@ -20,6 +20,7 @@ struct Offered {
 
     static constexpr bool DECODES = true;
 
+    // Records a fault of value i.
     __device__ void mark(u32 kind, u32 i) const {
         note(fault, kind, layer.number, u64(layer.start) + i);
     }
@@ -39,11 +40,11 @@ struct Offered {
         }
     }
 
-    // What stays of a value that is sent as `sent`.
+    // Writes the next residual of a value that is sent as `sent`.
     __device__ void take(u32, u32 i, float sent) const {
         float remembered = before[i];
         float stays = gain * (remembered + value(gradient, dtype, i) - sent);
-        // Times 0, what was remembered is a zero of the sign that the sum has already.
+        // If `keep` is 0, the old residual would only add a zero. This would change nothing, not even the sign of zero.
         if (keep != 0.0f) {
             stays = keep * remembered + stays;
         }
@@ -54,7 +55,7 @@ struct Offered {
     }
 };
 
-// A rank's payloads, and what is to be remembered if all goes well.
+// Writes this rank's payloads. Also writes the next residuals, which become current if no rank fails.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void encode_offered(Params p, const Layer* layers,
                                                                       const u32* layer_of, Program* program,
                                                                       const void* gradients, float* residuals,
@@ -87,16 +88,17 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void encode_offered(Params p, 
     }
 }
 
-// A rank's chunk of a layer.
+// A chunk of a layer in a rank's payload.
 __device__ inline Sent sent_by(const Program& program, const Layer& layer, const u8* messages, u32 rank, u32 span) {
     const u8* payload = message_of(program, messages, rank) + layer.payload;
     return Sent(payload + HEADER, layer.count, layer.bits, span - layer.first_span);
 }
 
-// From this scale on decoded values may leave f32.
+// Scales below this one keep decoded values in the range of f32.
 #define LARGE_SCALE 1e34f
 
-// Blames ranks whose payloads no encoder wrote, or decode to what is not finite. A block looks at a chunk of one rank.
+// Reports ranks whose payloads no encoder can have written, or do not decode to finite values. A CUDA block checks a
+// chunk of one rank at a time.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void check_rotated(Params, const Layer* layers, const u32* layer_of,
                                                                      Program* program, const u8* messages) {
     __shared__ Room room;
@@ -134,10 +136,10 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void check_rotated(Params, con
     }
 }
 
-// Where in `Room::values` sums of a short block are, behind its values.
+// Index in `Room::values` where the sums of a short block begin, after its values.
 #define OF_SUMS 2176
 
-// The means of what all ranks' payloads hold, added up in the order of the ranks, unless a rank is at fault.
+// Writes the means of all ranks' payloads, added up in the order of the ranks, unless a rank is at fault.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_rotated(Params p, const Layer* layers,
                                                                        const u32* layer_of, Program* program,
                                                                        const u8* messages, void* means) {
@@ -160,7 +162,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_rotated(Params p,
         for (u32 at = 0, len; at < here; at += len, number++) {
             len = block_len(here - at);
             u32 first = chunk * CHUNK + at;
-            // Sums of a full block are in registers, 16 of a thread. They begin as the identity of addition.
+            // The sums of a full block are in registers, 16 per thread. They begin as -0, the identity of addition.
             float sums[16];
 #pragma unroll
             for (u32 k = 0; k < 16; k++) {

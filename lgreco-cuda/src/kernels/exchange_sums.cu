@@ -1,12 +1,13 @@
-// What of a bucket travels by sums, all on the device: uncompressed values and PowerSGD's P in a first sum, Q in a second. Both
-// are f32 or bf16. What rounding to bf16 keeps from being sent of a rank's own values and of its own Q stays with it; P is
-// orthonormal after it is summed, in f32 and in memory of its own.
+// The layers of a bucket that are summed by collectives, entirely on the device. The first sum has uncompressed values
+// and PowerSGD's P, and the second sum has Q. Sums are f32 or bf16. The residual keeps the rounding errors of this
+// rank's values and of its own Q. P is made orthonormal after it is summed, in f32 and in separate memory.
 //
-// As in exchange.cu residuals lie twice, and so do the remembered Q: a step reads one half and writes the other. The
-// half that is written holds a matrix with its residual from the first call to the second, so that it is read four times
-// in all: gradient, residual, for Q and for what the worker has left.
+// Residuals exist twice, as in exchange.cu, and so do the remembered Q. A step reads one half and writes the other.
+// From the first call to the second, the half that is written has the sum of each matrix and its residual. So a step
+// makes four reads per matrix: of the gradient, of the residual, of their sum for Q, and of their sum for the next
+// residual.
 
-// The code of what has gone wrong on this rank, or the number of one that fares well.
+// This rank's status number: the code of its fault, or the number of a rank without a fault.
 __device__ inline float own_code(const Params& p, const Program& program) {
     if (program.fault == 0) {
         return well(program);
@@ -22,7 +23,7 @@ __device__ inline float* after_of(const Program& program, float* residuals) {
     return residuals + (1 - program.half) * program.elements;
 }
 
-// A gradient's value with what is remembered of it; notes what is not finite.
+// The sum of a gradient's value and its residual. Records a fault if it is not finite.
 __device__ inline float offered(float own, float before, u64* fault, u32 layer, u64 i) {
     float both = before + own;
     if (!is_finite(both)) {
@@ -31,7 +32,7 @@ __device__ inline float offered(float own, float before, u64* fault, u32 layer, 
     return both;
 }
 
-// What is to be remembered of values.
+// Makes next residuals.
 struct Rest {
     float keep;
     float gain;
@@ -39,7 +40,8 @@ struct Rest {
 
     __device__ explicit Rest(Program* program) : keep(program->keep), gain(program->gain), fault(&program->fault) {}
 
-    // Of one; notes what is not finite. What was remembered of it is read only if some of that stays.
+    // The next residual of a value; `left` is the part of it that is not sent. Records a fault if the residual is not
+    // finite. Reads the old residual only if a part of it is kept.
     __device__ float of(const float* before, float left, u32 layer, u64 i) const {
         float rest = keep == 0.0f ? left : keep * *before + gain * left;
         if (!is_finite(rest)) {
@@ -49,12 +51,13 @@ struct Rest {
     }
 };
 
-// Where values begin, some of which come before.
+// The address of the value after the first `before` values.
 __device__ inline const void* from_value(const void* values, u32 dtype, u64 before) {
     return static_cast<const u8*>(values) + before * (dtype == 0 ? 4 : 2);
 }
 
-// A span's values with their residuals, times the share, into the sums. Nothing stays of what is sent.
+// Writes the values of an uncompressed span, with their residuals and times the share, to the first sum. Their next
+// residuals contain only what rounding has not sent.
 __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, Program* program,
                                  const void* gradients, float* residuals, void* sums) {
     const void* own = from_value(gradients, p.dtype, layer.first);
@@ -74,7 +77,7 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
         u32 stays[4];
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-            // Those beyond the last are zeros.
+            // Values after the last one are 0.
             u64 place = layer.start + i + k;
             float both = offered(gradient[k], remembered[k], rest.fault, layer.layer, place);
             sent[k] = sent_of(p, both * share);
@@ -86,8 +89,8 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
     }
 }
 
-// A column of the Q that P is made with: the remembered one, or that of the start matrix where it is zero, scaled by the
-// power of two that brings its largest magnitude into [1, 2).
+// Makes a column of the Q with which P is computed: the remembered column or, if that is zero, the column of the start
+// matrix. A power of two brings its largest magnitude into [1, 2).
 __device__ static inline void start(const Params& p, const Factors& f, u32 column, const float* remembered, float* q) {
     __shared__ u32 largest;
     u64 first = u64(column) * f.cols;
@@ -113,7 +116,7 @@ __device__ static inline void start(const Params& p, const Factors& f, u32 colum
     __syncthreads();
 }
 
-// What the first sum begins with: uncompressed values, and the Q that P is made with.
+// Writes uncompressed values to the first sum, and makes the Q with which P is computed.
 extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* all, Program* program,
                                    const void* gradients, float* residuals, const float* remembered, float* q,
                                    void* sums) {
@@ -129,7 +132,7 @@ extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* 
     }
 }
 
-// A matrix with its residual, which is kept where the next one is to be.
+// Reads the sum of a matrix's gradient and residual. Stores it where the next residual will be.
 struct Compensated {
     const void* gradients;
     u32 dtype;
@@ -162,7 +165,7 @@ struct Compensated {
     }
 };
 
-// The matrix that was kept.
+// Reads the sum that `Compensated` has stored.
 struct Kept {
     const float* values;
 
@@ -172,7 +175,7 @@ struct Kept {
     }
 };
 
-// Where a factor goes that is to be summed, which must be finite.
+// Writes the elements of a factor to a sum. Records a fault if one is not finite.
 struct Factor {
     const Params& p;
     void* sums;
@@ -187,7 +190,7 @@ struct Factor {
     }
 };
 
-// A factor as it is summed.
+// Reads a factor from a sum or from f32 memory.
 struct Summed {
     const void* sums;
     u32 dtype;
@@ -198,7 +201,7 @@ struct Summed {
     }
 };
 
-// P's columns: as they were summed or, when they become orthonormal for the second time, as the first has left them.
+// P's columns: from the first sum or, when they are made orthonormal for the second time, from the first time's result.
 __device__ inline Summed columns_of(const Params& p, const Factors& f, const void* sums, const float* of_rows) {
     return p.second != 0 ? Summed{of_rows, 0, f.p} : Summed{sums, p.reduce_dtype, f.sum};
 }
@@ -222,7 +225,7 @@ extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const F
     }
 }
 
-// What the first sum tells of this rank, behind each of its parts. One block.
+// Writes this rank's status record behind each part of the first sum. Launched with one block.
 extern "C" __global__ void tell_sums(Params p, const Program* program, const u64* slips, void* sums) {
     float code = own_code(p, *program);
     for (u32 i = 0; i < owners(*program); i++) {
@@ -230,7 +233,7 @@ extern "C" __global__ void tell_sums(Params p, const Program* program, const u64
     }
 }
 
-// Inner products of P's columns; the block that comes last for a matrix factors them.
+// Computes the inner products of P's columns. The last block of a matrix factors them.
 extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const void* sums,
                                 const float* of_rows, double* partials, double* triangles, u32* counters) {
     __shared__ GramRoom room;
@@ -241,14 +244,14 @@ extern "C" __global__ void gram(Params p, const Factors* all, Program* program, 
         const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, piece)];
         double sum = add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, columns_of(p, f, sums, of_rows),
                                  partials + f.gram, triangles + f.triangle, counters + f.counter, room);
-        // Sums of squares of f32 do not come near the end of f64.
+        // Sums of squares of finite f32 are far below 1e300.
         if (p.second == 0 && !(fabs(sum) < 1e300)) {
             note(&program->fault, FACTOR_LEFT_F32, f.layer, 0);
         }
     }
 }
 
-// P becomes orthonormal, BLOCK rows at a time.
+// Makes P's columns orthonormal, BLOCK rows at a time.
 extern "C" __global__ void solve(Params p, const Factors* all, const Program* program, const void* sums,
                                  float* of_rows, const double* triangles) {
     if (!sums_fare_well(p, *program, sums)) {
@@ -264,7 +267,7 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
     }
 }
 
-// Q = the transposed M's product with P.
+// Q = Mᵀ P.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, const Factors* all, Program* program,
                                                                     float* residuals, const void* sums,
                                                                     const float* of_rows, float* partial,
@@ -281,7 +284,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, co
     }
 }
 
-// What is to be remembered of a matrix, if all goes well: what this worker's product of factors leaves.
+// Makes the next residual of each matrix: the matrix minus this rank's own P Qᵀ. It becomes current if no rank fails.
 extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const void* sums,
                                     const float* of_rows, const void* factors) {
     __shared__ Slabs slabs;
@@ -311,13 +314,14 @@ extern "C" __global__ void take_off(Params p, const Factors* all, Program* progr
     }
 }
 
-// What the second sum tells of this rank: also that another has failed before.
+// Writes this rank's status record behind the second sum. If the first sum shows another rank at fault, the record says
+// so.
 extern "C" __global__ void tell_factors(Params p, const Program* program, const void* sums, void* factors) {
     bool good = program->fault != 0 || sums_fare_well(p, *program, sums);
     tell(p, *program, good ? own_code(p, *program) : float(p.peer), factors, program->factors);
 }
 
-// The mean of all ranks' Q, which is to be remembered.
+// The mean of all ranks' Q. It is stored as the remembered Q of the next step.
 struct Averaged {
     Summed sums;
     float* remembered;
@@ -337,7 +341,7 @@ struct Averaged {
     }
 };
 
-// The means of what was summed; `fill` where a rank is at fault.
+// Writes the means of summed layers. If a rank is at fault, overwrites all means instead.
 extern "C" __global__ void means(Params p, const Dense* dense, const Factors* all, Program* program, const void* sums,
                                  const float* of_rows, const void* factors, float* remembered, void* means) {
     __shared__ Slabs slabs;
@@ -389,7 +393,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
     }
 }
 
-// What the ranks have said by what was summed; the step's end where nothing else travels. One block.
+// Finds the first rank at fault by the sums. Ends the step if no messages follow. Launched with one block.
 extern "C" __global__ void settle(Params p, Program* program, const void* sums, const void* factors) {
     u32 faulty = judge(p, *program, sums, factors);
     if (threadIdx.x == 0) {

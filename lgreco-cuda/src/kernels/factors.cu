@@ -1,38 +1,39 @@
-// Matrices and their factors, many at a time: products with thin factors, and the matrix that factors make.
+// Products of many matrices with thin factors, and products of the factors.
 //
-// Factors hold their columns one after the other, and lie one behind the other in the order of their matrices. What is
-// to be done for all matrices is numbered through, piece after piece, so that one launch does it whatever their shapes.
-// Every sum is made in an order that the shape of its matrix alone decides, and no column depends on how many there are.
+// Factors are stored by columns, one factor after another in the order of their matrices. Pieces of work are numbered
+// over all matrices, so that one launch does them all, for any shapes. The order of every sum depends only on the shape
+// of its matrix. No column depends on the number of columns.
 
 struct Factors {
-    u64 values;    // where the matrix begins: among all values, or in memory
-    u64 p;         // where P begins in memory for all of them
-    u64 sum;       // and where in what is summed
-    u64 q;         // likewise Q
-    u64 partial;   // likewise the chunks of a product
-    u64 gram;      // likewise the parts of a Gram matrix
-    u64 triangle;  // likewise its factor
+    u64 values;    // where the matrix begins: index among all values, or address
+    u64 p;         // index of P's first element in the memory for all P
+    u64 sum;       // index of P's first element in the first sum
+    u64 q;         // index of Q's first element in the memory for all Q, and in the second sum
+    u64 partial;   // the same for the partial sums of a product, one per chunk
+    u64 gram;      // the same for the partial sums of the Gram matrix
+    u64 triangle;  // the same for the Gram matrix's triangular factor
     u32 rows;
     u32 cols;
     u32 columns;      // of the factors
-    u32 chunk;        // terms of a product with the matrix that one block adds up, a multiple of WARPS * DEEP
-    u32 chunks;       // of that product
-    u32 back_chunk;   // the same for the transposed matrix
-    u32 back_chunks;  // likewise
-    u32 stretch;      // rows of an inner product that one thread adds up
-    u32 stretches;
-    u32 counter;  // its first counter, for the Gram matrix; those of products follow
-    u32 first_column;
-    u32 first_product;  // the number of its first piece among those of all matrices
-    u32 first_back;     // likewise for the transposed matrix
-    u32 first_gram;
-    u32 first_solve;
-    u32 first_tile;
-    u32 layer;  // its number among all layers
-    u32 id;     // of its random words
+    u32 chunk;        // number of terms of a product M Q that one block adds up, a multiple of WARPS * DEEP
+    u32 chunks;       // number of chunks in such a product
+    u32 back_chunk;   // the same for the product with the transposed matrix
+    u32 back_chunks;  // the same for the product with the transposed matrix
+    u32 stretch;      // number of rows that one thread adds up for an inner product
+    u32 stretches;  // number of stretches in all rows
+    u32 counter;  // index of its first counter, for the Gram matrix; counters of products follow
+    u32 first_column;  // number of its first column among the columns of all factors
+    u32 first_product;  // number of its first piece of M Q among the pieces of all matrices
+    u32 first_back;     // the same for the transposed matrix
+    u32 first_gram;  // the same for its Gram matrix
+    u32 first_solve;  // the same for rows of P in `solve`
+    u32 first_tile;  // the same for its tiles
+    u32 layer;  // number of the layer
+    u32 id;     // layer number of its random words
 };
 
-// What a piece of work is about: the last of a table's entries whose first piece, a field, does not come after it.
+// Index of the table entry to which a piece of work belongs: the last one whose field FIRST is at most `piece`. All
+// lanes of the warp must call it.
 template <auto FIRST, class Entry>
 __device__ inline u32 owner(const Entry* all, u32 count, u64 piece) {
     u32 number = 0;
@@ -43,7 +44,8 @@ __device__ inline u32 owner(const Entry* all, u32 count, u64 piece) {
     return number - 1;
 }
 
-// Whether this block is the last of `blocks` that come here; their writes can then be read. All threads must come.
+// Whether this block is the last of `blocks` to call it. If so, it can read what the other blocks wrote. All threads of
+// the block must call it.
 __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
     __threadfence();
     __syncthreads();
@@ -58,12 +60,12 @@ __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
     return shared;
 }
 
-// A block's part of a product: OUTER of its rows, at most WIDEST of its columns, of which a warp makes FEW.
+// A block's part of a product has OUTER rows and at most WIDEST columns. A warp computes FEW of the columns.
 #define OUTER 64
 #define WIDEST 16u
 #define FEW 4
-// Values of the matrix that a thread reads at a time: of ROWS rows in STEPS columns, or of the transposed matrix's PAIR rows in
-// DEEP columns.
+// Values of the matrix that a thread reads together: ROWS rows in STEPS columns. For the transposed matrix, PAIR of its
+// rows in DEEP of its columns.
 #define ROWS 4
 #define STEPS 2
 #define PAIR (OUTER / 32)
@@ -74,7 +76,7 @@ struct Room {
     u32 last;
 };
 
-// Values of a tensor: of each line those at these places.
+// Loads values of a tensor: from each line, those at these places. `lines` are the indices where lines begin.
 template <u32 LINES, u32 EACH>
 __device__ inline void values_at(const void* values, u32 dtype, const u64 (&lines)[LINES], const u32 (&places)[EACH],
                                  float (&out)[LINES * EACH]) {
@@ -105,7 +107,8 @@ __device__ inline void values_at(const void* values, u32 dtype, const u64 (&line
     }
 }
 
-// With each step a lane has half as many sums, of twice as many lanes: in the end that of its own number.
+// Adds up sums over lanes. Each step halves the number of a lane's sums, and each sum then covers twice as many lanes.
+// In the end, a lane has the sum of its own number.
 template <u32 COUNT>
 __device__ inline void fold(float (&sums)[ROWS * FEW]) {
     bool upper = (threadIdx.x & COUNT) != 0;
@@ -119,12 +122,12 @@ __device__ inline void fold(float (&sums)[ROWS * FEW]) {
     }
 }
 
-// A warp's part of M F, ROWS rows from `row` on and FEW columns, of which lane l has that of row l / FEW and column l % FEW.
-// Lanes read neighbouring values of a row, and each has sums of its own of the terms that it reads.
+// A warp's part of M F: ROWS rows from `row` on, and FEW columns. Lane l returns the element in row l / FEW and column
+// l % FEW of the part. Lanes read neighbouring values of a row. Each has its own sums of the terms that it reads.
 template <class From>
 __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u32 end, bool first, From& from,
                                         const float* const (&columns)[FEW]) {
-    // What is beyond the last row is read as that row, and left out at the end.
+    // Rows after the last one are read as the last one. Their results are not used.
     u64 rows[ROWS];
 #pragma unroll
     for (u32 k = 0; k < ROWS; k++) {
@@ -143,7 +146,7 @@ __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u3
                 right[step][c] = j + 32 * step < end ? (columns[c] + j)[32 * step] : 0.0f;
             }
         }
-        // Those that no other lane or warp reads as well.
+        // Bits for values that no other lane or warp has bits for.
         u32 own = 0;
 #pragma unroll
         for (u32 k = 0; k < ROWS * STEPS; k++) {
@@ -162,7 +165,7 @@ __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u3
     return sums[0] + __shfl_xor_sync(FULL, sums[0], 16);
 }
 
-// A warp's part of the transposed M's product with F: of rows `start` to `end`, for PAIR columns per lane.
+// A warp's part of Mᵀ F: the terms from rows `start` to `end` of M, for PAIR columns of M per lane.
 template <class From>
 __device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 start, u32 end, From& from,
                                           const float* const (&columns)[FEW], float (&sums)[PAIR * FEW]) {
@@ -194,9 +197,9 @@ __device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 sta
     }
 }
 
-// A piece of M F, or of the transposed M's product with F, of up to WIDEST columns. Warps divide the columns among them and,
-// where there are fewer than WIDEST, the rows or terms: what each column is the sum of does not depend on that. The matrix is
-// read by `from.read(lines, places, own, out)`, for each element once with its bit of `own` unless it is transposed.
+// Computes a piece of M F, or of Mᵀ F, with up to WIDEST columns. Warps divide the columns and, if there are fewer than
+// WIDEST, also the rows or terms. This division does not change the order of a column's sums. `from.read(lines, places,
+// own, out)` reads the matrix. Unless it is transposed, each element is read once with its bit of `own`.
 template <bool TRANSPOSED, class From, class To>
 __device__ inline void multiply(const Factors& f, u32 piece, From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {
@@ -219,7 +222,7 @@ __device__ inline void multiply(const Factors& f, u32 piece, From& from, const f
     for (u32 unit = threadIdx.x / 32; unit < sets * GROUPS; unit += WARPS) {
         u32 group = unit / sets;
         u32 own = unit % sets * FEW;
-        // Columns beyond the last one are made as that one, and left out at the end.
+        // Columns after the last one are computed as the last one. Their results are not used.
         const float* of[FEW];
 #pragma unroll
         for (u32 c = 0; c < FEW; c++) {
@@ -285,7 +288,8 @@ __device__ inline void multiply(const Factors& f, u32 piece, From& from, const f
     __syncthreads();
 }
 
-// A block's part of the matrix that factors make, and the columns of both fetched at a time.
+// A block's part of the product of the factors: HIGH rows and SIDE columns. It loads SLAB columns of both factors at a
+// time.
 #define HIGH 64
 #define SIDE 32
 #define SLAB 16u
@@ -295,8 +299,8 @@ struct Slabs {
     float right[SLAB][SIDE];
 };
 
-// A tile of the matrix that factors make: a thread has eight of its rows in one of its columns. Each element is summed in
-// f32 over the columns of the factors in order, as the core does.
+// A tile of the product of the factors. A thread has eight rows in one column. Each element is summed in f32 over the
+// columns of the factors in order, as in lgreco-compress.
 struct Tile {
     u32 row;
     u32 col;
@@ -320,8 +324,8 @@ struct Tile {
         return row_of(k) < f.rows && own_col() < f.cols;
     }
 
-    // Adds columns `from` to `to` of the factors; Q is read by `of_cols.at(place, first)`, each element once with `first`.
-    // All threads must come.
+    // Adds columns `from` to `to` of the factors. `of_cols.at(place, first)` reads Q, with `first` true once for each
+    // element. All threads of the block must call it.
     template <class Q>
     __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, u32 from, u32 to, Slabs& slabs) {
 #pragma unroll 1
@@ -341,7 +345,7 @@ struct Tile {
         }
     }
 
-    // Fetches SLAB columns of both factors, or what is left of them.
+    // Loads SLAB columns of both factors, or the remaining ones.
     template <class Q>
     __device__ void load(const Factors& f, const float* of_rows, const Q& of_cols, u32 first, Slabs& slabs) {
         u32 here = min(f.columns - first, SLAB);
@@ -361,7 +365,7 @@ struct Tile {
     }
 };
 
-// A factor as it is.
+// Reads a factor from f32 memory.
 struct Plain {
     const float* factor;
 
@@ -386,13 +390,13 @@ __device__ inline float start_element(u64 at, u32 layer, u32 seed_low, u32 seed_
     return float(odd) / float(1 << 24);
 }
 
-// x / 2^e, where 2^e brings `largest` into [1, 2), in two steps, since that may be beyond the range of f32.
+// x / 2^e, where 2^e brings `largest` into [1, 2). It takes two steps, because 2^-e may be outside the range of f32.
 __device__ inline float scaled_down(float x, u32 largest) {
     int e = exponent_of(largest);
     return x * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
 }
 
-// The largest magnitude that threads of a block have seen, as bits. All threads must come.
+// The largest magnitude that a block's threads have found, as bits. All threads of the block must call it.
 __device__ inline u32 block_max(u32 found, u32& shared) {
     if (threadIdx.x == 0) {
         shared = 0;

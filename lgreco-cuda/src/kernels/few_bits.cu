@@ -1,18 +1,18 @@
-// TopK in few bits: the bins of what is kept and their means, all in integers, as in
-// lgreco_core::compress::quantised_topk.
+// TopK in few bits: bins of the kept values and the bins' means, all in integers, as in
+// lgreco_compress::quantised_topk.
 
-// Most bins of a layer: those of 8 bits.
+// Largest number of bins, for 8 bits.
 #define CODE_BINS 128
 
-// Sums of the magnitudes in each bin, in units that `BinUnits` tells of, and their means.
+// Sums of the magnitudes in each bin, and their means. `BinUnits` has the units.
 struct Few {
-    u64 sums[CODE_BINS];  // by `BinUnits::slot`, as `counts` are
+    u64 sums[CODE_BINS];  // indexed by `BinUnits::slot`, like `counts`
     u32 exponents[CODE_BINS];
     u32 counts[CODE_BINS];
     u32 means[CODE_BINS];
 };
 
-// The range of magnitudes that a layer's bins divide evenly.
+// Bins of equal width, which divide a layer's range of kept magnitudes.
 struct CodeBins {
     u32 low;
     u32 span;
@@ -21,27 +21,26 @@ struct CodeBins {
     __device__ CodeBins(const Top& top, const Cut& cut)
         : low(cut.low), span(cut.high - cut.low + 1), log_count(top.bits - 1) {}
 
-    // Zeros, which `low` leaves out, are taken for it: they are in the first bin. Above the range are only values that were
-    // written to meanwhile.
+    // Zeros are below `low` and belong to the first bin. Values above the range were changed by the caller meanwhile.
     __device__ u32 of(u32 magnitude) const {
         u64 bin = (u64(magnitude - min(magnitude, low)) << log_count) / span;
         return u32(min(bin, (1ull << log_count) - 1));
     }
 };
 
-// Numbers below the normal ones have the least normal ones' exponent.
+// The exponent field of a magnitude. Subnormal numbers have that of the smallest normal numbers.
 __device__ inline u32 exponent_of(u32 magnitude) {
     return max(magnitude >> 23, 1u);
 }
 
-// A magnitude in units of 2^-31 of the power of two that the exponent is of, rounded down.
+// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field.
 __device__ inline u64 digits_of(u32 magnitude, u32 exponent) {
     u32 implied = magnitude >> 23 > 0 ? 1u << 23 : 0;
     u32 shift = exponent - exponent_of(magnitude);
     return shift < 32 ? (magnitude & 0x007fffffu | implied) << 8 >> shift : 0;
 }
 
-// The bits of digits * 2^(exponent - 158), rounded down.
+// The bits of digits * 2^(exponent - 158), rounded down to f32.
 __device__ inline u32 float_of(u32 digits, u32 exponent) {
     if (digits == 0) {
         return 0;
@@ -54,18 +53,21 @@ __device__ inline u32 float_of(u32 digits, u32 exponent) {
     return exponent <= 9 ? digits >> (9 - exponent) : digits << (exponent - 9);
 }
 
-// What sums of a layer's bins are in units of, which must not depend on who adds them up. At last they are those of the bin's
-// largest magnitude, to which magnitudes are rounded down one by one. A single bin's is the layer's. Where bins span few powers
-// of two, units of the least magnitude that a bin may have do until the largest is known: all its magnitudes are integers in them.
-// Where they span many, of which there are 32 at most, each is added up in the units of several powers of two, the largest one
-// that a bin may have and those below it.
+// Units for the sums of a layer's bins. They must not depend on which block adds which values. In the final sum of a
+// bin, each magnitude is rounded down to the unit for the exponent of the bin's largest magnitude. This exponent is not
+// known in advance, except for a single bin, whose range is that of the layer.
+// * If bins span few powers of two, the unit is first that of the smallest magnitude that the bin may have. All of its
+//   magnitudes are integers in this unit.
+// * Otherwise, there are at most 32 bins. Each has several sums: in the unit for the largest exponent that the bin may
+//   have, and in those for the exponents below it.
 struct BinUnits {
-    // Powers of two that digits of magnitudes have room for.
+    // Number of powers of two for which the digits of magnitudes have room.
     static const u32 ROOM = 8;
+    // Number of sums of a bin, if bins span many powers of two.
     static const u32 GUESSES = CODE_BINS / 32;
     CodeBins bins;
 
-    // Whether magnitudes may be added up before it is known which is their bin's largest.
+    // Whether one sum per bin suffices, although the exponent of its largest magnitude is not known yet.
     __device__ bool at_once() const {
         return bins.log_count == 0 || bins.span >> bins.log_count < (ROOM - 1) << 23;
     }
@@ -78,17 +80,17 @@ struct BinUnits {
         return exponent_of(bins.low + u32(((bin + 1ull) * bins.span - 1) >> bins.log_count));
     }
 
-    // Where a bin's count is, and its sum or the first of them.
+    // The index of a bin's count, and of its only or first sum.
     __device__ u32 slot(u32 bin) const {
         return at_once() ? bin : bin * GUESSES;
     }
 
-    // Whether the exponent of a bin's largest magnitude is none of those that it is added up for.
+    // Whether the bin has no sum for its largest magnitude's exponent.
     __device__ bool is_missed(u32 bin, u32 exponent) const {
         return !at_once() && exponent != 0 && exponent + GUESSES <= most_exponent(bin);
     }
 
-    // What a magnitude other than 0 adds where bins span few powers of two.
+    // What a nonzero magnitude adds to a bin's sum, if one sum suffices.
     __device__ u64 first_digits(u32 magnitude, u32 bin) const {
         if (bins.log_count == 0) {
             return digits_of(magnitude, exponent_of(bins.low + bins.span - 1));
@@ -97,13 +99,13 @@ struct BinUnits {
         return digits_of(magnitude, exponent) >> ROOM << (exponent - least_exponent(bin));
     }
 
-    // A sum of these, once the exponent of the bin's largest magnitude is known.
+    // Converts a sum of `first_digits` to the final unit, once the exponent of the bin's largest magnitude is known.
     __device__ u64 last_digits(u64 sum, u32 bin, u32 exponent) const {
         return bins.log_count == 0 ? sum : sum << (ROOM - (exponent - least_exponent(bin)));
     }
 };
 
-// What a block has added up of a layer's bins.
+// The sums of a block for a layer's bins.
 struct BinSums {
     u64 sums[CODE_BINS];
     u32 exponents[CODE_BINS];  // of each bin's largest magnitude
@@ -118,7 +120,8 @@ struct BinSums {
         __syncthreads();
     }
 
-    // A magnitude from the cut on, at which one is kept at least. It is known later how many of those there are.
+    // Adds a magnitude, unless it is below the cut. If it equals the cut, only its exponent counts here: at least one
+    // such value is kept, but how many is known only later.
     __device__ void add(const BinUnits& units, u32 magnitude, u32 cut) {
         if (magnitude < cut) {
             return;
@@ -141,7 +144,7 @@ struct BinSums {
         }
     }
 
-    // Gives it away. All threads of the block must come.
+    // Adds the block's sums to those in device memory, and sets its own to 0. All threads of the block must call it.
     __device__ void give(Few* few) {
         __syncthreads();
         u32 at = threadIdx.x;
@@ -160,7 +163,8 @@ struct BinSums {
     }
 };
 
-// The means of a layer's bins, with those at the cut that are kept, to `few` and the payload, by the last block. Sums begin anew.
+// Writes the means of a layer's bins to `few` and to the payload. Kept values that equal the cut are included. Sets the
+// sums to 0. Called by the last block.
 __device__ inline void make_means(const Top& top, const Cut& cut, const BinUnits& units, Few* few, u32* words) {
     u32 bin = threadIdx.x;
     if (bin >= 1u << units.bins.log_count) {
@@ -173,7 +177,7 @@ __device__ inline void make_means(const Top& top, const Cut& cut, const BinUnits
     if (units.at_once()) {
         sum = count != 0 ? units.last_digits(sum, bin, exponent) : 0;
     } else {
-        // Where none is the exponent's, the first is made anew.
+        // If there was no sum for this exponent, `add_missed` has replaced the first one.
         u32 guess = units.is_missed(bin, exponent) ? 0 : units.most_exponent(bin) - exponent;
         for (u32 other = 1; other < BinUnits::GUESSES; other++) {
             u64 another = atomicExch(&few->sums[slot + other], 0ull);

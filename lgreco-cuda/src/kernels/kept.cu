@@ -1,6 +1,6 @@
-// What is sent of the k largest, and what stays.
+// Writes TopK's payloads and the next residuals.
 
-// Sets bits of words that begin as 0.
+// Sets bits from bit `at` on. They were 0 before.
 __device__ inline void set_bits(u32* words, u64 at, u32 bits) {
     u32 shift = u32(at % 32);
     atomicOr(&words[at / 32], bits << shift);
@@ -9,7 +9,7 @@ __device__ inline void set_bits(u32* words, u64 at, u32 bits) {
     }
 }
 
-// Writes a value that is kept, and its position but in a bitmap. Returns what it is for those who read it.
+// Writes a kept value, and under Elias-Fano its position. Returns the value that receivers decode.
 __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few, u32* words, u32 index, uint2 entry) {
     float sent = __uint_as_float(entry.y);
     if (top.bits != 0) {
@@ -21,7 +21,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
     } else {
         u32 half = top.sent == 1 ? narrow_f16(entry.y) : narrow_bf16(entry.y);
         sent = widen(half, top.sent);
-        // Positions may share the last word.
+        // The last word may also have bits of positions.
         if (index + 1 == top.keep && index % 2 == 0) {
             set_bits(words, 8 * HEADER + u64(index) * 16, half);
         } else {
@@ -37,7 +37,8 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
     return sent;
 }
 
-// Sets the bits of a bitmap for what a warp's lanes have kept. Positions of all values follow each other.
+// Sets the bits of a bitmap for the values that a warp keeps. `goes` says whether this lane keeps its value. `in_turn`
+// says that the lanes have consecutive positions.
 __device__ inline void mark(u32* words, u64 at, bool in_turn, bool goes, u32 position) {
     if (!in_turn) {
         if (goes) {
@@ -51,8 +52,9 @@ __device__ inline void mark(u32* words, u64 at, bool in_turn, bool goes, u32 pos
     }
 }
 
-// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
-// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
+// Writes payloads and next residuals. Then writes this rank's status record. For a single tensor, which has no
+// residuals, writes its largest and its k-th largest magnitude in their place. The latter may be 0 if all values are
+// kept.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, const Top* tops, const u32* top_of,
                                                                   Program* program, const void* gradients,
                                                                   float* residuals, const Cut* cuts, uint2* of_spans,
@@ -75,7 +77,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, cons
         Choice choice(top, spans.chosen[at], offered, entries, at - top.first_span);
         bool has_all = choice.entries == nullptr;
         if (offered.after != nullptr && program->keep != 0.0f && !has_all) {
-            // What is not sent stays as part of what was remembered, too.
+            // Values that are not candidates are not sent. Their next residuals contain a part of the old ones too.
             u64 stop = min(choice.first + SPAN, u64(top.count));
             for (u64 i = choice.first + lane; i < stop; i += 32) {
                 offered.after[i] = offered.stays(program, i, offered.after[i], 0.0f);
@@ -92,7 +94,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, cons
             u32 tied = kept.y + __popc(ties & before);
             u32 index = kept.x + __popc(above & before) + min(tied, cut.rank);
             bool is_tied = (ties >> lane & 1) != 0 && tied < cut.rank;
-            // More than k only when the values were written to meanwhile.
+            // More than k values are possible only if the caller has changed them meanwhile.
             bool goes = ((above >> lane & 1) != 0 || is_tied) && index < top.keep;
             float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
             if (here && offered.after != nullptr && (goes || has_all)) {

@@ -1,16 +1,18 @@
-// Rows of TopK in few bits: what sending means for the k largest costs, for many k and every width at once.
+// Rows of TopK in few bits: the errors of sending bin means for the k largest values, for many k and all widths at
+// once.
 //
-// Bins of fewer bits are unions of those of 8, which are filled and then joined in pairs. How many magnitudes are in a bin of 8 bits,
-// their sum and that of their squares are integers, of which nothing is lost where magnitudes are close together.
+// Values are counted in the bins of 8 bits. Pairs of bins are then joined, which gives the bins of fewer bits. The
+// number of magnitudes in a bin of 8 bits, their sum, and the sum of their squares are integers. So no precision is
+// lost, even if magnitudes are close together.
 
 #define MOST_BITS 8
 
-// What blocks have added up of each bin, in units of 2^-31 of the power of two of the next bin's least magnitude. A bin lies within
-// three powers of two, so that no digit is lost.
+// Sums over the magnitudes of each bin. Magnitudes are in units of 2^(e - 31), where 2^e is the largest power of two up
+// to the start of the next bin. A bin spans at most three powers of two, so no digit is lost.
 struct BinSquares {
     u64 sums[CODE_BINS];
-    u64 lows[CODE_BINS];  // of the lower halves of squares,
-    u64 highs[CODE_BINS];  // and of the upper ones
+    u64 lows[CODE_BINS];  // sums of the lower halves of squares
+    u64 highs[CODE_BINS];  // sums of their upper halves
     u32 counts[CODE_BINS];
 
     __device__ void clear() {
@@ -31,7 +33,7 @@ struct BinSquares {
         atomicAdd(&counts[bin], 1u);
     }
 
-    // Gives it away. All threads of the block must come.
+    // Adds the block's sums to those in device memory, and sets its own to 0. All threads of the block must call it.
     __device__ void give(BinSquares* all) {
         __syncthreads();
         u32 bin = threadIdx.x;
@@ -45,18 +47,18 @@ struct BinSquares {
     }
 };
 
-// Numbers that are replaced by their mean: how many, their mean, and the sum of squared distances from it.
+// Statistics of numbers that are replaced by their mean. `squares` is the sum of squared distances from the mean.
 struct Spread {
     double count;
     double mean;
     double squares;
 };
 
-// Of `count` digits, which are some.
+// The statistics from sums over `count` digits, at least one. `low` and `high` are the sums of the squares' halves.
 __device__ inline Spread spread_of(u32 count, u64 sum, u64 low, u64 high, u32 exponent) {
     u64 whole = sum / count;
     u64 rest = sum % count;
-    // The sum of squared distances from `whole`: that of squares less whole * (sum + rest).
+    // The sum of squared distances from `whole` is the sum of squares minus whole * (sum + rest).
     high += low >> 32;
     u64 lower = high << 32 | (low & 0xffffffffu);
     u64 upper = high >> 32;
@@ -69,7 +71,7 @@ __device__ inline Spread spread_of(u32 count, u64 sum, u64 low, u64 high, u32 ex
     return Spread{double(count), (double(whole) + part) * unit, squares * unit * unit};
 }
 
-// Of both (Chan, Golub and LeVeque, 1979).
+// The statistics of two sets together (Chan, Golub and LeVeque, 1979).
 __device__ inline Spread joined(const Spread& a, const Spread& b) {
     if (a.count == 0.0 || b.count == 0.0) {
         return a.count == 0.0 ? b : a;
@@ -80,7 +82,7 @@ __device__ inline Spread joined(const Spread& a, const Spread& b) {
     return Spread{count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
 }
 
-// The squared error of sending the mean, rounded down to an f32, for each.
+// The squared error if the mean, rounded down to f32, is sent for each number.
 __device__ inline double cost_of(const Spread& spread) {
     float sent = float(spread.mean);
     if (double(sent) > spread.mean) {
@@ -90,7 +92,7 @@ __device__ inline double cost_of(const Spread& spread) {
     return spread.squares + spread.count * off * off;
 }
 
-// The errors of one k by the number of bits, by all threads of a block.
+// Writes the errors of one k for each number of bits. All threads of the block must call it.
 __device__ static inline void write_costs(const Cut& cut, const BinUnits& units, const BinSquares* squares, double* errors) {
     __shared__ Spread spreads[CODE_BINS];
     u32 bin = threadIdx.x;
@@ -101,7 +103,8 @@ __device__ static inline void write_costs(const Cut& cut, const BinUnits& units,
         u64 high = fresh(squares->highs[bin]);
         u32 exponent = units.least_exponent(bin + 1);
         if (bin == 0) {
-            // The cut, of which some are kept, is the least magnitude, or zero.
+            // Adds the kept values that equal the cut. They are in the first bin, because the cut is the smallest kept
+            // magnitude, or 0.
             u64 digits = digits_of(cut.prefix, exponent);
             u64 square = digits * digits;
             count += cut.rank;
@@ -130,7 +133,8 @@ __device__ static inline void write_costs(const Cut& cut, const BinUnits& units,
     }
 }
 
-// Of each k of each layer the errors by the number of bits, where its cut is known; they begin where a payload would.
+// Writes the errors for each k of each layer and each number of bits. The cuts must be known. `Top::payload` says where
+// a row's errors begin.
 extern "C" __global__ void measure_kept(Params p, const Top* tops, const u32* top_of, const float* all, Cut* cuts,
                                         BinSquares* squares, double* errors) {
     __shared__ BinSquares own;

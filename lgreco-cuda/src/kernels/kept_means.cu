@@ -1,20 +1,21 @@
-// Whether encoders wrote the payloads of an exchange: QSGD's in one launch, TopK's in two, of which the first counts the ones of
-// bitmaps and bits in unary and the second finds where in them each window of a layer begins. Then the means of TopK's: the sums
-// of each window in the order of the ranks, in shared memory.
+// Checks of all payloads in an exchange, and the means of TopK's payloads. QSGD's payloads are checked in one launch.
+// TopK's payloads take two launches. The first counts the set bits of bitmaps and of Elias-Fano's high bits. The second
+// finds where each window of a layer begins in them. The means are sums over a window in shared memory, in the order of
+// the ranks.
 //
-// Payloads come from other ranks: whatever they hold, nothing is read or written elsewhere, and what no encoder writes makes
-// its rank faulty before any mean is written.
+// Payloads come from other ranks. Whatever they contain, kernels access no memory outside the messages and their own
+// buffers. If no encoder can have written a payload, its rank is at fault before any mean is written.
 
-// Bits that a block reads at once, 32 per thread: a chunk. Of layers whose values are all kept, a chunk is as many values
-// as a span.
+// A chunk is the unit of work of a block: 32 bits per thread. If all values of a layer are kept, a chunk is SPAN
+// values.
 #define CHUNK (32 * BLOCK)
-// Positions whose means a warp makes, and how many of these there are in a span.
+// WINDOW is the number of positions whose means a warp makes. WINDOWS is the number of windows in a span.
 #define WINDOW 1024
 #define WINDOWS (SPAN / WINDOW)
-// Ranks whose values of a window are fetched at once.
+// Number of ranks whose values of a window are loaded at once.
 #define RANKS_AT_ONCE 4
 
-// Up to 32 bits from `at` on, zeros from `end` on, which is in the words.
+// Up to 32 bits from bit `at` on. Bits from `end` on are returned as 0. `words` extends at least to `end`.
 __device__ inline u32 bits_from(const u32* words, u64 at, u64 end) {
     if (at >= end) {
         return 0;
@@ -27,7 +28,7 @@ __device__ inline u32 bits_from(const u32* words, u64 at, u64 end) {
     return end - at < 32 ? bits & ((1u << (end - at)) - 1) : bits;
 }
 
-// A rank's payload of a layer. Indices of values are below `keep`.
+// A rank's payload of a layer. Callers only pass indices of values that are below `keep`.
 struct Payload {
     const Top& top;
     const u32* words;
@@ -40,7 +41,7 @@ struct Payload {
                words[2] == u32(top.header_high) && words[3] == u32(top.header_high >> 32);
     }
 
-    // Whether the last bytes of codes and of packed bits end with zeros.
+    // Whether the padding bits after the codes and after the packed low bits are 0.
     __device__ bool is_padded() const {
         u64 of_codes = top.bits_at + u64(top.keep) * top.bits;
         u64 of_positions = top.low_at + u64(top.keep) * top.low_bits;
@@ -48,12 +49,12 @@ struct Payload {
                bits_from(words, of_positions, top.placement == 2 ? top.high_at : 0) == 0;
     }
 
-    // Whether a thread's mean, if it has one, is finite and positive.
+    // Whether the mean that this thread checks, if any, is finite and not negative.
     __device__ bool has_mean() const {
         return top.bits == 0 || threadIdx.x >> (top.bits - 1) != 0 || words[HEADER / 4 + threadIdx.x] < INFINITE;
     }
 
-    // Of the bitmap or the bits in unary, from bit `at` on and before `end`.
+    // Bits from `at` to `end` of the bitmap or of Elias-Fano's high bits.
     __device__ u32 ones(u64 at, u64 end) const {
         return bits_from(words, top.high_at + at, min(top.high_at + end, top.end));
     }
@@ -70,7 +71,7 @@ struct Payload {
         return value(words + HEADER / 4, top.sent, index);
     }
 
-    // What the one at `bit` stands for, before which there are `index`.
+    // The position whose set bit is `bit`. `index` is the number of set bits before it.
     __device__ u64 position(u64 bit, u32 index) const {
         if (top.placement == 1) {
             return bit;
@@ -80,7 +81,8 @@ struct Payload {
     }
 };
 
-// QSGD's payloads; the ones of each chunk of TopK's, and those before it.
+// Checks QSGD's payloads. For TopK's payloads, counts the set bits in each chunk and before it, and checks all but
+// values and positions.
 extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* top_of, Program* program,
                                           const u8* messages, u32* counts, u32* before, u32* done, const Layer* layers,
                                           const u32* layer_of) {
@@ -110,14 +112,15 @@ extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* 
     }
 }
 
-// A thread's ones, and what is found of the windows on the way: starts[window] becomes how many values are kept before it.
+// Walks over a thread's bits, and checks the positions and values of the set ones. On the way, sets starts[window] to
+// the number of values that are kept before the window.
 struct Walk {
     const Payload& payload;
     u32* starts;
     u64 bit;
-    u32 index;   // ones before it
-    u64 window;  // of the positions that come next
-    u64 least;   // that the next position may be
+    u32 index;   // number of set bits before `bit`
+    u64 window;  // window of the next position
+    u64 least;   // smallest valid next position
     bool good;
 
     __device__ Walk(const Payload& payload, u32* starts, u64 bit, u32 before)
@@ -138,7 +141,7 @@ struct Walk {
         return min(position / WINDOW, u64(payload.top.spans) * WINDOWS);
     }
 
-    // What is before the windows up to this one is known.
+    // Sets the starts of windows up to this one.
     __device__ void reach(u64 next) {
         for (; window < next; window++) {
             starts[window + 1] = index;
@@ -167,12 +170,12 @@ struct Walk {
     }
 };
 
-// Where the starts of a rank's windows of a layer are, and its end.
+// Index of a rank's first `starts` for a layer: one for each window, and one for the layer's end.
 __device__ inline u64 starts_of(const Params& p, const Top& top, u32 rank, u32 number) {
     return rank * (u64(p.spans) * WINDOWS + p.layers) + u64(top.first_span) * WINDOWS + number;
 }
 
-// Whether an encoder wrote the payloads, and how many values of each are kept before each window.
+// Checks the values and positions of TopK's payloads, and counts how many values each payload keeps before each window.
 extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_of, Program* program, const u8* messages,
                                       const u32* before, u32* starts) {
     if (first_failed(*program, messages) < program->world) {
@@ -216,19 +219,19 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
     }
 }
 
-// A rank's values of a window, of payloads that have been checked, one bit for each lane at a time.
+// Reads a rank's values of a window from a checked payload. Each lane takes one of 32 bits at a time.
 struct Window {
-    u32 bits;   // of the window
-    u32 index;  // ones before these
-    u32 ones;   // of the bits that come next
-    u32 place;  // of this lane's value in the window; WINDOW if it has none
+    u32 bits;   // number of bits for the window
+    u32 index;  // number of set bits before `ones`
+    u32 ones;   // the next 32 bits
+    u32 place;  // position of this lane's value in the window; WINDOW if it has none
     float value;
 
     __device__ static u64 first_bit(const Top& top, u64 first, u32 index) {
         return top.placement == 2 ? (first >> top.low_bits) + index : first;
     }
 
-    // `start` and `next` are how many are kept before the window and the one after it.
+    // `start` and `next` are the numbers of values kept before this window and before the next one.
     __device__ void begin(const Payload& payload, u32 first, u32 start, u32 next) {
         index = start;
         u64 bit = first_bit(payload.top, first, start);
@@ -236,7 +239,7 @@ struct Window {
         ones = payload.ones(bit, bit + min(bits, 32u));
     }
 
-    // As another lane has begun it. All lanes must come.
+    // The window as lane `lane` has begun it. All lanes must call it.
     __device__ Window of(u32 lane) const {
         Window other;
         other.bits = __shfl_sync(FULL, bits, lane);
@@ -265,7 +268,7 @@ struct Window {
         }
     }
 
-    // All of them, of which the first are fetched.
+    // Adds all values of the window. The first 32 bits must have been fetched.
     __device__ void add_all(const Payload& payload, u32 first, float* sums) {
         add(sums);
         u64 bit = first_bit(payload.top, first, index);
@@ -279,7 +282,7 @@ struct Window {
     }
 };
 
-// Adds all that ranks have sent of a window, in their order, to its sums. All lanes must come.
+// Adds the values of a window from all ranks to `sums`, in the order of the ranks. All lanes must call it.
 __device__ inline void add_window(const Params& p, const Top& top, u32 number, const Program* program,
                                   const u8* messages, const u32* starts, u32 window, float* sums) {
     u32 world = program->world;
@@ -297,7 +300,7 @@ __device__ inline void add_window(const Params& p, const Top& top, u32 number, c
 #pragma unroll 1
     for (u32 from = 0; from < world; from += RANKS_AT_ONCE) {
         if (from % 32 == 0) {
-            // Each lane begins for a rank.
+            // Each lane begins the window of another rank.
             u32 rank = min(from + threadIdx.x % 32, world - 1);
             const u32* start = starts + starts_of(p, top, rank, number) + window;
             begun.begin(Payload(top, program, messages, rank), first, start[0], start[1]);
@@ -320,7 +323,8 @@ __device__ inline void add_window(const Params& p, const Top& top, u32 number, c
     }
 }
 
-// The means, added up in the order of the ranks; `fill` where a rank is at fault. Then the step's end, unless QSGD's means come.
+// Writes the means, added up in the order of the ranks. If a rank is at fault, overwrites all means instead. Ends the
+// step, unless QSGD's means follow.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_kept(Params p, const Top* tops, const u32* top_of,
                                                                     Program* program, const u8* messages,
                                                                     const u32* starts, void* means) {
@@ -359,7 +363,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_kept(Params p, co
             give_eight(p.dtype, program, top.layer, top.start, world, own, u64(first) + i, min(here - i, 8u),
                        here == WINDOW, eight);
         }
-        // What is next begins with zeros.
+        // The next window sets the sums to 0.
         __syncwarp();
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0 && program->own_spans == 0) {

@@ -1,8 +1,8 @@
-// Layers under QSGD or EDEN of an exchange, or the parts of layers that ranks have as shards: what is known of each.
+// The table of layers in an exchange. An entry is a layer under QSGD or EDEN, or a rank's shard of one.
 
 struct Layer {
-    u64 first;    // its first value
-    u64 payload;  // where its payload begins in a message
+    u64 first;    // index of its first value among all layers' values
+    u64 payload;  // byte offset of its payload; with shards, from this rank's own message on
     u64 header_low;
     u64 header_high;
     u32 first_span;
@@ -14,9 +14,9 @@ struct Layer {
     u32 nearest;
     u32 bits;
     u32 log_levels;
-    u32 id;      // by which random words are named,
-    u32 rank;    // and so they are by this
-    u32 number;  // in the bucket
-    u32 start;   // its first value's place in the layer
-    u32 least_squares;  // of EDEN; what says how levels and buckets are, but for the bits, is of QSGD
+    u32 id;      // layer number of its random words
+    u32 rank;    // rank number of its random words
+    u32 number;  // number of the layer in the bucket
+    u32 start;   // index of its first value in the layer
+    u32 least_squares;  // for EDEN; other fields from `bucket` to `log_levels`, except `bits`, are for QSGD
 };

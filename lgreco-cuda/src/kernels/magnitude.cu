@@ -1,4 +1,4 @@
-// The largest magnitude of a tensor, and where the first at least as large as a given one is.
+// The largest magnitude of a tensor, and the first magnitude that reaches a limit.
 
 struct Params {
     u32 dtype;
@@ -10,7 +10,7 @@ struct Params {
     u32 header_3;
 };
 
-// result[0] becomes at least the bits of the largest magnitude.
+// Raises result[0] to at least the bits of the largest magnitude.
 extern "C" __global__ void largest(Params p, const void* values, u32* result) {
     u32 found = 0;
     u64 stride = u64(gridDim.x) * BLOCK * 4;
@@ -27,7 +27,7 @@ extern "C" __global__ void largest(Params p, const void* values, u32* result) {
     }
 }
 
-// result[0] becomes at least the complement of the position of the first magnitude not below `least`.
+// Finds the first magnitude that reaches `least`. Raises result[0] to at least the complement of its position.
 extern "C" __global__ void position(Params p, const void* values, u32* result) {
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
@@ -38,9 +38,9 @@ extern "C" __global__ void position(Params p, const void* values, u32* result) {
     }
 }
 
-// Writes a payload's header. Where status[0], the largest magnitude, is not below `least`, `fault` becomes at least the complement
-// of the position, in its high half, and the bits of the first value that is not finite or, if all are, that is neither below
-// `least` nor below status[1].
+// Writes a payload's header. If the largest magnitude, status[0], reaches `least`, also finds the first value that is
+// not finite. If all values are finite, it instead finds the first magnitude that reaches both `least` and status[1].
+// Raises `fault` to the complement of its position (upper half) and its bits (lower half).
 extern "C" __global__ void end_payload(Params p, const void* values, const u32* status, u64* fault, u32* payload) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         payload[0] = p.header_0;

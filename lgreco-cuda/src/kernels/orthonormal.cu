@@ -1,41 +1,43 @@
 // Orthonormal columns by CholeskyQR, twice over (Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of
-// the CholeskyQR2 algorithm", 2015): G = FᵀF, G = RᵀR, F becomes F R⁻¹. Launches are as many for any number of columns.
+// the CholeskyQR2 algorithm", 2015): G = FᵀF, G = RᵀR, F becomes F R⁻¹. The number of launches does not depend on the
+// number of columns.
 //
-// Forming G squares the condition of F, but G, R and the substitution are f64, and F is f32. What the columns before
-// leave of a column has a squared norm that f32's rounding of F moves by 2^-48, and f64's by 2^-53, of the squares of
-// the column's coefficients: so what squaring loses, f32 has lost before. The first pass leaves columns that are nearly
-// orthogonal, the second those that are so to f32's last bits. Gram-Schmidt does better where coefficients grow from
-// column to column (by 2^24 in all) though no column is nearly dependent; products of a matrix with random columns are
-// not such.
+// Forming G squares the condition number of F. But G, R and the substitution are in f64, and F is in f32. The remainder
+// of a column is the part that is orthogonal to the columns before it. Rounding F to f32 changes the remainder's
+// squared norm by 2^-48 of the squares of the column's coefficients. Rounding to f64 changes it by 2^-53. So f32 has
+// already lost what squaring loses. After the first pass, columns are nearly orthogonal. After the second pass, they
+// are orthogonal to the last bits of f32. Gram-Schmidt is more precise if coefficients grow from column to column (by
+// 2^24 in all) although no column is nearly dependent. Products of a matrix with random columns are not like that.
 //
-// A pivot of the factorisation is the squared norm that the columns before leave of a column. Where that is rounding
-// (2^-40 of what it was, in the second pass a quarter), the column becomes 0 and has no part in anything after.
+// A pivot of the factorisation is the squared norm of a column's remainder. If it is only rounding error, the column
+// becomes 0 and is not used further. The limit is 2^-40 of the column's squared norm in the first pass, and a quarter
+// of it in the second.
 //
-// Sums over columns take them in order, and how sums over rows are divided depends on the number of rows alone: so the
-// first columns do not depend on how many there are.
+// Sums over columns are added in their order. The division of sums over rows depends only on the number of rows. So the
+// first columns do not depend on the number of columns.
 
-// Columns on either side of a block's part of G.
+// A block's part of G has EDGE columns on either side.
 #define EDGE 16
-// Rows that a block fetches of these columns at a time.
+// Number of rows of these columns that a block loads at a time.
 #define DEPTH 32
-// The most columns whose G lies in shared memory.
+// Largest number of columns for which G is in shared memory.
 #define MOST_SHARED 64
-// Columns that a thread which substitutes keeps sums of.
+// Number of columns for which a thread keeps sums during substitution.
 #define PANEL 8
 
-// Shared memory of a block.
+// Shared memory of a block that computes inner products.
 struct Inner {
     double left[DEPTH][EDGE + 1];
     double right[DEPTH][EDGE + 1];
 };
 
-// A part of G's upper triangle holds the inner products of columns EDGE * above ... with columns EDGE * beside ...
+// The number of a part of G's upper triangle. It has the inner products of the EDGE columns from EDGE * above on with
+// the EDGE columns from EDGE * beside on.
 __device__ inline u32 number_of_part(u32 above, u32 beside) {
     return beside * (beside + 1) / 2 + above;
 }
 
-// The sum over rows `start` to `end` of one of a part's inner products, of which a thread has one. The factor is read by
-// `factor.at(place)`.
+// Computes a part of G, one inner product per thread, over rows `start` to `end`. `factor.at(place)` reads the factor.
 template <class From>
 __device__ inline double inner_product(const From& factor, u32 rows, u32 columns, u32 part, u64 start, u64 end,
                                        Inner& room) {
@@ -45,7 +47,7 @@ __device__ inline double inner_product(const From& factor, u32 rows, u32 columns
     }
     u32 first_left = (part - number_of_part(0, beside)) * EDGE;
     u32 first_right = beside * EDGE;
-    // Whole warps have none where there are few columns.
+    // If there are few columns, whole warps have no inner product.
     bool has = first_left + threadIdx.x / EDGE < columns;
     double sum = 0.0;
     for (u64 i0 = start; i0 < end; i0 += DEPTH) {
@@ -70,8 +72,8 @@ __device__ inline double inner_product(const From& factor, u32 rows, u32 columns
     return sum;
 }
 
-// triangle = R, with the reciprocals of its diagonal, 0 for columns that become 0. One block; `norms` is shared memory of
-// as many f64 as columns, and `g` is `triangle` or such memory of as many as that has.
+// Writes R to `triangle`. The diagonal has reciprocals, and 0 for columns that become 0. `norms` is shared memory of
+// one f64 per column. `g` is `triangle`, or shared memory of the same size. Called by one block.
 __device__ inline void factorise(u32 columns, u32 stretches, bool second, const double* partial, double* triangle,
                                  double* norms, double* g) {
     u32 side = (columns + EDGE - 1) / EDGE;
@@ -95,7 +97,7 @@ __device__ inline void factorise(u32 columns, u32 stretches, bool second, const 
     __syncthreads();
     double least = second ? 0.25 : 1.0 / (1ull << 40);
     for (u32 k = 0; k < columns; k++) {
-        // Row k of G is done: that of R, times the root of its pivot.
+        // Row k of G is final: it is row k of R times the root of its pivot.
         const double* row = g + k * columns;
         double inverse = row[k] > norms[k] * least ? 1.0 / row[k] : 0.0;
         for (u32 i = k + 1 + threadIdx.x / EDGE; i < columns; i += BLOCK / EDGE) {
@@ -120,7 +122,8 @@ __device__ inline void factorise(u32 columns, u32 stretches, bool second, const 
     }
 }
 
-// Row i of factor = from * R⁻¹, where both may be the same memory: substitutes forwards, from columns as they are stored.
+// Row i of factor = from * R⁻¹, by forward substitution. It uses the columns as rounded to f32. `from` and `factor` may
+// be the same memory.
 template <class From>
 __device__ inline void substitute(const From& from, float* factor, u32 rows, u32 columns, const double* triangle,
                                   u64 i) {
@@ -161,8 +164,8 @@ struct GramRoom {
     u32 last;
 };
 
-// A piece of the Gram matrix of a factor's columns: a part of it, over a stretch of rows. The block that comes last
-// factors the matrix. Returns the thread's sum.
+// Computes a piece of a factor's Gram matrix: a part of it, over a stretch of rows. The last block factors the matrix.
+// Returns the thread's sum.
 template <class From>
 __device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, const From& factor, double* partial,
                                      double* triangle, u32* counter, GramRoom& room) {
@@ -172,7 +175,7 @@ __device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, c
     double sum = inner_product(factor, f.rows, f.columns, piece % parts, start, end, room.inner);
     partial[u64(piece) * BLOCK + threadIdx.x] = sum;
     if (comes_last(counter, parts * f.stretches, room.last)) {
-        // As many f64 as there are columns at most.
+        // The memory of `inner` is large enough for one f64 per column.
         double* norms = &room.inner.left[0][0];
         if (f.columns <= MOST_SHARED) {
             factorise(f.columns, f.stretches, second, partial, triangle, norms, room.g);

@@ -1,9 +1,9 @@
-// Codes of 1 to 8 bits, eight to a group of as many bytes.
+// Packed codes of 1 to 8 bits. Eight codes of b bits take b bytes.
 
 #define PER_CODER 8
 
-// What is left of eight codes when the last `8 - here` are not there: so many bytes of `packed`. Words are written where they
-// fit.
+// Stores `here` codes, at most eight, which are in the low bits of `packed`. Writes only their bytes. Uses wider stores
+// if all eight codes exist and their bytes are aligned words.
 __device__ inline void store_codes(u8* target, u64 packed, u32 bits, u32 here) {
     if (here == PER_CODER && bits == 8 && reinterpret_cast<u64>(target) % 8 == 0) {
         *reinterpret_cast<u64*>(target) = packed;
@@ -26,7 +26,7 @@ __device__ inline void store_codes(u8* target, u64 packed, u32 bits, u32 here) {
     }
 }
 
-// The same the other way.
+// Loads `here` codes, at most eight, in the format of `store_codes`.
 __device__ inline u64 load_codes(const u8* source, u32 bits, u32 here) {
     if (here == PER_CODER && bits % 4 == 0 && reinterpret_cast<u64>(source) % 4 == 0) {
         const u32* words = reinterpret_cast<const u32*>(source);

@@ -1,4 +1,4 @@
-// Philox4x32-10: lgreco_core::rng.
+// Philox4x32-10, as in lgreco_core::rng.
 
 struct Words {
     u32 word[4];

@@ -1,10 +1,11 @@
-// What TopK's payloads hold: the kept values in order of position, or means and codes of them, and their positions as a bitmap or
-// in Elias-Fano's code. The formats are those of lgreco_core::compress::topk and quantised_topk.
+// Decoding of TopK's payloads. They have the kept values in order of position, or means and codes. Their positions are
+// a bitmap or Elias-Fano's code. The formats are those of lgreco_compress::topk and quantised_topk. Below, ones are the
+// set bits of the bitmap or of Elias-Fano's high bits.
 
 struct Params {
     u32 count;
     u32 sent;     // type of the values in the payload
-    u32 bits;     // of a code; 0 where values are sent as `sent`
+    u32 bits;     // bits of a code; 0 if values are sent in the type `sent`
     u32 keep;
     u32 placement;  // 0: no positions, 1: bitmap, 2: Elias-Fano
     u32 low_bits;
@@ -13,10 +14,11 @@ struct Params {
     u32 records;
 };
 
-// Bytes of ones that a block goes through, 8 per thread.
+// Bytes of the bitmap, or of Elias-Fano's high bits, that a block reads: 8 per thread.
 #define ONES (8 * BLOCK)
 
-// Each record becomes the sum of those before it; total[0] that of all. One block.
+// Replaces each record by the sum of the records before it, and writes the sum of all to total[0]. Launched with one
+// block.
 extern "C" __global__ void scan(Params p, u32* records, u32* total) {
     __shared__ u32 stretches[BLOCK];
     u64 start = u64(p.records) * threadIdx.x / BLOCK;
@@ -41,7 +43,7 @@ extern "C" __global__ void scan(Params p, u32* records, u32* total) {
     }
 }
 
-// Up to 8 of `size` bytes, from `at` on.
+// Up to 8 bytes from index `at` on, as a little-endian word. `size` is the number of bytes.
 __device__ inline u64 word_at(const u8* bytes, u64 size, u64 at) {
     u64 word = 0;
     for (u32 i = 0; i < 8 && at + i < size; i++) {
@@ -50,7 +52,7 @@ __device__ inline u64 word_at(const u8* bytes, u64 size, u64 at) {
     return word;
 }
 
-// records[block] = ones in its bytes.
+// Writes the number of ones in each block's bytes to records[block].
 extern "C" __global__ void count_ones(Params p, const u8* high, u32* records) {
     __shared__ u32 totals[WARPS];
     u64 at = u64(blockIdx.x) * ONES + threadIdx.x * 8;
@@ -68,7 +70,7 @@ extern "C" __global__ void count_ones(Params p, const u8* high, u32* records) {
     }
 }
 
-// The positions that the ones stand for. status[0] becomes 1 when one is not what an encoder writes.
+// Writes the positions of the ones. Sets status[0] to 1 if a position is too large or if there are more than `keep`.
 extern "C" __global__ void read_positions(Params p, const u8* low, const u8* high, const u32* records, u32* positions,
                                           u32* status) {
     __shared__ u32 totals[WARPS];
@@ -103,12 +105,12 @@ extern "C" __global__ void read_positions(Params p, const u8* low, const u8* hig
     }
 }
 
-// Means of a payload with codes.
+// Number of means in a payload; 0 without codes.
 __device__ inline u32 means_of(const Params& p) {
     return p.bits != 0 ? 1u << (p.bits - 1) : 0;
 }
 
-// A value that is kept, from the first of them or of their means on.
+// A kept value. `kept` begins with the means or, without codes, with the values.
 __device__ inline float kept_value(const Params& p, const u8* kept, u64 index) {
     if (p.bits == 0) {
         return value(kept, p.sent, index);
@@ -119,13 +121,13 @@ __device__ inline float kept_value(const Params& p, const u8* kept, u64 index) {
     return meaning_of(reinterpret_cast<const u32*>(kept), bytes >> shift & ((1u << p.bits) - 1), p.bits);
 }
 
-// Whether the last byte of `end` bits ends with zeros.
+// Whether the last byte's bits from bit `end` on are zero.
 __device__ inline bool is_padded(const u8* bytes, u64 end) {
     return end % 8 == 0 || bytes[end / 8] >> (end % 8) == 0;
 }
 
-// status[0] becomes 1 when positions do not ascend, a value or mean is not finite, a mean is negative, or there is something in
-// bits behind the last code or packed bits. There are at least as many threads as means.
+// Sets status[0] to 1 if positions do not ascend, if a value or mean is not finite, if a mean is negative, or if
+// padding bits are not 0. There are at least as many threads as means.
 extern "C" __global__ void check_kept(Params p, const u8* kept, const u8* low, const u32* positions, u32* status) {
     u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
     bool good = index >= means_of(p) || reinterpret_cast<const u32*>(kept)[index] < INFINITE;
@@ -142,7 +144,7 @@ extern "C" __global__ void check_kept(Params p, const u8* kept, const u8* low, c
     }
 }
 
-// Puts the kept values in their places, if there is nothing wrong with them; status[1] is the number of positions.
+// Writes the kept values to their positions, unless a check has failed. status[1] is the number of positions found.
 extern "C" __global__ void scatter(Params p, const u8* kept, const u32* positions, const u32* status, float* output) {
     u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
     if (index >= p.keep || status[0] != 0 || (p.placement != 0 && status[1] != p.keep)) {

@@ -1,42 +1,42 @@
-// PowerSGD: rows and payloads of matrices that all lie in device memory.
+// PowerSGD: rows and payloads of matrices in device memory.
 //
-// A matrix stands for M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows. That is
-// known once the first product has read the matrix: it reads M as it is, since the scale of P is lost when P becomes
-// orthonormal, and is made again where magnitudes are extreme. What launches do for many matrices at once has the same bits
-// as for one alone.
+// To avoid overflow, computations use M' = M / 2^e instead of a matrix M, where 2^e brings its largest magnitude into
+// [1, 2). This magnitude is known only after the first product has read the matrix. So the first product P uses M
+// itself: making P orthonormal removes the scale. If magnitudes are extreme, P is made again from M'. In a launch for
+// many matrices, results have the same bits as for each matrix alone.
 
 struct Params {
-    u32 rows;  // of the one matrix that a launch is about
+    u32 rows;  // rows of the matrix, in launches for a single matrix
     u32 cols;
     u32 rank;           // columns of its factors
-    u32 near_overflow;  // the magnitude from which on products of factors may leave the range of f32
+    u32 near_overflow;  // magnitude from which on products of factors may leave the range of f32
     u32 matrices;
-    u32 columns;  // of all factors
-    u32 products;
-    u32 backs;
-    u32 grams;
-    u32 solves;
-    u32 tiles;
-    u32 runs;
+    u32 columns;  // number of columns of all factors
+    u32 products;  // number of pieces of `project`
+    u32 backs;  // number of pieces of `back_project`
+    u32 grams;  // number of pieces of `gram`
+    u32 solves;  // number of pieces of `solve`
+    u32 tiles;  // number of tiles of the matrix, for `check_product`
+    u32 runs;  // number of runs of tiles of all matrices
     u32 second;      // whether columns are orthonormalised for the second time
-    u32 fresh;       // whether Q becomes the start matrix
-    u32 known;       // whether largest magnitudes are known, or are found
+    u32 fresh;       // whether `scale_columns` begins with the start matrix instead of Q
+    u32 known;       // whether largest magnitudes are known; otherwise `project` finds them
     u32 again;       // whether only matrices of extreme magnitudes are multiplied
-    u32 first_rank;  // the first of RANKS ranks that are sought
-    u32 words;       // of 8 bytes, from one matrix's results to the next one's
+    u32 first_rank;  // index of the first of the RANKS ranks that are measured together
+    u32 words;       // words of 8 bytes from one matrix's results to those of the next
     u32 seed_low;
     u32 seed_high;
 };
 
-// What is sought of a matrix.
+// A matrix whose errors are measured for several ranks.
 struct Row {
     u32 dtype;
     u32 first_run;  // the number of its first run of tiles
-    u32 sought;     // where its ranks begin, which ascend
-    u32 ranks;
+    u32 sought;     // index of its first rank; ranks ascend
+    u32 ranks;  // number of its ranks
 };
 
-// Tiles of the matrix that factors make whose squared errors have one sum.
+// RUN is the number of tiles whose squared errors have a common sum. RANKS is the number of ranks measured together.
 #define RUN 8
 #define RANKS 8
 
@@ -49,14 +49,14 @@ __device__ inline u32 largest_of(const Params& p, const Factors& f, const u32* r
     return results[2 * u64(p.words) * f.layer];
 }
 
-// The exponent by which a matrix is scaled before P is made. Where it is moderate, the matrix is multiplied as it is.
+// The exponent by which a matrix is scaled before P is made. It is 0 for moderate magnitudes, which are not scaled.
 __device__ inline int extreme_of(u32 largest) {
     int e = exponent_of(largest);
     return e < -64 || e > 64 ? e : 0;
 }
 
-// The values of a matrix times 2^-e, in one step or two, since that may be beyond the range of f32; and the largest magnitude
-// of those that were read.
+// The values of a matrix times 2^-e. The scaling takes two steps, because 2^-e may be outside the range of f32. `found`
+// is the largest magnitude that was read.
 struct Matrix {
     const void* values;
     u32 dtype;
@@ -67,11 +67,11 @@ struct Matrix {
     __device__ Matrix(const Factors& f, const Row& row, int e)
         : values(reinterpret_cast<const void*>(f.values)), dtype(row.dtype), first(power_of_two(-(e / 2))),
           second(power_of_two(e / 2 - e)), found(0) {
-        // An address that comes from memory could be of any kind.
+        // The compiler does not know that this address, loaded from memory, is in global memory.
         __builtin_assume(__isGlobal(values));
     }
 
-    // The first step, for a product whose sums are scaled by the second.
+    // Applies only the first step. The caller applies the second step to the sums.
     template <u32 LINES, u32 EACH>
     __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], u32, float (&out)[LINES * EACH]) {
         values_at(values, dtype, lines, places, out);
@@ -87,7 +87,7 @@ struct Matrix {
     }
 };
 
-// Where a factor goes, and what its elements are multiplied by.
+// Writes the elements of a factor, multiplied by `by`.
 struct Factor {
     float* all;
     const u64& first;
@@ -98,7 +98,7 @@ struct Factor {
     }
 };
 
-// Q, or the start matrix, with every column multiplied by the power of two that brings its largest magnitude into [1, 2).
+// Multiplies each column of Q or of the start matrix by a power of two that brings its largest magnitude into [1, 2).
 extern "C" __global__ void scale_columns(Params p, const Factors* all, float* factors) {
     __shared__ u32 largest;
     for (u64 piece = blockIdx.x; piece < p.columns; piece += gridDim.x) {
@@ -120,7 +120,8 @@ extern "C" __global__ void scale_columns(Params p, const Factors* all, float* fa
     }
 }
 
-// P = M Q, scaled where magnitudes are extreme; results = at least the bits of each matrix's largest magnitude.
+// P = M Q, or M' Q if magnitudes are extreme. Unless the largest magnitudes are known, also raises each matrix's result
+// to at least the bits of its largest magnitude.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, const Row* rows,
                                                                u32* results, const float* of_cols, float* partial,
                                                                u32* counters, float* of_rows) {
@@ -145,7 +146,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const F
     }
 }
 
-// Q = the transposed M's product with P.
+// Q = M'ᵀ P.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, const Factors* all, const Row* rows,
                                                                     const u32* results, const float* of_rows,
                                                                     float* partial, u32* counters, float* of_cols) {
@@ -159,7 +160,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, co
     }
 }
 
-// Inner products of P's columns; the block that comes last for a matrix factors them.
+// Computes the inner products of P's columns. The last block of a matrix factors them.
 extern "C" __global__ void gram(Params p, const Factors* all, const float* of_rows, double* partials,
                                 double* triangles, u32* counters) {
     __shared__ GramRoom room;
@@ -170,7 +171,7 @@ extern "C" __global__ void gram(Params p, const Factors* all, const float* of_ro
     }
 }
 
-// P becomes orthonormal, BLOCK rows at a time.
+// Makes P's columns orthonormal, BLOCK rows at a time.
 extern "C" __global__ void solve(Params p, const Factors* all, float* of_rows, const double* triangles) {
     for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, piece)];
@@ -182,8 +183,8 @@ extern "C" __global__ void solve(Params p, const Factors* all, float* of_rows, c
     }
 }
 
-// The squared distance of M from the product of the first columns of the factors, for up to RANKS of the sought ranks;
-// summed over a run of tiles.
+// The squared distance between M and the product of the factors' first columns, for up to RANKS ranks. Each sum is over
+// a run of tiles.
 extern "C" __global__ void residuals(Params p, const Factors* all, const Row* rows, const u32* results,
                                      const float* of_rows, const float* of_cols, const u32* sought,
                                      double* partials) {
@@ -235,7 +236,7 @@ extern "C" __global__ void residuals(Params p, const Factors* all, const Row* ro
     }
 }
 
-// The sums of all runs of a matrix, a block for each.
+// Adds up the sums of each matrix's runs, a block per matrix.
 extern "C" __global__ void add_runs(Params p, const Row* rows, const double* partials, double* results) {
     for (u32 number = blockIdx.x; number < p.matrices; number += gridDim.x) {
         u32 end = number + 1 < p.matrices ? rows[number + 1].first_run : p.runs;
@@ -253,7 +254,7 @@ extern "C" __global__ void add_runs(Params p, const Row* rows, const double* par
     }
 }
 
-// output = factor * 2^e, for what is sent. Bit 0 of `faults` becomes 1 when not all of it is finite.
+// output = factor * 2^e, for the payload. Sets bit 0 of `faults` if an element is not finite.
 extern "C" __global__ void unscale(Params p, const u32* largest, const float* factor, float* output, u32* faults) {
     double power = wide_power_of_two(exponent_of(*largest));
     u64 count = u64(p.cols) * p.rank;
@@ -266,7 +267,7 @@ extern "C" __global__ void unscale(Params p, const u32* largest, const float* fa
     }
 }
 
-// What a tile needs of the one matrix.
+// The fields of `Factors` that a tile uses, in launches for a single matrix.
 __device__ inline Factors of_one(const Params& p) {
     Factors f = {};
     f.rows = p.rows;
@@ -275,7 +276,7 @@ __device__ inline Factors of_one(const Params& p) {
     return f;
 }
 
-// The matrix that factors make. status[0] becomes 1 when not all of it is finite.
+// Computes the product of the factors. Sets status[0] to 1 if an element is not finite.
 extern "C" __global__ void reconstruct(Params p, const float* of_rows, const float* of_cols, float* output,
                                        u32* status) {
     __shared__ Slabs slabs;
@@ -293,8 +294,8 @@ extern "C" __global__ void reconstruct(Params p, const float* of_rows, const flo
     }
 }
 
-// Whether the matrix that factors make leaves the range of f32, as bit 1 of `faults`. Nothing to do unless the largest
-// magnitude is near the range's end.
+// Sets bit 1 of `faults` if the product of the factors leaves the range of f32. Does nothing unless the largest
+// magnitude reaches `near_overflow`.
 extern "C" __global__ void check_product(Params p, const u32* largest, const float* of_rows, const float* of_cols,
                                          u32* faults) {
     __shared__ Slabs slabs;

@@ -1,54 +1,55 @@
-// What exchanges on the device have in common, whatever the method: what changes from step to step, what goes wrong, what
-// ranks say of it, and means in the gradient's type.
+// Parts that exchanges by all methods share on the device: the state of the step, faults, the ranks' status, and means
+// in the gradient's type.
 
-// What changes from step to step, and what all layers have in common.
+// The state of an exchange, which changes from step to step, and constants for all layers.
 struct Program {
-    u64 elements;  // of all layers
+    u64 elements;  // number of elements of all layers
     u64 apart;     // bytes from one rank's message to the next
-    u64 sums;      // values that are summed first, before the ranks' slips; by shards, up to those behind this rank's own
-    u64 factors;   // those that are summed after these, likewise
-    u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
-    u64 told;      // the last step's
+    u64 sums;      // index of the status records in the first sum; with shards, of the records behind this rank's part
+    u64 factors;   // index of the status records in the second sum, which has PowerSGD's Q; 0 if there is none
+    u64 fault;     // first fault of this step so far: the complement of kind, layer and index; 0 for none
+    u64 told;      // first fault of the last step, in the same format
     u32 step;
-    u32 half;  // which residuals count, and which remembered factors
-    u32 spans;      // under QSGD, of what this rank sends,
-    u32 own_spans;  // and of what it averages, which come first
+    u32 half;  // which half of the residuals and of the remembered Q is current
+    u32 spans;      // number of spans under QSGD that this rank sends
+    u32 own_spans;  // number of these spans that this rank averages; they come first
     u32 world;
-    u32 rank;  // this one's number
+    u32 rank;  // this rank's number
     u32 fingerprint;
-    u32 judged;       // the first rank at fault in this step by what was summed, or their number
-    u32 faulty_rank;  // of the last step: the first at fault, or their number
-    u32 faults;       // steps that failed so far
-    float found_inf;  // whether the last step did
-    float gain;
+    u32 judged;       // first rank at fault by the sums of this step, or the number of ranks
+    u32 faulty_rank;  // first rank at fault in the last step, or the number of ranks
+    u32 faults;       // number of failed steps so far
+    float found_inf;  // 1 if the last step failed, else 0
+    float gain;  // part of the error that becomes the residual
     float keep;  // 1 - gain
-    u32 fill;    // bits of what means become where a step fails
-    u32 largest;
-    u32 broken;  // complement of the first rank one of whose payloads no encoder wrote; 0 for none
-    u32 done;    // blocks that have been through the launch
+    u32 fill;    // bits of the f32 that all means become if a step fails
+    u32 largest;  // bits of a magnitude that is not finite, else 0
+    u32 broken;  // complement of the first rank with a payload that no encoder can have written; 0 for none
+    u32 done;    // number of blocks that have finished the current launch
     u32 sharded;  // whether each rank averages its own shard of each layer
-    u32 rotated;  // spans under EDEN, as above: of what this rank sends,
-    u32 own_rotated;  // and of what it averages
+    u32 rotated;  // number of spans under EDEN that this rank sends
+    u32 own_rotated;  // number of these spans that this rank averages; they come first
 };
 
-// Bytes before the payloads: fault, step, fingerprint, none.
+// Size of the status record at the head of a message, in words and bytes: fault, step, fingerprint and a zero. The
+// header of a payload has the same size.
 #define MESSAGE_WORDS 4
 #define HEADER 16
-// What is wrong with a value, causes before what they cause.
+// Kinds of faults. Causes have lower numbers than their effects.
 #define NOT_FINITE 0u
 #define SUM_LEFT_F32 1u
 #define FACTOR_LEFT_F32 2u
 #define REST_LEFT_F32 3u
 #define MEAN_LEFT_ITS_TYPE 4u
-#define BROKEN_PAYLOAD 5u  // of which the index is the rank
+#define BROKEN_PAYLOAD 5u  // its index is the rank
 #define KIND_SHIFT 61
 
-// The first fault by kind, layer and index is what stays.
+// Records a fault. The first one by kind, layer and index is kept.
 __device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
     atomicMax(fault, ~(u64(kind) << KIND_SHIFT | u64(layer) << 32 | index));
 }
 
-// No encoder wrote a rank's payload of a layer.
+// Reports that no encoder can have written a rank's payload of a layer.
 __device__ inline void blame(Program* program, u32 rank, u32 layer) {
     atomicMax(&program->broken, ~rank);
     note(&program->fault, BROKEN_PAYLOAD, layer, rank);
@@ -62,28 +63,30 @@ __device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
     }
 }
 
-// Owners that a rank sends shares of its values to, each apart: all ranks by shards, else everybody at once.
+// Number of owners, the ranks that each get a message of their own. Without shards, all ranks get the same message.
 __device__ inline u32 owners(const Program& program) {
     return program.sharded ? program.world : 1;
 }
 
-// A rank's message among those that this one has: in the order of the ranks, but by shards its own behind those of the others.
+// Address of a rank's message among those that this rank has. They are in the order of the ranks but, with shards, this
+// rank's own message comes last.
 __device__ inline const u8* message_of(const Program& program, const u8* messages, u32 rank) {
     u32 later = rank == program.rank ? program.world - 1 : rank - 1;
     return messages + (program.sharded && rank >= program.rank ? later : rank) * program.apart;
 }
 
-// What the other ranks are told of this one, by one thread.
+// Writes this rank's status record for the other ranks. Called by one thread.
 __device__ inline void tell(Program* program, u32* message) {
-    // Other blocks of the launch may have noted it.
+    // Atomic, because other blocks of the launch may have recorded a fault.
     message[0] = atomicMax(&program->fault, 0ull) != 0;
     message[1] = program->step;
     message[2] = program->fingerprint;
     message[3] = 0;
 }
 
-// The first rank at fault by what was summed, or else one that has failed, or is at another step, or compresses otherwise; their
-// number for none. What is wrong with payloads is not looked for then.
+// The first rank at fault by the sums or, if there is none, by the messages' status records. Those show a failure,
+// another step or another fingerprint. Returns the number of ranks if no rank has failed. Otherwise payloads are not
+// checked.
 __device__ inline u32 first_failed(const Program& program, const u8* messages) {
     if (program.judged < program.world) {
         return program.judged;
@@ -97,23 +100,24 @@ __device__ inline u32 first_failed(const Program& program, const u8* messages) {
     return program.world;
 }
 
-// The same, or else the first with a broken payload.
+// The first rank that has failed or, if there is none, the first rank with an invalid payload. Returns the number of
+// ranks if there is none either.
 __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
     u32 failed = first_failed(program, messages);
     return failed == program.world && program.broken != 0 ? ~program.broken : failed;
 }
 
-// A mean's bits in its type.
+// Rounds a mean to its type. `bits` are those of f32.
 __device__ inline u32 narrowed(u32 dtype, u32 bits) {
     return dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
 }
 
-// Bits that all are set in what is not finite.
+// The exponent bits of a type. They are all set only in infinities and NaN.
 __device__ inline u32 infinite_of(u32 dtype) {
     return dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
 }
 
-// Returns whether what is written is finite.
+// Writes a mean in its type. Returns whether the result is finite.
 __device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
     u32 narrow = narrowed(dtype, bits);
     u32 infinite = infinite_of(dtype);
@@ -121,21 +125,22 @@ __device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
     return (narrow & infinite) != infinite;
 }
 
-// Writes what means of all layers become where a step fails.
+// Overwrites the means of all layers after a failure.
 __device__ inline void fill(const Program& program, u32 dtype, void* means) {
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < program.elements; i += u64(gridDim.x) * BLOCK) {
         write_mean(means, dtype, i, program.fill);
     }
 }
 
-// Writes a mean; `note`s one that leaves its type, by its place in the layer, of which the first is `start`.
+// Writes a mean. Records a fault if it leaves the range of its type. `start` is the index of the first mean in the
+// layer.
 __device__ inline void give(u32 dtype, Program* program, u32 layer, u64 start, void* means, u64 i, float mean) {
     if (!write_mean(means, dtype, i, __float_as_uint(mean))) {
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + i);
     }
 }
 
-// What values are multiplied by before they are summed: the power of two with which a sum of finite values is finite.
+// The factor for values before they are summed. It is a power of two that keeps the sum of finite values finite.
 __device__ inline float share_of(u32 ranks) {
     u32 up = 1;
     while (up < ranks) {
@@ -144,11 +149,11 @@ __device__ inline float share_of(u32 ranks) {
     return 1.0f / float(up);
 }
 
-// What sums of values times `share` are divided by.
+// Makes means from sums of values that were multiplied by `share`.
 struct World {
     u32 ranks;
     float divisor;
-    float inverse;  // of a power of two: products with it are rounded as quotients are; else 0
+    float inverse;  // 1 / divisor if that is a power of two, so that products equal quotients; else 0
 
     __device__ explicit World(u32 ranks, float share = 1.0f)
         : ranks(ranks), divisor(float(ranks) * share), inverse((ranks & (ranks - 1)) == 0 ? 1.0f / divisor : 0.0f) {}
@@ -158,8 +163,9 @@ struct World {
     }
 };
 
-// Writes the means of eight sums from `first`, a multiple of 8, on, as far as they are `here`; `note`s the first that leaves its
-// type, by its place in the layer. Where all lanes of the warp come with eight that follow the last lane's, they are `together`.
+// Writes the means of `here` sums, at most eight, from index `first` on, a multiple of 8. Records a fault for the first
+// mean that leaves the range of its type. `start` is the index of the first mean in the layer. `together` says that all
+// lanes of the warp call this, each with eight sums that follow those of the lane before.
 __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 start, const World& world, void* means,
                                   u64 first, u32 here, bool together, const float (&sums)[8]) {
     u32 infinite = infinite_of(dtype);
@@ -195,7 +201,8 @@ __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 st
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + first + lost);
     }
     if (dtype == 0 && whole) {
-        // Of two lanes' four quads the even one writes the first and the third, so that each store fills whole sectors.
+        // Two lanes have four quads. The even lane writes the first and the third quad, so that each store fills whole
+        // sectors.
         bool is_odd = together && threadIdx.x % 2 != 0;
         uint4* quads = reinterpret_cast<uint4*>(to) - is_odd;
         if (together) {
@@ -221,8 +228,8 @@ __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 st
     }
 }
 
-// What the step comes to, by one thread, where this rank has heard of the first that is at fault: what is to be remembered
-// counts only if none is.
+// Ends the step. `faulty` is the first rank at fault, as far as this rank knows. The next residuals and the new Q
+// become current only if no rank is at fault. Called by one thread.
 __device__ inline void end_step(Program* program, u32 faulty) {
     u64 fault = atomicExch(&program->fault, 0ull);
     bool failed = faulty < program->world || fault != 0;

@@ -1,22 +1,22 @@
-// QSGD: rows of the error table, codes and back.
+// QSGD: rows of the error table, encoding and decoding.
 
-// One of the layers of a launch.
+// A layer in a launch for many layers.
 struct Layer {
-    u64 values;  // their address
+    u64 values;  // address of its values
     u32 dtype;
     u32 count;
     u32 first_block;
-    u32 blocks;  // that work on it
+    u32 blocks;  // number of blocks that work on it
 };
 
-// Of 8 bytes, of a layer's results.
+// Size of a layer's results, in words of 8 bytes.
 #define RESULT_WORDS 17
 
-// The layer of this block, and where it is.
+// This block's layer, and the block's place in it.
 struct Share {
     Params p;
     const void* values;
-    u64 block;   // among the layer's
+    u64 block;   // number of this block among those of the layer
     u64 blocks;
     u32* result;
 
@@ -26,7 +26,7 @@ struct Share {
         p.dtype = layer.dtype;
         p.count = layer.count;
         values = reinterpret_cast<const void*>(layer.values);
-        // An address that comes from memory could be of any kind.
+        // The compiler does not know that this address, loaded from memory, is in global memory.
         __builtin_assume(__isGlobal(values));
         block = blockIdx.x - layer.first_block;
         blocks = layer.blocks;
@@ -34,17 +34,17 @@ struct Share {
     }
 };
 
-// The square of 1 / s; a constant once loops are unrolled.
+// The square of 1 / s. It is a constant once loops are unrolled.
 __device__ constexpr double squared_step(u32 log_levels) {
     return log_levels == 0 ? 0.0 : 1.0 / (double((1u << log_levels) - 1) * double((1u << log_levels) - 1));
 }
 
-// The sums over a block of what its threads have, values[k] for thread k, in an order that
-// is always the same. All threads must come.
+// Adds up eight values per thread over a block, in a fixed order. Each of the first eight threads returns a sum: thread
+// k that of all values[k]. All threads of the block must call it.
 __device__ static inline double block_sums(double (&values)[8]) {
     __shared__ double sums[WARPS][8];
     u32 lane = threadIdx.x % 32;
-    // Lanes share the places out: each exchange halves those that a lane has.
+    // Each shuffle halves the number of sums that a lane holds.
 #pragma unroll
     for (u32 places = 4, reach = 16; places > 0; places /= 2, reach /= 2) {
         bool upper = (lane & reach) != 0;
@@ -71,15 +71,16 @@ __device__ static inline double block_sums(double (&values)[8]) {
     return sum;
 }
 
-// The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all. With CLOSED, the
-// closed form of the expectation, the sum of f (1 - f), holds in every bucket; it is a quarter of the number of values less the
-// sum of (f - 1/2)^2.
+// Adds up a thread's squared errors for each width: within one bucket in scaled units, and over all buckets. Stochastic
+// rounding of a value at the fraction f between two levels has the expected squared error f (1 - f). The sum of these
+// is a quarter of the number of values minus the sum of (f - 1/2)^2. CLOSED says that all buckets can use this closed
+// form.
 template <bool CLOSED>
 struct Row {
     const Params& p;
     const Grid* grids;
     u32 bucket;
-    bool closed;  // whether it holds in this one
+    bool closed;  // whether this bucket can use the closed form
     Grid grid;
     float quarters;  // a quarter for each value of the bucket
     float in_bucket[8];
@@ -109,15 +110,16 @@ struct Row {
         if (CLOSED || closed) {
             quarters += 0.25f;
             float part = part_of(grid, x);
-            // In units of 2^-32, so that whole levels drop out.
+            // In units of 2^-32, so that `in_levels` drops whole levels by overflow.
             u32 position = __float_as_uint(part) << (32 - FRACTION_BITS);
 #pragma unroll
             for (u32 w = 0; w < 8; w++) {
                 u32 log_levels = w + 1 - p.sign_magnitude;
                 if (log_levels == 0) {
-                    continue;  // a width of 1 has no sign
+                    continue;  // codes of 1 bit have no sign and need another grid
                 }
-                // Of one level the fraction is the part, and 1 where others begin anew with 0: the square is the same.
+                // With one level above 0, the fraction is the position itself. At the upper end it is then 1 instead of
+                // 0, which has the same (f - 1/2)^2.
                 u32 at = in_levels(position, log_levels) >> (32 - FRACTION_BITS);
                 float from_half = (log_levels == 1 ? part : __uint_as_float(at + ONE)) - 1.5f;
                 in_bucket[w] = fmaf(from_half, from_half, in_bucket[w]);
@@ -134,7 +136,8 @@ struct Row {
         }
     }
 
-    // The squared distance of x from the point it is rounded to, or its expectation.
+    // The squared distance of x from the point that it is rounded to or, for stochastic rounding, its expectation. `at`
+    // is the position in units of 2^-23 levels.
     __device__ float residual(u32 at, float step, float x) {
         if (p.nearest) {
             float away = point(float((at + HALF) >> FRACTION_BITS) * step) - x;
@@ -151,9 +154,9 @@ struct Row {
         return grid.scaled_low * (1.0f - part) + grid.scaled_high * part;
     }
 
-    // Adds the bucket's errors to all.
+    // Adds the bucket's errors to those of all buckets.
     __device__ void end() {
-        // 1 / power, which is a power of two.
+        // 1 / power. It is a power of two.
         u64 exponent = 1023 + 127 - u64(__float_as_uint(grid.power) >> FRACTION_BITS);
         double unit = __longlong_as_double(exponent << 52);
         if (CLOSED || closed) {
@@ -173,7 +176,8 @@ struct Row {
         quarters = 0.0f;
     }
 
-    // The sums over the block, for which all its threads must come; those of other widths are anything.
+    // Writes the block's sums. Sums of widths that are not measured are meaningless. All threads of the block must call
+    // it.
     __device__ void give(double* partials) {
         double sum = block_sums(sums);
         if (threadIdx.x < 8) {
@@ -201,14 +205,14 @@ __device__ inline void add_fused_row(const Params& all, const Layer* layers, con
     row.give(partials);
 }
 
-// For stochastic rounding where every interval holds zero.
+// Rows for stochastic rounding if the grid of every bucket contains zero.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, const u32* layer_of,
                                                                  double* partials, u32* results) {
     __shared__ Held held;
     add_fused_row<true>(p, layers, layer_of, held, partials, results);
 }
 
-// For all else.
+// Rows in all other cases.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Params p, const Layer* layers,
                                                                               const u32* layer_of, double* partials,
                                                                               u32* results) {
@@ -216,7 +220,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Pa
     add_fused_row<false>(p, layers, layer_of, held, partials, results);
 }
 
-// The same of the usual case, a bucket per warp, in registers.
+// Rows in the usual case, with a bucket per warp, in registers.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, const Layer* layers, const u32* layer_of,
                                                                  double* partials, u32* results) {
     Share share(all, layers, layer_of, results);
@@ -237,7 +241,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, con
     row.give(partials);
 }
 
-// What is sent of the buckets' grids, and the codes.
+// Writes the buckets' scales and the codes.
 extern "C" __global__ void fused_encode(Params p, const void* values, float* sent, u8* codes, u32* result) {
     __shared__ Held held;
     hold_nothing(held);
@@ -248,12 +252,12 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
         if (slot < SLOTS && bucket < p.buckets) {
             send(p, held.grids[slot], bucket, sent);
         }
-        // A warp codes its own tile.
+        // Each warp encodes the tile that it loaded.
         encode_tile(p, held, span * WARPS + threadIdx.x / 32, codes, Nowhere());
     }
 }
 
-// The same of the usual case, a bucket per warp, in registers.
+// The same in the usual case, with a bucket per warp, in registers.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_encode(Params all, const void* values, float* sent,
                                                                     u8* codes, u32* result) {
     Params p = usual(all);
@@ -268,7 +272,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_encode(Params all, 
     }
 }
 
-// The values that codes stand for; `sent` is what was sent of the buckets.
+// Decodes a payload. `sent` has the scales of all buckets.
 extern "C" __global__ void decode(Params p, const float* sent, const u8* codes, float* output) {
     u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * 4;
     float four[4];

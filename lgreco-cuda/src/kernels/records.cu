@@ -1,6 +1,7 @@
-// For kernels with a `Params`, a `Layer` of `blocks` from `first_block` on, and RESULT_WORDS.
+// Sums of blocks' records. A module that includes this file defines `Params`, RESULT_WORDS, and a `Layer` with
+// `first_block` and `blocks`.
 
-// What the records of each layer's blocks add up to, one block per layer.
+// Adds up the records of each layer's blocks. A record has 8 doubles. Launched with one block per layer.
 extern "C" __global__ void add_records(Params, const Layer* layers, const double* partials, double* totals) {
     Layer layer = layers[blockIdx.x];
     for (u32 w = 0; w < 8; w++) {

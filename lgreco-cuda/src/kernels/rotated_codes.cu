@@ -1,16 +1,17 @@
-// EDEN's payloads: a chunk of values to scales and codes, and back. Behind the seed a body has a scale per block, then all codes.
+// EDEN's payloads: encoding and decoding of chunks of values. A body has the seed, then a scale per block, then all
+// codes.
 
-// Chunks of a tensor.
+// Number of chunks of a tensor.
 __device__ inline u32 chunks_of(u32 count) {
     return count / CHUNK + (count % CHUNK != 0 ? 1 : 0);
 }
 
-// Values of a chunk.
+// Number of values of a chunk.
 __device__ inline u32 chunk_len(u32 count, u32 chunk) {
     return min(count - chunk * CHUNK, u32(CHUNK));
 }
 
-// Where a tensor's codes begin in a body of so many bits, those of a chunk.
+// Byte offset of a chunk's codes in a body. A code has `bits` bits.
 __device__ inline u64 codes_at(u32 count, u32 bits, u32 chunk) {
     return 8 + 4 * u64(blocks_of(count)) + u64(chunk) * (CHUNK / 8) * bits;
 }
@@ -20,7 +21,7 @@ __device__ inline u64 body_len(u32 count, u32 bits) {
     return codes_at(count, bits, 0) + (u64(count) * bits + 7) / 8;
 }
 
-// Eight codes, one per byte, moved together.
+// Packs eight codes, which are in one byte each, without gaps.
 __device__ inline u64 squeeze(u64 spread, u32 bits) {
     u64 packed = 0;
 #pragma unroll
@@ -30,33 +31,33 @@ __device__ inline u64 squeeze(u64 spread, u32 bits) {
     return packed;
 }
 
-// Writes the codes of a chunk.
+// Packs and writes the codes of a chunk. `here` is their number.
 __device__ inline void pack(const u64* eights, u32 here, u32 bits, u8* to) {
     for (u32 group = threadIdx.x; group * PER_CODER < here; group += BLOCK) {
         u32 coded = min(here - group * PER_CODER, u32(PER_CODER));
         u64 packed = squeeze(eights[group], bits);
-        // Behind the last value there are no codes.
+        // There are no codes after the last value.
         packed &= ~0ull >> (64 - coded * bits);
         store_codes(to + group * bits, packed, bits, coded);
     }
 }
 
-// What a tensor of `count` values is encoded to.
+// Where and how a tensor of `count` values is encoded.
 struct Target {
     u32 count;
     u32 seed_low;
     u32 seed_high;
     bool least_squares;
-    u8* body;  // at a multiple of 4
+    u8* body;  // its address is a multiple of 4
 };
 
-// Encodes a chunk. Of `values` it asks:
-//   at(i): value i of the tensor;
-//   nothing(first, len, sound): hears of a block of which no codes are made. All its values are 0 or, unless it is `sound`, some are
-//     not finite;
-//   DECODES: whether it takes the decoded values of every block, else only of those whose decoded values may leave f32;
-//   take(first, i, x): takes value i, as it is decoded, of a block that begins at value `first`.
-// All threads must come.
+// Encodes a chunk. `values` has these members:
+//   at(i): value i of the tensor
+//   nothing(first, len, sound): called for a block without codes. Its values are all 0 or, if not `sound`, some are not
+//     finite
+//   DECODES: whether `take` is called for all blocks, or only for those whose decoded values may leave the range of f32
+//   take(first, i, x): receives value i of the tensor as decoded. `first` is the index of its block's first value
+// All threads must call it.
 template <class Values>
 __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u32 chunk, const Target& target,
                                     const Values& values) {
@@ -108,7 +109,7 @@ __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u
             room.scale = sums.scale(norm, target.least_squares, len);
             scales[number] = room.scale;
         }
-        // Decoded values may be larger than those that were encoded.
+        // Decoded values may be larger than the original ones, so they are decoded if they may leave the range of f32.
         if (Values::DECODES || !is_moderate(norm)) {
             __syncthreads();
             auto point = [&](u32 j, u32) { return grid.decoded(codes[j]); };
@@ -129,11 +130,11 @@ __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u
     pack(eights, here, bits, target.body + codes_at(target.count, bits, chunk));
 }
 
-// Codes of a chunk, as they are packed.
+// The packed codes of a chunk, in shared memory.
 struct Packed {
     u32 words[CHUNK / 4 + 1];
 
-    // `bytes` of them, from a multiple of 4 on.
+    // Loads `bytes` bytes from an address that is a multiple of 4.
     __device__ void load(const u8* from, u32 bytes) {
         const u32* all = reinterpret_cast<const u32*>(from);
         for (u32 word = threadIdx.x; word < bytes / 4; word += BLOCK) {
@@ -155,7 +156,7 @@ struct Packed {
     }
 };
 
-// A chunk of a body, of a tensor of `count` values.
+// A chunk of a received body. The tensor has `count` values.
 struct Sent {
     const u32* body;
     const u32* scales;
@@ -172,25 +173,25 @@ struct Sent {
           here(chunk_len(count, chunk)),
           bits(bits) {}
 
-    // Bytes of codes.
+    // Bytes of the chunk's codes.
     __device__ u32 bytes() const {
         return (here * bits + 7) / 8;
     }
 
-    // Whether scales and the bits behind the last code are as an encoder writes them.
+    // Whether an encoder can have written the scales and the padding bits after the last code.
     __device__ bool is_written() const {
         u32 used = here * bits % 8;
         bool good = used == 0 || codes[bytes() - 1] >> used == 0;
         u32 number = 0;
         for (u32 left = here; left > 0; left -= block_len(left)) {
-            // Otherwise infinite, NaN or negative.
+            // Larger bits are infinite, NaN or negative.
             good = good && scales[number++] < INFINITE;
         }
         return good;
     }
 
-    // Decodes the chunk's block of this number, which begins at value `at` of the chunk: `to` takes what that of `decode_block` does.
-    // All threads must come.
+    // Decodes block `number` of the chunk, which begins at value `at` of the chunk. `to` is called as in
+    // `decode_block`. All threads must call it.
     template <class To>
     __device__ void decode(Room& room, Packed& packed, const Grid& grid, u32 number, u32 at, u32 len, const To& to) const {
         __syncthreads();  // the block before may still be read

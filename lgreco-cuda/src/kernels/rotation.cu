@@ -1,18 +1,18 @@
-// EDEN's blocks: signs, norms, the Walsh-Hadamard transform, grid points and scales. Every sum has the order of
-// lgreco-compress/src/eden.
+// EDEN's blocks: random signs, norms, the Walsh-Hadamard transform, grid points and scales. A block here is a vector of
+// values, and a CUDA block processes one at a time. Every sum has the same order as in lgreco-compress/src/eden.
 
-#define CHUNK 4096  // values of a full block; the rest of a tensor is cut into powers of two
+#define CHUNK 4096  // values of a full block; the rest of a tensor is divided into powers of two
 #define SIGN_WORDS 128
-#define LANES 64  // partial sums of a block
+#define LANES 64  // number of partial sums of a block
 
-// The length of a block as a vector, and what brings it to 1.
+// The l2 norm of a block, and the factors that normalise it.
 struct Norm {
     double norm;
-    float power;    // mostly 1, else what keeps products and the inverse norm in the range of f32
-    float inverse;  // of the norm of values times `power`
+    float power;    // usually 1; otherwise, it keeps products and the inverse norm in the range of f32
+    float inverse;  // inverse norm of the values times `power`
 };
 
-// What the threads that work on a block share.
+// Shared memory of the threads that process a block.
 struct Room {
     float values[CHUNK + CHUNK / 16];
     u32 signs[SIGN_WORDS];
@@ -23,30 +23,30 @@ struct Room {
 
 #define COUNT_OF(array) u32(sizeof(array) / sizeof(array[0]))
 
-// Where value i of a block lies in `values`: apart by so much that 16 values in a row, and every 16th, are in different banks.
-// Where i and j have no bit in common, place(i + j) = place(i) + place(j).
+// Index of a block's value i in `values`. Its gaps put 16 consecutive values, and every 16th value, into different
+// banks. If i and j have no bit in common, place(i + j) = place(i) + place(j).
 __device__ constexpr u32 place(u32 i) {
     return i + i / 16;
 }
 
-// The largest power of two of at most `values`: the next block's length.
+// The length of the next block: the largest power of two that is at most `values`.
 __device__ inline u32 block_len(u32 values) {
     return 1u << (31 - __clz(int(values)));
 }
 
-// Blocks of a tensor.
+// Number of blocks of a tensor.
 __device__ inline u32 blocks_of(u32 count) {
     return count / CHUNK + __popc(count % CHUNK);
 }
 
-// 1 / sqrt(len), of a power of two, rounded.
+// 1 / sqrt(len), rounded to f32. `len` is a power of two.
 __device__ inline float inverse_root(u32 len) {
     u32 log = 31 - __clz(int(len));
     float power = __uint_as_float((127 - log / 2) << 23);
     return log % 2 == 0 ? power : power * 0.70710678118654752f;
 }
 
-// The signs of a chunk.
+// Draws the random signs of a chunk.
 __device__ inline void draw_signs(Room& room, u32 chunk, u32 seed_low, u32 seed_high) {
     if (threadIdx.x < SIGN_WORDS / 4) {
         Words words = philox(chunk * (SIGN_WORDS / 4) + threadIdx.x, 0, 0, 0, seed_low, seed_high);
@@ -57,13 +57,13 @@ __device__ inline void draw_signs(Room& room, u32 chunk, u32 seed_low, u32 seed_
     }
 }
 
-// `value` with the sign of value i of the chunk.
+// `value`, with its sign flipped if the random sign of the chunk's value i is negative.
 __device__ inline float signed_by(const Room& room, u32 i, float value) {
     return __uint_as_float(__float_as_uint(value) ^ room.signs[i % SIGN_WORDS] >> (i / SIGN_WORDS) << 31);
 }
 
-// The sum of the partial sums of 64 threads, halved until eight are left, which are added in f64. The first of every 64 threads has
-// theirs. All threads must come.
+// Adds up the partial sums of each group of 64 threads. They are halved until eight are left, which are added in f64.
+// The first thread of a group returns the result. All threads of the CUDA block must call it.
 template <class T>
 __device__ inline double total(Room& room, T sum) {
     u32 lane = threadIdx.x % LANES;
@@ -86,7 +86,7 @@ __device__ inline double total(Room& room, T sum) {
     return all;
 }
 
-// Brings a block's values to `room`; `values.at(i)` is value i of the tensor. All threads must come.
+// Loads the values of a block into `room`. `values.at(i)` is value i of the tensor. All threads must call it.
 template <class Values>
 __device__ inline void load(Room& room, const Values& values, u32 first, u32 len) {
 #pragma unroll 4
@@ -96,7 +96,7 @@ __device__ inline void load(Room& room, const Values& values, u32 first, u32 len
     __syncthreads();
 }
 
-// Fills `room.norm`. All threads must come.
+// Computes `room.norm`. All threads must call it.
 __device__ inline void find_norm(Room& room, u32 len) {
     double sum = 0.0;
     if (threadIdx.x < LANES) {
@@ -114,17 +114,17 @@ __device__ inline void find_norm(Room& room, u32 len) {
     __syncthreads();
 }
 
-// Whether all values of the block are.
+// Whether all values of the block are finite.
 __device__ inline bool is_finite(const Norm& norm) {
     return norm.norm < 0x1p1000;
 }
 
-// Whether neither scales nor decoded values can leave the range of normal f32 numbers by much.
+// Whether scales and decoded values stay in the range of normal f32 numbers, or leave it only slightly.
 __device__ inline bool is_moderate(const Norm& norm) {
     return norm.power == 1.0f;
 }
 
-// Four levels of the transform of 16 values.
+// Four levels of the transform, for 16 values in registers.
 template <bool DESCENDING>
 __device__ inline void transform16(float (&values)[16]) {
 #pragma unroll
@@ -142,12 +142,12 @@ __device__ inline void transform16(float (&values)[16]) {
     }
 }
 
-// Level after level, of a block of fewer than 4096 values.
+// The transform, level by level, of a block of fewer than 4096 values.
 __device__ inline void transform_levels(Room& room, u32 len) {
     u32 levels = 31 - __clz(int(len));
 #pragma unroll 1
     for (u32 level = 0; level < levels; level++) {
-        // From 256 values on, the first eight levels descend.
+        // In blocks of 256 values or more, the first eight levels have descending strides.
         u32 bit = len >= 256 && level < 8 ? 7 - level : level;
         u32 stride = 1u << bit;
 #pragma unroll 1
@@ -162,7 +162,8 @@ __device__ inline void transform_levels(Room& room, u32 len) {
     }
 }
 
-// Reads or writes 16 values in `room`, whose indices are `first` and what differs from it in four bits from `STRIDE` on.
+// Reads or writes 16 values of `room`, at the indices first + STRIDE * k. All four bits of `first` from STRIDE on are
+// 0.
 template <u32 STRIDE, bool WRITES>
 __device__ inline void exchange(Room& room, u32 first, float (&own)[16]) {
     u32 at = place(first);
@@ -177,10 +178,11 @@ __device__ inline void exchange(Room& room, u32 first, float (&own)[16]) {
     }
 }
 
-// The transform of a block that begins at value `at` of its chunk. All threads must come. Values are handed over in arrays of 16, or
-// of 1 for short blocks. `from(j, place, values)` fills one: `values[k]` is value j + 16 k of the chunk, which may be read in `room`
-// at place + place(16 k). `to(j, place, values)` takes one: `values[k]` is coordinate j + 256 k, which may be written to `room` at
-// place + place(256 k). Other places of `room` may be touched behind a barrier.
+// Transforms a block that begins at value `at` of its chunk. Values are passed in arrays of 16, or of 1 for short
+// blocks. `from(j, place, values)` fills an array: `values[k]` is value j + 16 k of the chunk, which may be read in
+// `room` at place + place(16 k). `to(j, place, values)` receives an array: `values[k]` is coordinate j + 256 k, which
+// may be written to `room` at place + place(256 k). Other places of `room` may be accessed only after a barrier. All
+// threads must call it.
 template <class From, class To>
 __device__ inline void transform(Room& room, u32 at, u32 len, const From& from, const To& to) {
     if (len < CHUNK) {
@@ -215,7 +217,7 @@ __device__ inline void transform(Room& room, u32 at, u32 len, const From& from, 
     to(threadIdx.x, place(threadIdx.x), own);
 }
 
-// The same of a block's values in `room`, with their signs and divided by the norm.
+// Transforms the block in `room`, after the values are divided by the norm and multiplied by their random signs.
 template <class To>
 __device__ inline void rotate(Room& room, u32 at, u32 len, const To& to) {
     float power = room.norm.power;
@@ -230,24 +232,24 @@ __device__ inline void rotate(Room& room, u32 at, u32 len, const To& to) {
     transform(room, at, len, from, to);
 }
 
-// A magnitude with the sign of some bits.
+// `magnitude` with the sign bit of `bits`.
 __device__ inline float with_sign(float magnitude, u32 bits) {
     return __uint_as_float(__float_as_uint(magnitude) | (bits & SIGN));
 }
 
-// Grids of all widths: their levels, and what lies between these.
+// The grids of all widths: their levels, and the thresholds between levels.
 struct Grids {
     float levels[256];
     float thresholds[256];
 };
 
-// All threads must come; a barrier must follow.
+// Fills the grids. All threads must call it, and a barrier must follow.
 __device__ inline void fill(Grids& grids) {
     u32 k = threadIdx.x;
     float level = k < 255 ? LEVELS[k] : 0.0f;
     float next = k < 254 ? LEVELS[k + 1] : 0.0f;
     grids.levels[k] = level;
-    // What lies behind the last level of a grid is not read.
+    // The threshold after the last level of a grid is not used.
     grids.thresholds[k] = float((double(level) + double(next)) / 2.0);
 }
 
@@ -262,7 +264,7 @@ struct Grid {
           thresholds(grids.thresholds + ((1u << (bits - 1)) - 1)),
           bits(bits) {}
 
-    // The numbers of the levels nearest to magnitudes; on a threshold it is the upper one's.
+    // Numbers of the levels nearest to the magnitudes of `z`. A magnitude on a threshold belongs to the upper level.
     template <u32 COUNT>
     __device__ void nearest(const float* z, u32 (&numbers)[COUNT]) const {
 #pragma unroll
@@ -278,31 +280,32 @@ struct Grid {
         }
     }
 
-    // What a code stands for.
+    // The grid point of a code.
     __device__ float decoded(u32 code) const {
         u32 sign = code >> (bits - 1);
         return with_sign(levels[code & ((1u << (bits - 1)) - 1)], sign << 31);
     }
 };
 
-// What scales are made of, with coordinates z and grid points q.
+// Sums over a block's coordinates z and their grid points q, from which the block's scale is computed.
 struct Sums {
-    double product;  // of z and q
-    double square;   // of q
+    double product;  // inner product of z and q
+    double square;   // squared norm of q
 
-    // What brings grid points back to the length of the coordinates.
+    // The factor that scales grid points to fit the coordinates.
     __device__ double relative_scale(bool least_squares, u32 len) const {
         return least_squares ? product / square : double(len) / product;
     }
 
-    // The scale that is sent.
+    // The scale in the payload.
     __device__ float scale(const Norm& norm, bool least_squares, u32 len) const {
         double root_mean_square = norm.norm / (double(len) * double(inverse_root(len)));
         return float(root_mean_square * relative_scale(least_squares, len));
     }
 };
 
-// The sums of the coordinates in `room`; `level_of(i)` is the magnitude of a grid point. Thread 0 has them. All threads must come.
+// Computes the sums for the coordinates in `room`. `level_of(i)` is the magnitude of the grid point of coordinate i.
+// Only thread 0 returns the result. All threads must call it.
 template <class LevelOf>
 __device__ inline Sums sums_of(Room& room, u32 len, const LevelOf& level_of) {
     float product = 0.0f;
@@ -318,9 +321,9 @@ __device__ inline Sums sums_of(Room& room, u32 len, const LevelOf& level_of) {
     return Sums{of_products, total(room, square)};
 }
 
-// What grid points decode to, of a block that begins at value `at` of its chunk. `point(j, place)` is the grid point of the chunk's
-// coordinate j, whose place in `room` is given. `to(j, values)` takes arrays of 16 values or, of short blocks, of 1: `values[k]` is
-// value j + 256 k of the chunk. All threads must come.
+// Decodes a block that begins at value `at` of its chunk. `point(j, place)` is the grid point of the chunk's coordinate
+// j, whose index in `room` is `place`. `to(j, values)` receives arrays of 16 values, or of 1 for short blocks:
+// `values[k]` is value j + 256 k of the chunk. All threads must call it.
 template <class Point, class To>
 __device__ inline void decode_block(Room& room, float scale, u32 at, u32 len, const Point& point, const To& to) {
     float root = inverse_root(len);
@@ -334,7 +337,7 @@ __device__ inline void decode_block(Room& room, float scale, u32 at, u32 len, co
 #pragma unroll
         for (u32 k = 0; k < COUNT_OF(values); k++) {
             float x = signed_by(room, j + 256 * k, values[k] * root * scale);
-            // By a scale of 0 all values are 0, none is -0.
+            // If the scale is 0, all values are +0.
             values[k] = scale == 0.0f ? 0.0f : x;
         }
         to(j, values);

@@ -1,22 +1,23 @@
-// Where a layer's k largest end, roughly, by a sample at random: a sixteenth of its values or, if these are more, SAMPLE. Of a layer of
-// which nothing is gathered it is all values of up to SAMPLE. What comes after it is right whatever the sample, and is fast where
-// `bound` is a little below the k-th largest magnitude, and the narrow bins, which span four powers of two, hold this.
+// A random sample of each layer, which estimates the k-th largest magnitude. The sample has a sixteenth of the values,
+// at most SAMPLE. If a layer has no room for gathered values, the sample has all values, at most SAMPLE. Later launches
+// give the same results for any sample. They are fast if `bound` is a little below the k-th largest magnitude, and if
+// this magnitude is in a narrow bin. The narrow bins span four powers of two.
 
 #define SAMPLE 65536u
-// Values that a block draws at once, and how often blocks do for a layer.
+// DRAWN is the number of values that a block draws at once. DRAWS is the largest number of such draws for a layer.
 #define DRAWN (4 * BLOCK)
 #define DRAWS (SAMPLE / DRAWN)
-// Bits of a magnitude by which the sample is counted.
+// The sample is counted by the highest SAMPLE_BITS bits of magnitudes.
 #define SAMPLE_BITS SECOND_BITS
 #define SAMPLE_SHIFT (31 - SAMPLE_BITS)
 
-// Values that are drawn.
+// Number of values in a layer's sample.
 __device__ inline u32 drawn_of(const Top& top) {
     return min(top.room_size == 0 ? top.count : top.count / 16 + (top.count % 16 != 0), SAMPLE);
 }
 
-// How many of the values sampled reach the k-th largest magnitude: at most or, where `sign` is -1, at least. These are six standard
-// deviations from what is expected, and some more, because few are not distributed normally.
+// Upper bound (lower if `sign` is -1) on the sampled values that reach the k-th largest magnitude. The margin is six
+// standard deviations. It also has 10 more values, because small numbers are not normally distributed.
 __device__ inline u32 sampled(const Top& top, float sign) {
     u32 drawn = drawn_of(top);
     if (drawn == top.count) {
@@ -27,7 +28,7 @@ __device__ inline u32 sampled(const Top& top, float sign) {
     return u32(max(expected + sign * (6.0f * sqrtf(expected * (1.0f - min(part, 1.0f))) + 10.0f), 0.0f));
 }
 
-// Finds what a sample's counts in shared memory tell, by one block: the bound, and where narrow bins begin.
+// Sets the bound and the start of the narrow bins from a sample's counts in shared memory. Called by one block.
 __device__ inline void estimate(const Top& top, const u32* room, Cut* cut) {
     u32 least = sampled(top, -1.0f);
     Picked lower = pick(room, 1u << SAMPLE_BITS, sampled(top, 1.0f));
@@ -40,13 +41,14 @@ __device__ inline void estimate(const Top& top, const u32* room, Cut* cut) {
     }
 }
 
-// Murmur's last step: all bits depend on all.
+// The finaliser of MurmurHash3: each bit of the result depends on all bits.
 __device__ inline u32 mixed(u32 bits) {
     bits = (bits ^ bits >> 16) * 0x85ebca6bu;
     bits = (bits ^ bits >> 13) * 0xc2b2ae35u;
     return bits ^ bits >> 16;
 }
 
+// Samples all layers. The last block of a layer sets its bound.
 extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const Program* program, const void* gradients,
                                   float* residuals, Cut* cuts, u32* bins) {
     __shared__ u32 room[1u << SAMPLE_BITS];
@@ -66,7 +68,7 @@ extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const P
         if (own == 0) {
             continue;
         }
-        // Others in each step and layer.
+        // The sample differs between steps and between layers.
         u32 seed = mixed(program->step) + mixed(~number);
         for (u32 stop = draw + own; draw < stop; draw++) {
 #pragma unroll

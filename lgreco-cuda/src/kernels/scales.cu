@@ -1,7 +1,7 @@
-// Whether an encoder wrote what the ranks have sent of layers under QSGD.
+// Checks of the QSGD payloads that ranks have sent.
 
-// Whether the scales of a span's buckets are as an encoder writes them and, with the first span, the header and the bits behind
-// the last code. Codes cannot be wrong.
+// Whether an encoder can have written the scales of a span's buckets. For the first span, also checks the header and
+// the padding bits after the last code. All codes are valid.
 __device__ inline bool is_written(const Layer& layer, u64 span, const u8* payload) {
     const float* scales = reinterpret_cast<const float*>(payload + HEADER);
     u32 ends = layer.min_max ? 2 : 1;
@@ -22,7 +22,8 @@ __device__ inline bool is_written(const Layer& layer, u64 span, const u8* payloa
     return good;
 }
 
-// Blames ranks whose payloads no encoder wrote: a block looks at 32 spans of as many ranks as it has warps.
+// Reports ranks whose payloads no encoder can have written. A block checks 32 spans at a time, one per lane. Its warps
+// check different ranks.
 __device__ inline void check_scales(const Layer* layers, const u32* layer_of, Program* program, const u8* messages) {
     for (u64 at = blockIdx.x * 32ull + threadIdx.x % 32; at < program->own_spans; at += gridDim.x * 32ull) {
         Layer layer = layers[layer_of[at]];

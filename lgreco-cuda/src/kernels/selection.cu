@@ -1,32 +1,36 @@
-// Which values are the k largest, of all layers together. After the sample one launch goes over all values: it sums up gradients
-// and residuals, gathers what reaches the sample's bound, in order within each span, and counts that in narrow bins. One launch
-// counts what is in the bin that has the k-th largest by magnitude, which makes the cut known, and one counts how many of each
-// span are kept. The last block that has been through a layer's spans finds what the next launch needs. Selection is integer
-// arithmetic, and places come from counts, so nothing depends on the order of blocks, nor on the sample: where its bound is too
-// high, or the bin too wide to tell its magnitudes apart, the last block finds the cut by itself.
+// Selection of the k largest values, for all layers together. After the sample, `offer` reads all values: it adds up
+// gradients and residuals, and gathers and counts the values that reach the bound. Gathered values keep their order
+// within a span. Then `refine` counts the magnitudes in the bin of the k-th largest one, which gives the cut.
+// `count_kept` counts how many values of each span are kept. In each launch, the last block of a layer prepares the
+// next launch.
+//
+// The selection uses integer arithmetic, and places come from counts. So the results depend neither on the order of
+// blocks nor on the sample. If the bound is too high, or the bin is too wide for exact counts, the last block finds the
+// cut by itself.
 
-// The range of what is kept, once all of the cut is known; the next step's begins anew. By one block.
+// Sets the range of the kept magnitudes, once the cut is final. Resets the findings for the next step. Called by one
+// block.
 __device__ inline void end_cut(Cut* cut) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        // This block may have changed them.
+        // Atomic, because this block may have changed them.
         u32 largest = atomicExch(&cut->largest, 0u);
         u32 least = atomicExch(&cut->least, 0u);
         cut->high = largest;
-        // Where zeros are kept, so is all else.
+        // If zeros are kept, then all values are kept.
         cut->low = cut->prefix != 0 ? cut->prefix : least != 0 ? ~least : largest;
     }
 }
 
-// What a thread has found in spans.
+// What a thread has found in its spans, among values that reach the bound.
 struct Found {
     u32 zeros;
-    u32 largest;  // magnitude, and complement of the least but 0
+    u32 largest;  // largest magnitude, and complement of the smallest nonzero one
     u32 least;
 };
 
-// Sums of gradients and residuals of a layer's spans from `at` to `stop`; those that may be among the k largest, in order within
-// each span, and their bins. All threads of the block must come.
+// Processes a layer's spans from `at` to `stop`. Adds up gradients and residuals, gathers the candidates for the k
+// largest in order within each span, and counts them in bins. All threads of the block must call it.
 __device__ static inline Found offer_spans(const Top& top, const Offered& offered, bool is_simple, u32 at, u32 stop,
                                     Program* program, Cut* cut, u32* room, const Spans& spans, uint2* entries) {
     __shared__ u32 totals[WARPS];
@@ -51,7 +55,7 @@ __device__ static inline Found offer_spans(const Top& top, const Offered& offere
         for (u32 strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
-                // What is no number reaches every bound.
+                // NaN reaches every bound.
                 mask |= fabsf(strips.values[strip][k]) < bound ? 0 : 1u << (4 * strip + k);
             }
         }
@@ -92,6 +96,8 @@ __device__ static inline Found offer_spans(const Top& top, const Offered& offere
     return found;
 }
 
+// Gathers and counts the candidates of all layers. The last block of a layer finds the bin of the k-th largest
+// magnitude.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void offer(Params p, const Top* tops, const u32* top_of,
                                                              Program* program, const void* gradients,
                                                              float* residuals, Cut* cuts, u32* bins, uint2* of_spans,
@@ -133,15 +139,15 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void offer(Params p, const Top
     }
 }
 
-// Makes a layer's spans choose from all their values, by one block.
+// Makes all values of a layer candidates. Called by one block.
 __device__ inline void forget_gathered(const Top& top, const Spans& spans) {
     for (u32 span = threadIdx.x; span < top.spans; span += BLOCK) {
         spans.chosen[top.first_span + span] = uint2{NOWHERE, size_of(top, span)};
     }
 }
 
-// Finds the cut whatever the sample was, by one block: among what was gathered or, where there was no room for all of it or the
-// k-th largest is not where the sample has it, among all values. `room` has 2^SECOND_BITS zeros.
+// Finds the cut for any sample. Searches the gathered values. If some had no room, or if fewer than k values reach the
+// bound, searches all values instead. `room` has 2^SECOND_BITS zeros. Called by one block.
 __device__ inline void settle(const Top& top, const Offered& offered, Cut* cut, const Spans& spans, const uint2* entries,
                               u32* room) {
     bool missed = cut->bin == NOWHERE;
@@ -184,7 +190,8 @@ __device__ inline void settle(const Top& top, const Offered& offered, Cut* cut, 
     }
 }
 
-// The cut. And words of the payload in which bits will be set become 0, up to the next payload at a multiple of 16 bytes.
+// Finds the cut of each layer. Also zeros the payload's words in which bits will be set, up to the next multiple of 16
+// bytes, where the next payload begins.
 extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, Program* program,
                                   const void* gradients, float* residuals, Cut* cuts, u32* bins, uint2* of_spans,
                                   const uint2* entries, u8* message) {
@@ -216,7 +223,7 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
 #pragma unroll 1
             for (u32 i = threadIdx.x % 32; i < choice.size; i += 32) {
                 u32 magnitude = choice.at(i).y & MAGNITUDE;
-                // The first bin and the last one may have more magnitudes than there are counts.
+                // The first and the last bin may have more magnitudes than there are counts.
                 if (bin_of(magnitude, base) == bin && magnitude >= start) {
                     atomicAdd(&room[min(magnitude - start, BINS - 1)], 1u);
                 }
@@ -234,7 +241,7 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
                     cut->rank = found.rank;
                 }
             } else if (bin != NOWHERE && top.keep == top.count) {
-                // All are above zero, or that would have been found.
+                // No value is 0: it would be the k-th largest, and the counts would show it.
                 if (threadIdx.x == 0) {
                     cut->prefix = 0;
                     cut->rank = 0;
@@ -247,8 +254,8 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
     }
 }
 
-// Adds up the magnitudes above the cut in those of a layer's bins whose largest one has an exponent that was not thought of, by the
-// last block.
+// Recomputes a layer's bin sums that are missing: those of bins with no sum for their largest magnitude's exponent.
+// Only magnitudes above the cut are added. Called by the last block.
 __device__ inline void add_missed(const Top& top, u32 prefix, const BinUnits& units, const Offered& offered,
                                   const Spans& spans, const uint2* entries, Few* few, BinSums& sums) {
     bool misses = false;
@@ -282,8 +289,9 @@ __device__ inline void add_missed(const Top& top, u32 prefix, const BinUnits& un
     sums.give(few);
 }
 
-// How much of each span is kept; of layers with codes, the means of their bins too. Where bins span many powers of two, which
-// takes magnitudes 2^14 apart or more, and one has none in its upper four, the last block goes over what is kept once more.
+// Counts the kept values of each span. For layers with codes, also computes the means of their bins. The last block may
+// have to read the kept values again, by `add_missed`. That happens if bins span many powers of two, and a bin has no
+// values in its upper four. Then some magnitudes differ by a factor of 2^14 or more.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void count_kept(Params p, const Top* tops, const u32* top_of,
                                                                   const Program* program, const void* gradients,
                                                                   float* residuals, Cut* cuts, uint2* of_spans,

@@ -1,6 +1,6 @@
-// A span's values in the registers of a block, and where those of them go that may be among the k largest.
+// The values of a span in the registers of a block, and the places of those that are gathered.
 
-// Values of a span that a warp has, one after another; those that it reads at once, and how often it does.
+// OF_WARP is the number of consecutive values of a span that a warp has. It loads STRIP values at a time, STRIPS times.
 #define OF_WARP (SPAN / WARPS)
 #define STRIP 128
 #define STRIPS (OF_WARP / STRIP)
@@ -9,13 +9,13 @@ __device__ inline bool has_fours(const void* values, u32 dtype) {
     return reinterpret_cast<u64>(values) % (dtype == 0 ? 16 : 8) == 0;
 }
 
-// A thread's values of a span, four of each strip: of the gradient or, where something is remembered, their sums, which go where
-// the next residuals will be.
+// A thread's values of a span, four from each strip: the gradient or, with error feedback, its sum with the residual.
+// `load` stores these sums where the next residuals will be.
 struct Strips {
     float values[STRIPS][4];
-    u32 there;  // bit 4 * strip + number for each of them that there is
+    u32 there;  // bit 4 * strip + k: whether value k of this strip exists
 
-    // Of values from `first` on that are aligned and all there.
+    // Loads values that are aligned and all exist. `first` is the index of this thread's first value.
     __device__ void load_simple(const Offered& offered, u64 first) {
         there = 0xffffu;
         if (offered.gradient_dtype == 0) {
@@ -66,7 +66,7 @@ struct Strips {
         }
     }
 
-    // Of any.
+    // Loads any values. `count` is the number of values in the layer.
     __device__ void load(const Offered& offered, u64 first, u32 count) {
         there = 0;
 #pragma unroll
@@ -90,21 +90,22 @@ struct Strips {
     }
 };
 
-// The sum of the bytes before byte `end`.
+// The sum of the lowest `end` bytes of a word.
 __device__ inline u32 sum_of_bytes(u32 bytes, u32 end) {
     bytes &= u32((1ull << (8 * end)) - 1);
     u32 pairs = (bytes & 0x00ff00ffu) + (bytes >> 8 & 0x00ff00ffu);
     return (pairs & 0xffffu) + (pairs >> 16);
 }
 
-// Where what reaches the bound goes: in order of strips, lanes and numbers.
+// Places of the values of a span that reach the bound, in order of position.
 struct Positions {
-    u32 before;   // of each strip, in the lanes before this one: a byte each
-    u32 of_warp;  // of each strip, in all lanes
-    u32 start;    // of the warp's in the span
-    u32 all;      // of the span
+    u32 before;   // for each strip, a byte: how many are in the lanes before this one
+    u32 of_warp;  // for each strip, a byte: how many are in all lanes
+    u32 start;    // how many are in the warps before this one
+    u32 all;      // how many are in the span
 
-    // All threads of the block must come.
+    // `mask` says which of this thread's values reach the bound, with bits as in `Strips`. All threads of the block
+    // must call it.
     __device__ Positions(u32 mask, u32 (&totals)[WARPS]) : start(0), all(0) {
         u32 own = 0;
 #pragma unroll
@@ -125,7 +126,7 @@ struct Positions {
         }
     }
 
-    // Of the first that this lane has of a strip.
+    // The place of this lane's first value from a strip.
     __device__ u32 of(u32 strip) const {
         return start + sum_of_bytes(of_warp, strip) + (before >> (8 * strip) & 0xffu);
     }

@@ -1,30 +1,32 @@
-// TopK: the energy below the k largest magnitudes, for many k from one pass over the values.
-// What the bins do not tell, a second pass does. All layers take three launches together.
+// TopK's rows: the energy below the k largest magnitudes, for many k from one pass over the values. If bins are not
+// precise enough, a second pass refines them. All layers share three launches.
 
-// Part of a row up to which its cut bin's share may be off before the bin is refined.
+// A bin is refined if it makes an error uncertain by more than this part of the error.
 #define TOLERANCE (1.0 / 16384)
-// Parts of a bin, where that is refined.
+// Number of parts of a refined bin.
 #define PARTS 256
 
-// Where the k largest end: in which bin, and k's rank there. And what all other bins add to the row.
+// The cut for one k: the bin of the k-th largest value, this value's rank in the bin, and the error from all other
+// bins.
 struct Cut {
     u32 bin;
     u32 rank;
     double others;
 };
 
-// What the bins of each exponent add up to; then energies become those of all lower ones, errors those of all higher ones.
+// Sums over the bins of each exponent. Later, energies are replaced by the sums over all lower exponents, and errors by
+// the sums over all higher ones.
 struct Exponents {
     double energies[EXPONENTS];
     double errors[EXPONENTS];
-    u32 reached[EXPONENTS + 1];  // how many values have this exponent or a higher one
+    u32 reached[EXPONENTS + 1];  // number of values with this exponent or a higher one
 
     __device__ u32 count(u32 exponent) const {
         return reached[exponent] - reached[exponent + 1];
     }
 };
 
-// How many values reach each exponent. By a warp.
+// Counts the values that reach each exponent. Called by a warp.
 __device__ inline void add_up_totals(const u32* totals, Exponents& exponents) {
     u32 lane = threadIdx.x % 32;
     u32 higher = 0;
@@ -41,7 +43,7 @@ __device__ inline void add_up_totals(const u32* totals, Exponents& exponents) {
     }
 }
 
-// Replaces each number by the sum of those before it, or after it. By a warp.
+// Replaces each number by the sum of those before it or, with `from_last`, after it. Called by a warp.
 __device__ inline void add_up_others(double* numbers, bool from_last) {
     u32 lane = threadIdx.x % 32;
     double before = 0.0;
@@ -58,7 +60,7 @@ __device__ inline void add_up_others(double* numbers, bool from_last) {
     }
 }
 
-// Four numbers of 8 bytes in a row, which begin at a multiple of 16.
+// Loads four consecutive numbers of 8 bytes. Their address is a multiple of 16.
 __device__ inline void load_four(const u64* numbers, u64* four) {
     const uint4* pairs = reinterpret_cast<const uint4*>(numbers);
 #pragma unroll
@@ -69,9 +71,9 @@ __device__ inline void load_four(const u64* numbers, u64* four) {
     }
 }
 
-// An exponent's bins, four for each lane of a warp.
+// A lane's four bins of an exponent. A warp has all bins of the exponent.
 struct Four {
-    u32 first;  // bin
+    u32 first;  // its first bin
     u32 counts[4];
     double energies[4];
     double errors[4];
@@ -96,7 +98,7 @@ struct Four {
     }
 };
 
-// What the lanes before this one have, or those after it.
+// The sum over the lanes before this one or, with `of_later`, after it.
 template <class T>
 __device__ inline T of_others(T own, bool of_later) {
     u32 place = of_later ? 31 - threadIdx.x % 32 : threadIdx.x % 32;
@@ -109,8 +111,8 @@ __device__ inline T of_others(T own, bool of_later) {
     return place == 0 ? T(0) : others;
 }
 
-// Of one exponent, of which there are values: what its bins add up to, and the bins of those k that end in it, with what its other
-// bins add to their rows. By a warp.
+// Adds up the bins of an exponent that has values. For each k whose cut is in this exponent, finds the bin of the cut,
+// and adds up the error from the exponent's other bins. Called by a warp.
 __device__ inline void find_cuts(const Params& p, const Bins& all, u32 exponent, const u32* keeps, u32 size,
                                  Exponents& exponents, Cut* cuts) {
     u32 lane = threadIdx.x % 32;
@@ -156,7 +158,7 @@ __device__ inline void find_cuts(const Params& p, const Bins& all, u32 exponent,
     }
 }
 
-// What the bin that k divides adds to a row, as far as its count and mean tell, and how far that may be off.
+// The error from the bin of the cut, estimated from the bin's count and mean, and how far this estimate may be off.
 struct Share {
     double value;
     double doubt;
@@ -169,7 +171,8 @@ struct Share {
         if (rank == count || exponent == 0) {
             return;
         }
-        // The mean of the values dropped lies between `least`, where those kept are at the upper end, and that of all.
+        // The mean of the dropped values is between `least` and the mean of all values. It is `least` if all kept
+        // values are at the bin's upper end.
         float kept = float(rank) / float(count);
         float part = float(count - rank) / float(count);
         float mean = mean_of(count, all.lows[all.first + bin]);
@@ -180,13 +183,13 @@ struct Share {
         value = value * double(kept) + double(x * x + above * above * (1.0f / 3.0f)) * unit;
         doubt = double(2.0f * (lower_end(bin) + WIDTH) * max(mean - above, above - least)) * unit;
         if (p.rounds && coarser(dropped_bits(exponent, p.sent)) > 0) {
-            // Errors of single values may be as large as the values.
+            // The rounding error of a single value may be as large as the value.
             doubt = value;
         }
     }
 };
 
-// Empties an exponent's bins for the next rows. By a warp.
+// Empties the bins of an exponent for the next rows. Called by a warp.
 __device__ inline void empty(const Params& p, const Bins& all, u32 exponent) {
     u32 lane = threadIdx.x % 32;
     u32 first = all.first + exponent * PER_EXPONENT;
@@ -203,9 +206,10 @@ __device__ inline void empty(const Params& p, const Bins& all, u32 exponent) {
     }
 }
 
-// The bin of each k, and its error unless that bin is to be refined: a block for each layer, a warp for each exponent. `wanted`
-// becomes 1 when any bin is, and slots[bin] one more than the number of a k in it. Bins of exponents that no value has are not
-// looked at, and all others are empty afterwards.
+// Finds the bin of each k, and k's error unless this bin must be refined. Launched with one block per layer; each warp
+// takes one exponent at a time. If a bin must be refined, sets wanted[layer] to 1, and slots[bin] to one more than the
+// number of a k whose cut is in the bin. All bins are empty afterwards. Bins of exponents without values are not
+// accessed.
 extern "C" __launch_bounds__(BLOCK) __global__ void choose(Params p, const Row* rows, const u32* all_keeps, u32* counts,
                                                            u64* lows, u64* all_errors, u32* all_slots, u32* wanted,
                                                            Cut* all_cuts, u64* results) {
@@ -255,8 +259,8 @@ extern "C" __launch_bounds__(BLOCK) __global__ void choose(Params p, const Row* 
     }
 }
 
-// Which of `size` places holds number `rank`, counted from the last place's first; `rank` becomes its rank there. For a
-// warp.
+// Finds the count that contains the value of rank `rank`, counted from the last of `size` counts. Sets `rank` to the
+// rank there. Called by a warp.
 __device__ inline u32 find(const u32* counts, u32 size, u32& rank) {
     u32 lane = threadIdx.x % 32;
     for (u32 end = size;; end -= 32) {
@@ -272,7 +276,7 @@ __device__ inline u32 find(const u32* counts, u32 size, u32& rank) {
     }
 }
 
-// The errors of those k of a layer whose bins were refined, by all READERS threads of a block.
+// Writes the errors of those k whose bins were refined. Called by all READERS threads of a block.
 __device__ inline void refined_row(const Params& p, const Row& row, const u32* slots, const u32* fine_counts,
                                    const u64* fine_errors, const Cut* cuts, double* errors) {
     u32 lane = threadIdx.x % 32;
@@ -290,7 +294,7 @@ __device__ inline void refined_row(const Params& p, const Row& row, const u32* s
         for (u32 part = lane; part < PARTS; part += 32) {
             double count = double(fresh(fine_counts[first + part]));
             double kept = part == found ? double(cut.rank) : part > found ? count : 0.0;
-            // The middle of a part, which is at most 2^-15 wide.
+            // The middle of a part. Parts are 2^-15 wide.
             double x = double(lower_end(cut.bin)) + (part + 0.5) * (WIDTH / PARTS);
             squares += (count - kept) * (x * x);
             if (p.rounds && count > 0.0) {
@@ -308,7 +312,7 @@ __device__ inline void refined_row(const Params& p, const Row& row, const u32* s
     }
 }
 
-// Empties what was refined for the next rows, by all READERS threads of a block.
+// Empties refined bins for the next rows. Called by all READERS threads of a block.
 __device__ inline void forget_refined(const Params& p, const Row& row, u32* slots, u32* fine_counts, u64* fine_errors,
                                       const Cut* cuts) {
     u32 lane = threadIdx.x % 32;
@@ -322,13 +326,13 @@ __device__ inline void forget_refined(const Params& p, const Row& row, u32* slot
     }
     __syncthreads();
     for (u32 index = threadIdx.x; index < row.keeps; index += READERS) {
-        // Several k may end in a bin.
+        // Several k may have their cuts in the same bin.
         atomicExch(&slots[cuts[index].bin], 0u);
     }
 }
 
-// Counts the values of the bins that have a slot by the next bits of their keys, in layers where that is wanted; the last
-// block of each makes its row.
+// Counts the values of refined bins by the next bits of their keys. Skips layers without such bins. The last block of a
+// layer writes its errors.
 extern "C" __launch_bounds__(READERS) __global__ void refine(Params p, const Row* rows, const u32* row_of,
                                                              u32* slots, u32* wanted, u32* done,
                                                              u32* fine_counts, u64* fine_errors, const Cut* cuts,

@@ -1,85 +1,87 @@
-// Layers under TopK, or the parts of them that ranks have as shards, of an exchange or one alone: what is known of each, and what kernels of all of them share.
+// Tables of layers under TopK, and functions that all of their kernels share. An entry is a layer of an exchange, a
+// rank's shard of one, a single tensor, or one k of a row.
 
 struct Params {
     u32 dtype;
     u32 layers;
     u32 spans;
     u32 chunks;
-    u32 remembers;  // whether there are residuals
+    u32 remembers;  // whether there are residuals (error feedback)
 };
 
-// A layer under TopK.
+// An entry of the table.
 struct Top {
-    u64 first;    // its first value
-    u64 payload;  // where its payload begins in a message, or its row's errors among all
+    u64 first;    // index of its first value among all layers' values
+    u64 payload;  // byte offset of its payload in a message; for a row, index of its first error
     u64 header_low;
     u64 header_high;
-    u64 bits_at;  // bits of the payload before those that begin as 0: the codes, or what follows,
-    u64 low_at;   // before the packed bits of positions,
-    u64 high_at;  // before the bitmap or the bits in unary,
-    u64 end;      // and in all
-    u64 room;     // where what is gathered of it goes
-    u32 room_size;
-    u32 layer;  // its number in the program
+    u64 bits_at;  // bit offset of the codes or, without codes, of the positions
+    u64 low_at;   // bit offset of the packed low bits of positions
+    u64 high_at;  // bit offset of the bitmap or, under Elias-Fano, of the unary high bits
+    u64 end;      // number of bits of the payload
+    u64 room;     // index of its first gathered entry
+    u32 room_size;  // number of entries that it has room for
+    u32 layer;  // number of the layer in the program
     u32 count;
-    u32 keep;
+    u32 keep;  // k, the number of values that are sent
     u32 sent;       // type of the values in the payload
     u32 placement;  // 0: no positions, 1: bitmap, 2: Elias-Fano
-    u32 low_bits;
-    u32 first_span;  // among all layers'
+    u32 low_bits;  // under Elias-Fano, number of low bits of a position
+    u32 first_span;  // number of its first span among the spans of all layers
     u32 spans;
-    u32 first_chunk;  // among all layers'
+    u32 first_chunk;  // number of its first chunk among the chunks of all layers
     u32 chunks;
-    u32 bits;  // of a code; 0 where values are sent as `sent`
-    u32 few;   // number among layers with codes
-    u32 start;  // its first value's place in the layer
+    u32 bits;  // bits of a code; 0 if values are sent in the type `sent`
+    u32 few;   // number among the layers with codes
+    u32 start;  // index of its first value in the layer
 };
 
-// What is known of where a layer's k largest end.
+// What is known so far about the cut of a layer, its k-th largest magnitude.
 struct Cut {
-    u32 prefix;  // where the bin begins that has the k-th largest magnitude; at last this magnitude, or 0 if all are kept, and above it
-    u32 rank;    // how many of that bin are among the k largest
-    u32 done;    // parts that have been through the launch
-    u32 used;    // entries gathered, or that there was no room for
-    u32 largest;  // magnitude so far, and complement of the least but 0, of those from `bound` on
+    u32 prefix;  // start of the k-th largest magnitude's bin; then that magnitude, or 0 if all are kept and none is 0
+    u32 rank;    // how many values of this bin are among the k largest; then how many of those equal to the cut
+    u32 done;    // parts of the layer that blocks have finished in the current launch
+    u32 used;    // number of values that were to be gathered, with or without room
+    u32 largest;  // largest magnitude so far, and complement of the smallest nonzero one, of values that reach `bound`
     u32 least;
-    u32 high;  // the largest magnitude, and the least that is kept but 0
+    u32 high;  // the layer's largest magnitude, and the smallest nonzero one that is kept
     u32 low;
-    u32 bound;  // from which on magnitudes are gathered and counted,
-    u32 base;   // and narrow bins begin
-    u32 bin;    // that has the k-th largest; NOWHERE if fewer than k reach `bound`
+    u32 bound;  // magnitudes from this one on are gathered and counted
+    u32 base;   // magnitude at which the narrow bins begin
+    u32 bin;    // bin of the k-th largest magnitude; NOWHERE if fewer than k reach `bound`
 };
 
-// What is known of each span, each kind in a place of its own.
+// Arrays with an element for each span.
 struct Spans {
-    uint2* chosen;  // where what was gathered of it begins, NOWHERE if there was no room, and how many these are
-    uint2* before;  // how many are above the cut and at it in the layer's spans before
-    u32* kept;      // 0x10000 for each above the cut, 1 for each at it
+    uint2* chosen;  // first gathered entry and their number; NOWHERE and the span's size if there was no room
+    uint2* before;  // numbers of values above the cut, and equal to it, in the layer's earlier spans
+    u32* kept;      // the same numbers for this span; those above the cut count 0x10000 each
 
     __device__ Spans(const Params& p, uint2* memory)
         : chosen(memory), before(memory + p.spans), kept(reinterpret_cast<u32*>(memory + 2 * u64(p.spans))) {}
 };
 
-// Values of a span.
+// Values of a span, the unit of work.
 #define SPAN 4096
 #define NOWHERE 0xffffffffu
-// 2^FIRST_BITS bins of magnitudes are counted first, then as many kinds as are in one of them: 2^SECOND_BITS.
+// Magnitudes are first counted in 2^FIRST_BITS bins. Then those of one bin are counted individually. A narrow bin has
+// 2^SECOND_BITS magnitudes.
 #define FIRST_BITS 12
 #define SECOND_BITS 13
-// A layer's counts.
+// Number of a layer's counts in device memory.
 #define BINS (1u << SECOND_BITS)
 
 __device__ inline u32 size_of(const Top& top, u32 span) {
     return u32(min(top.count - u64(span) * SPAN, u64(SPAN)));
 }
 
-// What the threads before this one have, and all of the block.
+// Result of a prefix sum for a thread: the sum over the threads before it, and the sum over the whole block.
 struct Sums {
     u64 before;
     u64 all;
 };
 
-// All threads of the block must come.
+// Prefix sum over a block. All threads of the block must call it.
 __device__ static inline Sums block_scan(u64 own) {
     __shared__ u64 totals[WARPS];
     u32 warp = threadIdx.x / 32;
@@ -97,8 +99,9 @@ __device__ static inline Sums block_scan(u64 own) {
     return sums;
 }
 
-// Shows `take` each of `count` places from `first` on and the sum of what `of` has for those before it; returns the sum of all. Each
-// warp has places in a row, of which its lanes read four times as many as they are at once. All threads of the block must come.
+// Calls `take(place, sum)` for `count` places from `first` on, where `sum` is the sum of `of` over the places before.
+// Returns the sum over all places. Each warp has consecutive places, and each of its lanes reads four at a time. All
+// threads of the block must call it.
 template <class Of, class Take>
 __device__ inline u64 add_up(u32 first, u32 count, const Of& of, const Take& take) {
     u32 lane = threadIdx.x % 32;
@@ -132,13 +135,13 @@ __device__ inline u64 add_up(u32 first, u32 count, const Of& of, const Take& tak
     return sums.all;
 }
 
-// Of a layer: what is selected from, and what is remembered.
+// The values of a layer from which the k largest are selected, and its residuals.
 struct Offered {
     const void* gradient;
     u32 gradient_dtype;
     const float* before;
-    float* after;  // null where nothing is remembered
-    const void* values;  // of the gradient or, where something is, the sums, once they are there
+    float* after;  // next residuals; null without error feedback
+    const void* values;  // gradient or, with error feedback, its sums with the residual, once they are in `after`
     u32 dtype;
 
     __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals)
@@ -156,22 +159,24 @@ struct Offered {
         }
     }
 
-    // What will be selected from, before it is there.
+    // The value from which `values` will be made, before it is stored there.
     __device__ float sum(u64 i) const {
         float own = value(gradient, gradient_dtype, i);
         return after != nullptr ? before[i] + own : own;
     }
 
+    // The next residual of a value that is sent as `sent`.
     __device__ float stays(const Program* program, u64 i, float offered, float sent) const {
         float rest = program->gain * (offered - sent);
-        // Of two zeros at gain 1 both are negative, or neither is.
+        // If `keep` is 0, the old residual would only add a zero. This would change nothing, not even the sign of zero.
         return program->keep != 0.0f ? program->keep * before[i] + rest : rest;
     }
 };
 
-// What a span chooses from, in order of position: what was gathered of it or, where there was no room, all its values.
+// The candidates for the k largest in a span, in order of position: the gathered values or, if there was no room, all
+// values.
 struct Choice {
-    const uint2* entries;  // null for all values
+    const uint2* entries;  // null if all values are candidates
     const Offered& offered;
     u64 first;
     u32 size;
@@ -181,7 +186,7 @@ struct Choice {
         entries = chosen.x == NOWHERE ? nullptr : all + top.room + chosen.x;
     }
 
-    // Position and bits.
+    // Position and bits of candidate number i.
     __device__ uint2 at(u32 i) const {
         if (entries != nullptr) {
             return entries[i];
@@ -190,7 +195,7 @@ struct Choice {
     }
 };
 
-// 0x10000 above the cut, 1 at it. Sums over a span fit.
+// 0x10000 for a magnitude above the cut, 1 for one equal to it. The sum over a span fits into 32 bits.
 __device__ inline u32 above_or_tied(u32 magnitude, u32 cut) {
     return magnitude > cut ? 0x10000u : magnitude == cut ? 1 : 0;
 }

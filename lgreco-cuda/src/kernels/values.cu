@@ -1,10 +1,10 @@
-// A tensor's values, as the trainer keeps them: f32 (0), f16 (1) or bf16 (2).
+// Access to the values of tensors. Codes of types (`dtype`): 0 is f32, 1 is f16, 2 is bf16.
 
 __device__ inline bool is_finite(float value) {
     return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
-// Exact, of any f16 that is a number.
+// Converts f16 to f32, exactly unless it is NaN.
 __device__ inline float widen_f16(u32 half) {
 #ifndef CUDA_SHIM
     float wide;
@@ -16,7 +16,7 @@ __device__ inline float widen_f16(u32 half) {
     if (magnitude >= 0x7c00u) {
         return __uint_as_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     }
-    // Exponents differ by 112; the product is exact, also for subnormal numbers.
+    // The exponent biases of f32 and f16 differ by 112. The product is exact, also for subnormal numbers.
     float scaled = __uint_as_float(magnitude << 13) * __uint_as_float((127u + 112u) << 23);
     return __uint_as_float(sign | __float_as_uint(scaled));
 #endif
@@ -26,7 +26,7 @@ __device__ inline float widen(u32 half, u32 dtype) {
     return dtype == 2 ? __uint_as_float(half << 16) : widen_f16(half);
 }
 
-// Four of them, which lie together.
+// Converts four consecutive values of 16 bits to f32.
 __device__ inline void widen4(uint2 four, u32 dtype, float (&out)[4]) {
     if (dtype == 2) {
         out[0] = __uint_as_float(four.x << 16);
@@ -48,7 +48,8 @@ __device__ inline float value(const void* values, u32 dtype, u64 i) {
     return widen(static_cast<const u16*>(values)[i], dtype);
 }
 
-// Up to four values from i, a multiple of 4, on: as one load where they are aligned and all there. Returns how many.
+// Loads up to four values from index i on, a multiple of 4. Uses one load if they are aligned and all four exist.
+// Returns the number of values that exist; the others are 0.
 __device__ inline u32 load4(const void* values, u32 dtype, u64 i, u64 count, float (&out)[4]) {
     u32 here = count - i < 4 ? u32(count - i) : 4;
     u64 align = dtype == 0 ? 16 : 8;
@@ -70,7 +71,8 @@ __device__ inline u32 load4(const void* values, u32 dtype, u64 i, u64 count, flo
     return here;
 }
 
-// The bits of up to four values from i, a multiple of 4, on: as one store where they are aligned and all there.
+// Stores the bits of `here` values, at most four, from index i on, a multiple of 4. Uses one store if they are aligned
+// and all four exist.
 __device__ inline void store4(void* values, u32 dtype, u64 i, u32 here, const u32 (&bits)[4]) {
     u64 align = dtype == 0 ? 16 : 8;
     if (here == 4 && reinterpret_cast<u64>(values) % align == 0) {
@@ -104,7 +106,7 @@ __device__ inline u32 shift_rounded(u32 x, u32 shift) {
 }
 #endif
 
-// The nearest f16; what is too large, or no number, becomes infinity.
+// Rounds f32 to the nearest f16. Too large values and NaN become infinity.
 __device__ inline u32 narrow_f16(u32 bits) {
     u32 sign = (bits & SIGN) >> 16;
 #ifndef CUDA_SHIM

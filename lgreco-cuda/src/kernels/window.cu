@@ -1,28 +1,28 @@
-// The mean of a model's last gradients, of which a plan is made, and its norms.
+// The mean of a model's last gradients, from which a plan is made, and the norms of this mean.
 
 struct Params {
-    float old;  // weights of the mean so far and of what is added
-    float own;
+    float old;  // weight of the mean so far
+    float own;  // weight of the new gradient
 };
 
 // A layer of the window.
 struct Observed {
-    u64 gradient;  // address; not looked at where the mean is closed
+    u64 gradient;  // address; `close` does not read it
     u64 mean;
     u32 dtype;
     u32 count;
-    u32 first_block;  // among all layers'
+    u32 first_block;  // number of its first block among the blocks of all layers
     u32 blocks;
 };
 
 __device__ inline float* mean_of(const Observed& layer) {
     float* mean = reinterpret_cast<float*>(layer.mean);
-    // An address that comes from memory could be of any kind.
+    // The compiler does not know that this address, loaded from memory, is in global memory.
     __builtin_assume(__isGlobal(mean));
     return mean;
 }
 
-// Means after another gradient. Bit for bit the host's.
+// Adds another gradient to each mean. The result has the same bits as on the host.
 extern "C" __global__ void blend(Params p, const Observed* layers, const u32* layer_of) {
     Observed layer = layers[layer_of[blockIdx.x]];
     const void* gradient = reinterpret_cast<const void*>(layer.gradient);
@@ -43,7 +43,7 @@ extern "C" __global__ void blend(Params p, const Observed* layers, const u32* la
     }
 }
 
-// Rounds means to what gradients of their layer's type can be, and adds up each block's squares.
+// Rounds each mean to the type of its layer's gradient, and writes each block's sum of squares.
 extern "C" __global__ void close(Params, const Observed* layers, const u32* layer_of, double* partials) {
     Observed layer = layers[layer_of[blockIdx.x]];
     float* mean = mean_of(layer);
@@ -73,7 +73,7 @@ extern "C" __global__ void close(Params, const Observed* layers, const u32* laye
     }
 }
 
-// The squared norm of each layer's mean, one block per layer.
+// Computes the squared norm of each layer's mean. Launched with one block per layer.
 extern "C" __global__ void add_squares(Params, const Observed* layers, const double* partials, double* norms) {
     Observed layer = layers[blockIdx.x];
     double sum = 0.0;
