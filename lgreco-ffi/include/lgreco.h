@@ -442,8 +442,8 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //   gain                  the part of a new compression error that residuals take up, above 0, at most 1. Default: 1.
 //   reset_every           residuals become zeros after every so many steps; with 0 never. Default: 0.
 
-// Tells the most bytes that lgreco_compressor_encode writes under the present setting. It writes exactly this number,
-// unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+// Tells the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes exactly
+// this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
                                       size_t *bytes);
 
@@ -667,7 +667,8 @@ LGRECO_ENUM(lgreco_outcome) {
     LGRECO_OUTCOME_FAILED = 3,
 };
 
-// The report of a step. Everything except the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+// The report of a step. Everything except the seconds is the same on every rank; on nodes, the bytes are those of a rank's
+// shards. Begin with LGRECO_REPORT_INIT.
 typedef struct lgreco_report {
     // Set by the INIT macro.
     size_t struct_size;
@@ -693,14 +694,16 @@ typedef struct lgreco_report {
 // number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
 // uses it. `report` may be NULL. Allocates at decisions only.
 //
-// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own code.
-// The others get LGRECO_PEER, with rank and code in the message. The other ranks are not told only if this rank cannot use
-// the network: `controller` or `collective` is wrong, or another call uses the controller (LGRECO_BUSY).
+// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own
+// code. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn of it:
+// if this rank cannot use the network, because `controller` or `collective` is wrong, or another call uses the
+// controller (LGRECO_BUSY).
 //
-// Errors that leave everything unchanged, so that the step may be repeated: LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN
-// when ranks differ in options or layers, with the first difference in the message; LGRECO_PARAMETER, also when the
-// collective has another rank or number of workers than the controller; LGRECO_STEP_ORDER while a step of
-// lgreco_controller_begin_step is under way; codes of planning.
+// The following errors leave everything unchanged, and the step may be repeated (for nodes see
+// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
+// layers, with the first difference in the message; LGRECO_PARAMETER, also when the collective has another rank or
+// number of workers than the controller; LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way;
+// codes of planning.
 //
 // LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
 // step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.

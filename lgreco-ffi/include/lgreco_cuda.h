@@ -71,11 +71,11 @@ lgreco_status lgreco_cuda_rows_bytes(struct lgreco_cuda *cuda,
                                      uint64_t *workspace_bytes,
                                      uint64_t *results_bytes);
 
-// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device, which
-// are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device, but
-// allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or options
-// than before may wait for page-locked memory. All other calls do not wait. Enqueue a copy of the results to host memory
-// behind this call, and give it to lgreco_cuda_read_rows.
+// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device,
+// which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
+// but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
+// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
+// the results to host memory, and give it to lgreco_cuda_read_rows.
 //
 // Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_ALIGNMENT.
 // LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -89,9 +89,10 @@ lgreco_status lgreco_cuda_enqueue_rows(struct lgreco_cuda *cuda,
                                        uint64_t results_bytes);
 
 // Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
-// layers and options. Call it once the copy has arrived, for instance after an event behind it. The copy need not be
-// aligned. The device is used only where a gradient is not finite or almost exceeds its type. Then the call waits and
-// reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error. Allocates.
+// layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
+// need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
+// waits and reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error.
+// Allocates.
 //
 // Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
 // bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
@@ -118,8 +119,8 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 // collectives, and replayed. Every call also takes the lgreco_cuda.
 typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 
-// Tells the bytes of device memory that a bucket of these layers works in: about 8 per element, and messages. `values` of
-// layers are not read. `settings` has one setting per layer.
+// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, and messages.
+// `values` of layers are not read. `settings` has one setting per layer.
 //
 // Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
 // different types.
@@ -187,9 +188,9 @@ typedef struct lgreco_cuda_outcome {
     size_t struct_size;
     // The number of the next step.
     uint32_t step;
-    // Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and all means become what the
-    // option `on_fault` says. A mean that exceeds its type also fails the step, but then only this mean is infinite or
-    // NaN.
+    // Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
+    // decides the value of all means. A mean that exceeds its type also fails the step, but then only this mean is
+    // infinite or NaN.
     uint32_t failed;
     // The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
     // or had other settings, or its payload cannot be decoded.
@@ -213,11 +214,11 @@ lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
                                          struct lgreco_cuda_bucket *bucket,
                                          struct lgreco_cuda_outcome *outcome);
 
-// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for the
-// bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the next
-// lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Once it has arrived, for
-// instance after an event behind it, lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one step
-// later, and waits only for the copy.
+// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
+// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
+// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. An event after
+// the copy tells when it has arrived; then lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one
+// step later, and waits only for the copy.
 lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
                                                struct lgreco_cuda_bucket *bucket,
                                                const void **address,
@@ -256,8 +257,9 @@ lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
                                                const float *values,
                                                size_t values_len);
 
-// Done: takes over the residuals and the number of steps of another bucket with the same layers, between two steps. It
-// serves to change the layers' settings. PowerSGD's factors start anew. Both buckets belong to this lgreco_cuda.
+// Done: copies the residuals and the number of steps from another bucket with the same layers to this one, between two
+// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+// lgreco_cuda.
 //
 // Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
 // LGRECO_DEVICE.
@@ -372,9 +374,9 @@ typedef uint32_t lgreco_cuda_calls;
 // Tells the bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
 
-// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer. `values`
-// are not read, and the device is not used. The result is what lgreco_cuda_held_bytes tells after a new handle has
-// reserved the memory.
+// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer.
+// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
+// handle has reserved the memory.
 //
 // Fails like lgreco_cuda_measure, except for errors about values, and with LGRECO_UNKNOWN_CONSTANT.
 lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,

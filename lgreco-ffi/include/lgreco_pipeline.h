@@ -83,20 +83,20 @@ lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *settin
 
 /* ---- 2. An end ---- */
 
-// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be lost or change
-// their order.
+// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be
+// lost or change their order.
 typedef struct lgreco_cut lgreco_cut;
 
 // An end of a cut.
 LGRECO_ENUM(lgreco_end) {
-    LGRECO_END_UPSTREAM = 0,  // The stage above: sends activations, receives gradients.
-    LGRECO_END_DOWNSTREAM = 1,  // The stage below: receives activations, sends gradients.
+    LGRECO_END_UPSTREAM = 0,  // The stage above. It sends activations and receives gradients.
+    LGRECO_END_DOWNSTREAM = 1,  // The stage below. It receives activations and sends gradients.
 };
 
-// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an unused generation,
-// so that messages of an old end are refused.
+// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an
+// unused generation, so that messages of an old end are refused.
 //
-// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 lgreco_status lgreco_cut_create(const struct lgreco_cut_setting *setting,
                                 lgreco_end end,
                                 uint32_t generation,
@@ -110,15 +110,16 @@ lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 
 /* ---- 3. A training step ---- */
 
-// The id of samples that AQ-SGD does not remember.
+// The id of a sample that AQ-SGD shall not remember.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
-// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length` receives its bytes,
-// `ticket` the number under which its gradients come back. `ids`, one per sample, are for AQ-SGD (LGRECO_UNREMEMBERED: not this
-// one); NULL otherwise. Allocates only while a memory of samples grows.
+// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
+// receives the number of bytes. `ticket` receives the number under which the gradients return. `ids` has one id per
+// sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples that are not to be remembered. It is NULL otherwise.
+// Allocates only while a memory of samples grows.
 //
-// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
-// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
 lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           const void *values,
                                           lgreco_dtype dtype,
@@ -129,21 +130,23 @@ lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           size_t *length,
                                           uint64_t *ticket);
 
-// Writes the number of samples of a message for this end to `samples`, at most a batch. Its values are that number times the features.
+// Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
+// number times the features as values.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end; LGRECO_OUT_OF_STEP for a
-// message of another generation.
+// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
+// other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
 lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
                                  size_t *samples);
 
-// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
-// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
+// Decompresses the other end's message into `values`: activations downstream, gradients upstream. `values_len` is the
+// number of samples in the message times the features. `ticket` receives the micro-batch's number, which the upstream
+// end made.
 //
-// LGRECO_OUT_OF_STEP when it is not the next message; LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different values;
-// LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
-// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+// Fails with LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
+// different values, LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end. Also fails with
+// LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
 lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
@@ -151,11 +154,11 @@ lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  size_t values_len,
                                  uint64_t *ticket);
 
-// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and returns its ticket. Gradients
-// of different micro-batches may be sent in any order.
+// Downstream: compresses the gradients of a micro-batch into `message`, and returns its ticket. There are as many
+// gradients as activations. Gradients of different micro-batches may be sent in any order.
 //
-// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
-// upstream.
+// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
+// with LGRECO_OTHER_END for an upstream end.
 lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         uint64_t ticket,
                                         const void *values,
@@ -165,19 +168,19 @@ lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         size_t capacity,
                                         size_t *length);
 
-// Ends an optimiser step: the updates of its messages become the state of both ends. Both ends must commit between the same two
-// activation messages.
+// Ends an optimiser step. The updates from the step's messages become the state of both ends. Both ends must commit
+// between the same two activation messages.
 //
-// LGRECO_PARAMETER when no activations went through the cut in this step.
+// Fails with LGRECO_PARAMETER when no activations went through the cut in this step.
 lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
 
 /* ---- 4. Lost messages ---- */
 
-// Upstream: writes the message of a micro-batch in flight once more: because it was lost, or for another forward pass of the same step
-// over the same values. Changes nothing.
+// Upstream: writes the message of a micro-batch in flight once more. This serves a message that was lost, or another
+// forward pass of the same step over the same values. Changes nothing.
 //
-// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
-// LGRECO_FEEDBACK_RULE under a memory by position.
+// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
+// been committed since, LGRECO_FEEDBACK_RULE under a memory by position.
 lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             uint64_t ticket,
                                             const void *values,
@@ -188,9 +191,10 @@ lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             size_t capacity,
                                             size_t *length);
 
-// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
 //
-// As lgreco_cut_receive; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE under a memory by
+// position.
 lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
                                           const uint8_t *message,
                                           size_t length,
@@ -199,14 +203,15 @@ lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
 
 // Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
 //
-// LGRECO_NOT_IN_FLIGHT.
+// Fails with LGRECO_NOT_IN_FLIGHT when the ticket is not in use.
 lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
 
 /* ---- 5. Evaluation ---- */
 
-// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory. Changes nothing.
+// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory.
+// Changes nothing.
 //
-// As lgreco_cut_send_activations on values and buffers.
+// Fails like lgreco_cut_send_activations for wrong values and buffers.
 lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
                                   uint32_t compressed,
                                   const void *values,
@@ -218,7 +223,7 @@ lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
 
 // Downstream: decompresses a message for evaluation. Changes nothing.
 //
-// As lgreco_cut_receive on messages and buffers.
+// Fails like lgreco_cut_receive for wrong messages and buffers.
 lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
                                             const uint8_t *message,
                                             size_t length,
@@ -227,10 +232,10 @@ lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
 
 /* ---- 6. What is remembered, and saved ends ---- */
 
-// AQ-SGD: writes the remembered activations of a sample to `values`, `values_len` = the features, and 1 to `found`. For an unknown
-// sample, `found` receives 0, and `values` are unchanged.
+// AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
+// features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 //
-// LGRECO_LENGTH for another `values_len`.
+// Fails with LGRECO_LENGTH for another `values_len`.
 lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     uint64_t sample,
                                     float *values,
@@ -240,25 +245,26 @@ lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
 // AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
 // number and must not be NULL.
 //
-// LGRECO_LENGTH when `capacity` is less; `length` is set then, too, and `samples` may be NULL.
+// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `samples` may be NULL.
 lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
                                             uint64_t *samples,
                                             size_t capacity,
                                             size_t *length);
 
-// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and must not be NULL.
+// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and
+// must not be NULL.
 //
-// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is less;
-// `length` is set then, too, and `saved` may be NULL.
+// Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
+// LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL.
 lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
                               uint8_t *saved,
                               size_t capacity,
                               size_t *length);
 
-// Creates an end from a saved state, which continues bit for bit. Any bytes may be given.
+// Creates an end from a saved state. The run continues bit for bit. Any bytes are allowed as input.
 //
-// LGRECO_OTHER_SETTING for a state with another setting; LGRECO_CHECKSUM for a damaged one; LGRECO_SAVED_STATE and others for bytes that
-// are no state of such an end.
+// Fails with LGRECO_OTHER_SETTING for a state with another setting, LGRECO_CHECKSUM for a damaged one, and
+// LGRECO_SAVED_STATE and others for bytes that are not a state of such an end.
 lgreco_status lgreco_cut_restore(const struct lgreco_cut_setting *setting,
                                  lgreco_end end,
                                  const uint8_t *saved,

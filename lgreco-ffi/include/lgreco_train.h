@@ -103,9 +103,9 @@ lgreco_status lgreco_plan_check(const struct lgreco_table_view *table,
 // with 4 or more bits in buckets of up to 512. lgreco_compressor_create makes the same check without values. Allocates.
 //
 // QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
-// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed values, as
-// when a compressor is made. Otherwise any method is judged on these values, which must be finite; the result may be
-// stricter or more lenient. Without error feedback the values are not judged.
+// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
+// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
+// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 //
 // Fails with LGRECO_NOT_CONTRACTIVE, with the squared error in the message, LGRECO_PARAMETER, LGRECO_NON_FINITE.
 lgreco_status lgreco_feedback_check(const struct lgreco_layer *layer,
@@ -172,9 +172,9 @@ lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
 // Number of bytes that lgreco_payload_seal adds. Sizes in tables and plans do not include them.
 #define LGRECO_SEAL_BYTES 8
 
-// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes behind it. It is meant for networks and files
-// that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length` receives
-// the length of payload and checksum. Does not allocate.
+// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes after it. It is meant for networks and
+// files that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length`
+// receives the length of payload and checksum. Does not allocate.
 //
 // Fails with LGRECO_LENGTH when `capacity` is less than that length; nothing is written.
 lgreco_status lgreco_payload_seal(uint8_t *payload,
@@ -228,17 +228,22 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
 // same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
 // link once per other node.
 //
-// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's ranks in
-// them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in its node after
-// LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before it, ranks of a node may have had different numbers of requests among peers. So
-// buckets in flight need separate groups each, or their last requests must start in the same order on all ranks, after all
-// buckets have reached them.
+// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
+// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in
+// its node after LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before this last request, ranks of a node may have performed
+// different numbers of requests with their peers. So each bucket in flight needs separate groups. Otherwise the last
+// requests must start in the same order on all ranks, after all buckets have reached them.
 //
-// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals, metrics
-// and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the option
-// `min_elements` are for whole layers. Errors number ranks as the collective does. States may be loaded with other nodes:
-// give lgreco_controller_load the states of all ranks of the nodes that this node takes over, and each rank finds its
-// shards in them.
+// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals,
+// metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the
+// option `min_elements` are for whole layers. Errors number ranks as the collective does. A run may resume with
+// another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this node
+// replaces, and each rank finds its shards in them.
+//
+// A gradient that is not finite affects its bucket only, in lgreco_controller_step too. Buckets before it are
+// exchanged. LGRECO_NON_FINITE_GRADIENT ends the step, so it must not be repeated, and the gradients are to be
+// ignored. With the option `non_finite`, the outcome is as after a step of buckets in flight. If
+// lgreco_controller_step is called while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
 //
 // Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *context,
@@ -250,8 +255,8 @@ lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *con
                                                 const char *const *options,
                                                 struct lgreco_controller **controller);
 
-// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. Its
-// residual is that of these elements. Without lgreco_controller_create_on_nodes, they are all elements.
+// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
+// rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
 //
 // Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
 lgreco_status lgreco_controller_shard(struct lgreco_controller *controller,
@@ -270,8 +275,8 @@ lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate);
 
 // Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
-// LGRECO_REQUEST_NONE. In most steps the first call returns that. If a decision is due, the measuring rank measures and
-// plans during a call. Allocates at decisions only.
+// LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the measuring
+// rank measures and plans during a call. Allocates at decisions only.
 //
 // A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
 // LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
@@ -279,15 +284,15 @@ lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
 lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
                                         struct lgreco_request *request);
 
-// Layers that are exchanged together in one step, lent by a controller with this rank's residuals and factors of them.
+// Layers that are exchanged together in one step. The controller lends them with this rank's residuals and factors.
 // Different threads may use different buckets at the same time, while another thread uses their controller. Only
 // lgreco_bucket_close frees a bucket.
 typedef struct lgreco_bucket lgreco_bucket;
 
 // Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
 // exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
-// additional all-gather of 24 bytes per worker checks this. Allocates what the settings need and up to three f32 per
-// element, unless a closed bucket left as much room. In that case it allocates a few hundred bytes.
+// additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and up to
+// three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
 //
 // Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 // unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
@@ -330,10 +335,10 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    void *const *gradients,
                                    size_t gradients_len);
 
-// Replaces lgreco_bucket_submit on a rank whose backward pass has failed, and which has no gradients. All ranks are told
-// in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
-// rank, and with LGRECO_PEER on the others, where the message names this rank. Residuals and factors of the layers stay
-// unchanged.
+// Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
+// of it in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on
+// this rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the
+// layers stay unchanged.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
@@ -430,10 +435,10 @@ typedef struct lgreco_plan_task lgreco_plan_task;
 // measuring rank, once all steps before step `decision - lead` have ended. At other times, on other ranks and if `lead` is
 // 0, `task` receives NULL. Call this after every step. It does not copy gradients.
 //
-// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the old
-// settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
-// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains the
-// gradients, and the run that loads it decides by them.
+// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the
+// old settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
+// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains
+// the gradients. A run that loads it uses them for its decision.
 lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *controller,
                                                struct lgreco_plan_task **task);
 
@@ -444,9 +449,9 @@ lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *control
 // with the same code on every rank. LGRECO_STEP_ORDER when the task was already run.
 lgreco_status lgreco_plan_task_run(struct lgreco_plan_task *task);
 
-// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does nothing.
-// A task that is no longer needed is only freed: a saved state was loaded, or a fall of the learning rate made the
-// decision instead.
+// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
+// nothing. A task is only freed if it is no longer needed, because a saved state was loaded, or because a fall of the
+// learning rate made the decision instead.
 //
 // Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 // running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
@@ -648,9 +653,9 @@ lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
                                      size_t capacity,
                                      size_t *length);
 
-// Like lgreco_controller_save, for one part of the state, as checkpoints that are maps from names need. Part 0 is the
-// state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid until the controller is
-// destroyed. lgreco_controller_load_parts takes the parts in any order.
+// Like lgreco_controller_save, for one part of the state. Checkpoints that are maps with names as keys need such
+// parts. Part 0 is the state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid
+// until the controller is destroyed. lgreco_controller_load_parts takes the parts in any order.
 //
 // Fails with LGRECO_LAYER_MISMATCH for an unknown part.
 lgreco_status lgreco_controller_save_part(struct lgreco_controller *controller,
@@ -699,7 +704,7 @@ typedef struct lgreco_loaded {
 // all give the same surviving rank's state as `plan`, with their own residuals. The rank that replaces it gives the last
 // state that the dead rank saved.
 //
-// A step under way is ended, and buckets from before may only be closed. `loaded` may be NULL. Allocates.
+// A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 //
 // Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no
 // state. The controller is then unchanged.
