@@ -70,7 +70,7 @@ mod testing;
 #[cfg(feature = "testing")]
 pub use testing::*;
 pub use {
-    bucket::*, collective::*, compressor::*, context::*, controller::*, create::*, cuda::*, cuda_bucket::*, cuda_measure::*,
-    cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*, memory::*, plan::*,
-    plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
+    bucket::*, collective::*, compressor::*, context::*, controller::*, create::*, cuda::*, cuda_bucket::*,
+    cuda_measure::*, cuda_payload::*, cut::*, cut_messages::*, cut_setting::*, gradient::*, inspect::*, measure::*,
+    memory::*, plan::*, plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, table_view::*, version::*,
 };

@@ -1,6 +1,6 @@
 use super::*;
-use lgreco_train::compress::Compressor;
 use lgreco_testing::controller::{alone, step_alone};
+use lgreco_train::compress::Compressor;
 
 /// Every method: the bytes in the line are those of the step's report, unless a payload's length depends on the gradients.
 #[test]
@@ -13,7 +13,10 @@ fn the_line_says_what_a_step_sends() {
         let sent = told.split_once(" bytes of gradients as ").unwrap().1.split_once(' ').unwrap().0;
         let sent: u64 = sent.parse().unwrap();
         let fixed = controller.setting(0).has_fixed_len();
-        assert!(if fixed { sent == report.bytes_out } else { sent >= report.bytes_out }, "{method:?}: {told}, {report:?}");
+        assert!(
+            if fixed { sent == report.bytes_out } else { sent >= report.bytes_out },
+            "{method:?}: {told}, {report:?}"
+        );
         let compressed = usize::from(controller.setting(0) != Setting::Dense);
         assert!(told.starts_with(&format!("step 4: {compressed} of 2 layers compressed")), "{told}");
         assert!(told.contains(" small (bias; 256 bytes)"), "{told}");

@@ -354,7 +354,10 @@ fn the_summary_is_of_shards() {
         let config = with_undo(Method::Eden, Policy::Uniform);
         let mut levels = Levels::new(config, layers(), [place.rank(), 4], Some(place)).unwrap();
         let told = levels.summary();
-        assert!(told.contains("step 0: 0 of 6 layers compressed, ") && told.contains(" 6 warm-up (fc1, bias, wide, …; "), "{told}");
+        assert!(
+            told.contains("step 0: 0 of 6 layers compressed, ") && told.contains(" 6 warm-up (fc1, bias, wide, …; "),
+            "{told}"
+        );
         let Levels::Two(training) = &mut levels else { panic!("nodes") };
         let reports = (0..4).map(|_| step(training, node, peers).unwrap().0);
         let sent = reports.last().unwrap().bytes_out;

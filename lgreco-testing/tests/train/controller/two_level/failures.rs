@@ -239,7 +239,8 @@ fn a_failure_is_told_whatever_the_learning_rate() {
     for steps in [0, 3] {
         let results = on_nodes((2, 2), |place, node, peers| {
             let accordion = Some(Accordion::new(8.0, 3.0));
-            let mut training = new(with_undo(Method::Qsgd, Policy::LGreco { solver: Default::default(), accordion }), place);
+            let mut training =
+                new(with_undo(Method::Qsgd, Policy::LGreco { solver: Default::default(), accordion }), place);
             let mut run = |rate: f64, fails: bool| {
                 let mut values = values(place.rank(), 0);
                 as_gradients(&mut values, |gradients| match fails {
