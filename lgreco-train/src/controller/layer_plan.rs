@@ -4,7 +4,7 @@
 use super::decision::LayerSetting;
 use super::layer::LayerState;
 use crate::Error;
-use crate::compress::{Compressor, Setting};
+use crate::compress::{Aggregation, Compressor, Setting};
 use crate::exchange::{Layout, Moment, Route, Spec, is_gathered};
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Dtype, Shape};
@@ -169,4 +169,21 @@ impl Needs {
     pub(super) fn passing(&self) -> u64 {
         8 * self.compressing.max(self.averaging + self.rest.div_ceil(2)) as u64
     }
+}
+
+/// Bytes that are sent for a layer; `None` if only the payload itself shows its length.
+pub(super) fn known_len(
+    setting: &Setting,
+    shape: Shape,
+    dtype: Dtype,
+    reduce_dtype: Dtype,
+) -> Result<Option<u64>, Error> {
+    Ok(match setting {
+        // Uncompressed values travel without a header.
+        Setting::Dense => Some((shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64),
+        _ if setting.traits().aggregation != Aggregation::WholePayloads => {
+            Some(setting.exchanged_len(shape, dtype, reduce_dtype)? as u64)
+        }
+        _ => None,
+    })
 }

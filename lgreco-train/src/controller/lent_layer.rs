@@ -1,8 +1,7 @@
 //! A layer in a bucket: the computations on its values before, during and after the exchange.
 
 use super::layer::LayerState;
-use super::layer_plan::{LayerPlan, Left};
-use super::summary::known_len;
+use super::layer_plan::{LayerPlan, Left, known_len};
 use super::tensor::expect_finite;
 use super::window;
 use crate::exchange::{Layer, Moment, Rest, Spec, widen_part};

@@ -1,11 +1,12 @@
 //! Summary of a controller's present settings, as one line for a log.
 
 use super::decision::LayerSetting;
+use super::layer_plan::known_len;
 use super::{Controller, Tensor, Uncompressed};
 use crate::Error;
-use crate::compress::{Aggregation, Compressor, Setting};
+use crate::compress::{Compressor, Setting};
 use crate::exchange::Route;
-use crate::gradient::{Dtype, Shape};
+use crate::gradient::Dtype;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
@@ -39,23 +40,6 @@ impl Controller {
     pub fn summary(&self) -> Summary<'_> {
         Summary(self)
     }
-}
-
-/// Bytes that are sent for a layer; `None` if only the payload itself shows its length.
-pub(super) fn known_len(
-    setting: &Setting,
-    shape: Shape,
-    dtype: Dtype,
-    reduce_dtype: Dtype,
-) -> Result<Option<u64>, Error> {
-    Ok(match setting {
-        // Uncompressed values travel without a header.
-        Setting::Dense => Some((shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64),
-        _ if setting.traits().aggregation != Aggregation::WholePayloads => {
-            Some(setting.exchanged_len(shape, dtype, reduce_dtype)? as u64)
-        }
-        _ => None,
-    })
 }
 
 fn longest_len(setting: &Setting, tensor: &Tensor, reduce_dtype: Dtype) -> Result<u64, Error> {
