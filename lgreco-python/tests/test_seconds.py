@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {"objective": "seconds", "start_iter": 2, "period": 4,
 
 
 class Lines(logging.Handler):
-    """The lines of lgreco's log."""
+    """The lines of lgreco's log about measured seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,8 @@ class Lines(logging.Handler):
         logging.getLogger("lgreco").setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        if "layers are compressed: " in record.getMessage():
+            self.lines.append(record.getMessage())
 
 
 def _wrapped(kind: str) -> torch.nn.Module:

@@ -222,7 +222,7 @@ def _told(rank: int) -> list[str]:
 
     logging.getLogger("lgreco").addHandler(Kept())
     logging.getLogger("lgreco").setLevel(logging.INFO)
-    ddp, state = make(method="qsgd", policy="uniform", min_elements=64)
+    ddp, state = make(method="qsgd", default=4, policy="uniform", min_elements=64)
     lines.clear()
     train(ddp, rank, range(8))
     assert state.last_report is not None and f" gradients as {state.last_report.bytes_out} (" in state.report()

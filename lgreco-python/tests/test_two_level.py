@@ -19,7 +19,7 @@ TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "peri
 SCHEMES: dict[str, dict[str, Any]] = {
     "topk": {},
     "eden": {"method": "eden", "default": 3},
-    "powersgd": {"method": "powersgd", "default": 2},
+    "powersgd": {"method": "powersgd", "default": 2, "route": "two_level"},
     "hybrid": {"method": "hybrid", "default": None},
     "plans aside": {"lead": 1},
     "seconds": {"objective": "seconds"},
@@ -292,7 +292,7 @@ def test_what_cannot_be_is_refused() -> None:
             assert words in text, text
 
 
-def _refused(rank: int) -> list[str]:
+def _named(rank: int) -> list[str]:
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     dist.new_group([0])  # other numbers of groups on the ranks
     own = groups[rank // 2]
@@ -311,7 +311,7 @@ def _refused(rank: int) -> list[str]:
 
 
 def test_groups_that_have_no_effect_and_options_that_differ_are_named() -> None:
-    for rank, (idle, wrong, differ) in enumerate(on_ranks(WORLD, _refused)):
+    for rank, (idle, wrong, differ) in enumerate(on_ranks(WORLD, _named)):
         assert "node_group is given, which has no effect beside route='all_gather'" in idle, idle
         assert "node_group is 'node', expected a process group" in wrong, wrong
         assert rank == 1 or "rank 1 failed" in wrong, wrong
