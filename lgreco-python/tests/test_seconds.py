@@ -29,7 +29,7 @@ class Lines(logging.Handler):
         logging.getLogger("lgreco").setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "layers are compressed: " in record.getMessage():
+        if "exchanging took" in record.getMessage():
             self.lines.append(record.getMessage())
 
 
