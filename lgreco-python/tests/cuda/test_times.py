@@ -1,6 +1,7 @@
 """Plans by the seconds of an imitated GPU, whose clock counts launches and bytes, so that what is decided is the same in every run."""
 
 import logging
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -87,7 +88,9 @@ class Lines(logging.Handler):
         logging.getLogger("lgreco").setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        # The route and the settings are told too.
+        if not re.search("^route: | layers compressed", record.getMessage()):
+            self.lines.append(record.getMessage())
 
 
 def made(clock: tuple[float, float], options: dict[str, Any]) -> tuple[DDP, LGreCoState, Clocked]:
