@@ -298,6 +298,7 @@ def _named(rank: int) -> list[str]:
     own = groups[rank // 2]
     given: list[dict[str, Any]] = [
         {"node_group": own, "route": "all_gather"},
+        {"node_group": own, "method": "powersgd", "default": 2},
         {"node_group": "node" if rank == 1 else own},
         {"method": "powersgd", "default": 2} if rank == 1 else {},
     ]
@@ -311,8 +312,9 @@ def _named(rank: int) -> list[str]:
 
 
 def test_groups_that_have_no_effect_and_options_that_differ_are_named() -> None:
-    for rank, (idle, wrong, differ) in enumerate(on_ranks(WORLD, _named)):
+    for rank, (idle, summed, wrong, differ) in enumerate(on_ranks(WORLD, _named)):
         assert "node_group is given, which has no effect beside route='all_gather'" in idle, idle
+        assert "node_group is given, which has no effect beside method='powersgd' without a route" in summed, summed
         assert "node_group is 'node', expected a process group" in wrong, wrong
         assert rank == 1 or "rank 1 failed" in wrong, wrong
         assert "on rank 1" in differ and ("method" in differ or "default" in differ), differ

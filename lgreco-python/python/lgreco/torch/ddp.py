@@ -250,13 +250,22 @@ class LGreCoState(Training):
         if not (node_group is None or isinstance(node_group, dist.ProcessGroup)):
             expected = "a process group of torch.distributed that this process is in, or None"
             refused, node_group = LgrecoError(f"node_group is {node_group!r}, expected {expected}"), None
-        if node_group is not None and (cuda is not None or route not in (None, "two_level")):
-            beside = "gradients on a GPU" if cuda is not None else f"route={route!r}"
+        methods = methods_of(method, settings)
+        beside = None
+        if self._uncompressed:
+            beside = "policy='uncompressed'"
+        elif cuda is not None:
+            beside = "gradients on a GPU"
+        elif route not in (None, "two_level"):
+            beside = f"route={route!r}"
+        elif route is None and methods == {"powersgd"}:
+            beside = "method='powersgd' without a route"
+        if node_group is not None and beside is not None:
             refused = refused or LgrecoError(f"node_group is given, which has no effect beside {beside}: leave it out, or give route=\"two_level\"")
 
         def routed(own: dist.ProcessGroup) -> tuple[Nodes | None, str]:
             may = cuda is None and not self._uncompressed and refused is None
-            return routed_over(own, route, node_group, methods_of(method, settings), may, self._uncompressed)
+            return routed_over(own, route, node_group, methods, may, self._uncompressed)
 
         super().__init__(process_group, layers, cuda, besides, refused, routed, **told)
         self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)

@@ -56,7 +56,10 @@ def _is_world(group: dist.ProcessGroup) -> bool:
 
 
 def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) -> dist.ProcessGroup:
-    """Makes a group. ``with_all`` says that all processes make it together, not only its own ranks."""
+    """Makes a group. ``with_all`` says that all processes make it together, not only its own ranks.
+
+    On a rank outside the group, the result is PyTorch's NON_GROUP_MEMBER.
+    """
     timeout = of._get_backend(of._device_types[0]).options._timeout
     _await_threads_at_exit()
     with meeting(of):
