@@ -35,8 +35,11 @@ fn plans_are_made_and_compared() {
     let (found, expected) = (size("wgpu").as_f64().unwrap(), size("cpu").as_f64().unwrap());
     assert!((found - expected).abs() <= 1e-3 * expected, "{found} bits, {expected} on the cpu");
     for command in ["plan", "measure"] {
-        let of =
-            |backend| stdout(&[command, "--backend", backend]).lines().any(|line| line.starts_with("device memory"));
+        let of = |backend| {
+            stdout(&[command, "--method", "qsgd", "--backend", backend])
+                .lines()
+                .any(|line| line.starts_with("device memory"))
+        };
         assert!(of("wgpu") && !of("cpu"), "{command}");
     }
     assert!(stdout(&["compare", "--method", "topk", "--backend", "wgpu"]).contains("exact"));

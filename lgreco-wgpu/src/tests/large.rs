@@ -2,6 +2,7 @@
 
 use super::backend;
 use super::is_full;
+use crate::WgpuBackend;
 use lgreco::backend::{Backend, Job, JobError, Portable};
 use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
@@ -39,38 +40,46 @@ fn draw(i: usize) -> f32 {
     mixed(i) as i32 as f32 / 2_147_483_648.0
 }
 
+/// Values of k, in thousandths of the elements.
+fn keeps(elements: usize) -> Vec<u32> {
+    (1..=100).map(|i| i * (elements as u32 / 1000)).collect()
+}
+
+fn matrix(gradient: &[f32]) -> Gradient<'_> {
+    Gradient::new(Values::F32(gradient), Shape::new(gradient.len() / 4096, 4096).unwrap()).unwrap()
+}
+
 /// Asserts that rows of all `value(i)` equal the core's, or that both give the same error. Unless the run is full there
 /// are fewer values.
 fn check(value: impl Fn(usize) -> f32) {
-    check_sent_as(Dtype::F32, if is_full() { MOST } else { FEWER }, value);
-}
-
-/// The same for this many values, with TopK's sent in another type.
-fn check_sent_as(values: Dtype, elements: usize, value: impl Fn(usize) -> f32) {
     let Some(mut backend) = backend() else { return };
-    let gradient: Vec<f32> = (0..elements).map(value).collect();
-    let gradient = Gradient::new(Values::F32(&gradient), Shape::new(elements / 4096, 4096).unwrap()).unwrap();
-    let keeps: Vec<u32> = (1..=100).map(|i| i * (elements as u32 / 1000)).collect();
+    let gradient: Vec<f32> = (0..if is_full() { MOST } else { FEWER }).map(value).collect();
+    let (gradient, keeps) = (matrix(&gradient), keeps(gradient.len()));
     for (candidates, bound) in [
         (Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }, QSGD),
-        (Candidates::TopK { values, keeps: &keeps }, TOPK),
+        (Candidates::TopK { values: Dtype::F32, keeps: &keeps }, TOPK),
         (Candidates::QuantisedTopK { keeps: &[keeps[0], keeps[9], keeps[99]], bits: &[1, 4, 8] }, FEW_BITS),
         (Candidates::Eden { base: Eden::default(), bits: &[1, 4] }, EDEN),
     ] {
-        assert!(bound < super::ROWS);
-        let jobs = [Job { gradient, candidates, stream: Stream::default() }];
-        let run = |backend: &mut dyn Backend| -> Result<Vec<f64>, JobError> {
-            let mut row = vec![f64::NAN; candidates.len()];
-            let mut workspace = vec![0; backend.workspace_len(&jobs)];
-            backend.measure(&jobs, &mut workspace, &mut row).map(|()| row)
-        };
-        match (run(&mut backend), run(&mut Portable)) {
-            (Ok(found), Ok(expected)) => {
-                let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= bound * b);
-                assert!(close, "{candidates:?}: {found:?}, not {expected:?}");
-            }
-            (found, expected) => assert_eq!(found, expected),
+        check_row(&mut backend, gradient, candidates, bound);
+    }
+}
+
+/// The same for one row, which may differ by a factor of `bound` from the core's.
+fn check_row(backend: &mut WgpuBackend, gradient: Gradient<'_>, candidates: Candidates<'_>, bound: f64) {
+    assert!(bound < super::ROWS);
+    let jobs = [Job { gradient, candidates, stream: Stream::default() }];
+    let run = |backend: &mut dyn Backend| -> Result<Vec<f64>, JobError> {
+        let mut row = vec![f64::NAN; candidates.len()];
+        let mut workspace = vec![0; backend.workspace_len(&jobs)];
+        backend.measure(&jobs, &mut workspace, &mut row).map(|()| row)
+    };
+    match (run(backend), run(&mut Portable)) {
+        (Ok(found), Ok(expected)) => {
+            let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= bound * b);
+            assert!(close, "{candidates:?}: {found:?}, not {expected:?}");
         }
+        (found, expected) => assert_eq!(found, expected),
     }
 }
 
@@ -97,7 +106,10 @@ fn all_equal() {
 /// The kept values are lost in rounding: squares of nearly 2^48 units, 500 thousand in a bin, on both levels of bins.
 #[test]
 fn kept_values_too_small_for_f16() {
-    check_sent_as(Dtype::F16, MOST, |i| [1.8e-9, 1.795e-9, 1.5e-9][(i % 32).min(2)]);
+    let Some(mut backend) = backend() else { return };
+    let gradient: Vec<f32> = (0..MOST).map(|i| [1.8e-9, 1.795e-9, 1.5e-9][(i % 32).min(2)]).collect();
+    let (gradient, keeps) = (matrix(&gradient), keeps(MOST));
+    check_row(&mut backend, gradient, Candidates::TopK { values: Dtype::F16, keeps: &keeps }, TOPK);
 }
 
 #[test]
