@@ -46,9 +46,9 @@ mod sealed {
 /// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
 /// ```
 pub trait Element: Copy + Pod + Send + Sync + sealed::Sealed {
-    /// The run-time name of this type.
+    /// This type as a run-time value.
     const DTYPE: Dtype;
-    /// The exact value.
+    /// The value as f32. The conversion is exact.
     fn to_f32(self) -> f32;
     /// The nearest representable value. Ties go to even; overflow becomes infinity.
     fn from_f32(value: f32) -> Self;
