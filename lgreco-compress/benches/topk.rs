@@ -1,6 +1,7 @@
 //! Compares TopK on 16 M values, on one core, with a sum-of-squares pass over the same buffer.
 //!
-//! Prints one line per figure: name, ratio to the floor, target. The benchmark checks the answers, but not the times.
+//! Prints one line per figure: its name, its time divided by the time of the pass, and the target. The benchmark checks
+//! the answers, but not the times.
 
 use lgreco_compress::wire::Payload;
 use lgreco_compress::{Compressor, topk, topk::TopK};
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 const ROUNDS: usize = 7;
 
-/// The floor: a pass that memory bandwidth limits.
+/// The reference for all times: a pass with a speed limited by memory bandwidth.
 fn sum_of_squares(values: &[f32]) -> f32 {
     pulp::Arch::new().dispatch(
         #[inline(always)]
