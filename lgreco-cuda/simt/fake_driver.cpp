@@ -9,7 +9,8 @@
 // Every stream has a queue. An operation may run once everything before it in its queue has run, and everything that
 // events or the rules of the null stream order before it. CUDA allows every such order, and programs must be right in
 // all of them. Only waits run enqueued work: freeing memory, destroying a stream or unloading a module does not. A copy
-// from pageable memory reads it before the call returns, and writes the device's memory later. FAKE_CUDA_ORDER is one of:
+// from pageable memory reads it before the call returns, and writes the device's memory later.
+// FAKE_CUDA_ORDER is one of:
 //   latest       An operation runs only when something waits for it. A wait for the whole context runs its streams one
 //                after another, the oldest first (the null stream is the oldest). This is the default.
 //   others       As `latest`, but each wait first runs all other streams as far as possible, the newest first.

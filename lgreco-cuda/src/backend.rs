@@ -76,7 +76,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
+    /// The errors of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
     ///
     /// # Safety
     /// The stream belongs to its context, and both outlive the backend.
@@ -179,7 +179,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
+    /// The errors of [`Compressor::encode`](lgreco::compress::Compressor::encode), and errors of the device.
     pub fn encode_device(
         &mut self,
         setting: &Setting,
@@ -204,7 +204,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`decode`](lgreco::compress::decode), and those of the device.
+    /// The errors of [`decode`](lgreco::compress::decode), and errors of the device.
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context. Nothing else uses it, except work

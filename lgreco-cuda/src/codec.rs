@@ -116,7 +116,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
-/// Bytes of a status with two more words, for the element at fault.
+/// Bytes of a status with two more words, which hold the element at fault.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
 /// The smallest magnitude that cannot be encoded, as bits of f32.

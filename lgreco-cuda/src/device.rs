@@ -100,7 +100,7 @@ pub(crate) trait Device: Send {
         Ok(2048)
     }
 
-    /// Done, as is all work that was enqueued before: copies `from` to `bytes`, which must have the same length.
+    /// Done, after all earlier work: copies `from` to `bytes`, which must have the same length.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
     /// Done: waits for all enqueued work.

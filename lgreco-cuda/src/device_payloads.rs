@@ -49,8 +49,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of the device, and those of [`Compressor::encode`](lgreco::compress::Compressor::encode) that do not
-    /// concern values. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a
+    /// Errors of the device, and the errors of [`Compressor::encode`](lgreco::compress::Compressor::encode) that do not
+    /// depend on values. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a
     /// check.
     ///
     /// # Safety

@@ -1,6 +1,6 @@
 //! The exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
-//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] has layers under EDEN,
-//! [`selection`](crate::selection) layers under TopK, and [`sums`] uncompressed layers and those under PowerSGD.
+//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] handles layers under EDEN, and
+//! [`selection`](crate::selection) layers under TopK. [`sums`] handles uncompressed layers and layers under PowerSGD.
 //!
 //! Residuals exist twice in device memory. A step reads one half and writes the other. The halves change roles only if
 //! no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and a step
@@ -231,13 +231,15 @@ impl CudaBackend {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
-        // TopK's last launch has announced the status. With shards it is announced later, when more is known.
+        // TopK's last launch has announced the status. With shards it is announced later, because this rank may still
+        // find faults.
         let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
     /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards there is a message
-    /// for each rank, and all of them get the status. Then `message` begins with this rank's message to itself.
+    /// for each rank, and all of them get the status. In this case, `message` begins with this rank's message to
+    /// itself.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
@@ -254,7 +256,7 @@ impl CudaBackend {
     /// The call may be captured into a graph.
     ///
     /// # Errors
-    /// Those of [`encode_exchange`](CudaBackend::encode_exchange).
+    /// The errors of [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
     /// It reads all payloads once, and before that the scales of QSGD and EDEN once. It writes the means once. TopK

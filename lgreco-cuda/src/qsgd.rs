@@ -72,8 +72,8 @@ impl Params {
     ];
 }
 
-/// Numbers of values: those that a block reads before a further block pays off, those that a thread encodes, and those
-/// that a thread decodes.
+/// Least number of values that is worth a further reading block, and numbers of values per thread: of an encoder and of
+/// a decoder.
 const PER_READER: u64 = 4 * SPAN;
 const PER_ENCODER: u64 = 16;
 const PER_DECODER: u64 = 4;
@@ -142,8 +142,8 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// Selects one of two kernels. `closed` is for random rounding if zero lies between the ends of every grid, which
-    /// is sure under max norm.
+    /// Selects one of two kernels. `closed` is for random rounding under max norm, where zero always lies within the
+    /// grid.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })

@@ -88,8 +88,8 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Sizes of the parts of memory that is all zeros before and after: sums of 8 bytes, then counts of 4. Parts that are
-/// loaded 16 bytes at a time come first.
+/// Sizes of the parts of a memory that is zero before and after each call: sums of 8 bytes, then counts of 4. Parts
+/// that are loaded 16 bytes at a time come first.
 struct Zeros {
     lows: u64,
     errors: u64,
@@ -131,7 +131,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Words of its results, which begin with those of [`measure`].
+    /// Number of words of its results. The words of [`measure`] come first.
     pub(crate) words: usize,
 }
 

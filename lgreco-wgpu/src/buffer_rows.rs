@@ -64,8 +64,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit.
-    /// Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
+    /// The errors of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not
+    /// fit. Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
     /// driver's calls within this call: [`Error::Refused`], for example for a mapped buffer, and
     /// [`Error::OutOfMemory`]. After an error the content of `results` must not be used. If the device is lost during
     /// the work, the next call returns [`Error::Lost`], and mapping the buffer fails.
@@ -86,8 +86,8 @@ impl WgpuBackend {
     /// call waits, and the gradients must still exist.
     ///
     /// # Errors
-    /// Those of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job: [`Length`](lgreco::Error::Length),
-    /// also if the number of bytes is wrong.
+    /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:
+    /// [`Length`](lgreco::Error::Length), also if the number of bytes is wrong.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

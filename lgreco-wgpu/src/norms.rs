@@ -94,7 +94,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`enqueue_rows`](WgpuBackend::enqueue_rows).
+    /// The errors of [`enqueue_rows`](WgpuBackend::enqueue_rows).
     pub fn enqueue_norms(
         &mut self,
         gradients: &[BufferGradient<'_>],

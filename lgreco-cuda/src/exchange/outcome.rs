@@ -122,7 +122,7 @@ impl CudaBackend {
     /// [`outcome_address`](DeviceExchange::outcome_address).
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();
         self.gpu_mut().read_into(exchange.head(), bytemuck::bytes_of_mut(&mut program))?;

@@ -16,7 +16,7 @@ use lgreco::rng::Stream;
 
 /// Values of a span, the unit of work of a block; `SPAN` in `buckets.cu`.
 const SPAN: usize = 4096;
-/// Bytes of a message before its payloads. Payloads begin at multiples of it.
+/// Length of a message's header in bytes. Payloads begin at multiples of this length.
 const MESSAGE_HEADER: u64 = 16;
 
 /// Value of the means after a rank has failed.

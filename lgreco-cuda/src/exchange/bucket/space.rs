@@ -117,7 +117,7 @@ impl Enqueuing<'_> {
         }
     }
 
-    /// Tells the other ranks that the device has refused the work that makes this rank's part.
+    /// Tells the other ranks that the device has refused the work for this rank's part.
     fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<()> {
         let DeviceBucket { exchange, wire, .. } = &*self.bucket;
         let (program, gpu) = (&exchange.program, self.cuda.gpu_mut());
