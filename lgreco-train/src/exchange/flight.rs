@@ -57,9 +57,9 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether this rank has failed after its last message.
     untold: bool,
-    /// Number of layers that were summed in their place.
+    /// Number of layers that were summed in their own memory so far.
     summed: usize,
-    /// Index of the first layer behind these layers.
+    /// Index of the first layer after these layers.
     behind: usize,
     /// The result, after the end.
     outcome: Option<Result<(), Error>>,
@@ -201,7 +201,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has received different pieces. It reports its error about them in the message with the means.
+                    // Every rank has received different pieces. So it reports an error in them later, in its message with the
+                    // means.
                     if part != Part::Pieces {
                         judged?;
                     } else {

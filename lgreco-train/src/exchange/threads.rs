@@ -47,7 +47,7 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 /// ```
 ///
 /// # Panics
-/// As [`run`], and when `per_node` is 0.
+/// When [`run`] panics, and when `per_node` is 0.
 pub fn run_nodes<T: Send>(
     nodes: u32,
     per_node: u32,
