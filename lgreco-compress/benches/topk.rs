@@ -28,8 +28,7 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     )
 }
 
-/// Heavy-tailed values, like those of gradients: normal values with a scale that changes every 4096 values, and
-/// outliers.
+/// Heavy-tailed values, as in gradients: normal values with a scale that changes every 4096 values, and outliers.
 fn heavy_tailed(elements: usize) -> Vec<f32> {
     let stream = Stream { seed: 1, ..Stream::default() };
     let unit = |word: u32| (word as f32 + 0.5) * (1.0 / 4_294_967_296.0);

@@ -249,7 +249,7 @@ fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers whose values follow each other in `buffer`.
+/// The layers of `tensors`. Their values follow each other in `buffer`.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));
@@ -276,7 +276,7 @@ impl Gradients {
     /// Reads the model at `path`; see [`Stored::open`].
     ///
     /// # Errors
-    /// Those of [`Stored::open`] and [`Stored::read`].
+    /// The errors of [`Stored::open`] and [`Stored::read`].
     pub fn read(path: &Path) -> Result<Self, Failure> {
         Stored::open(path)?.try_into()
     }
@@ -295,7 +295,7 @@ impl Gradients {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Stored::parse`].
+    /// The errors of [`Stored::parse`].
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         Stored::parse(bytes)?.try_into()
     }

@@ -95,9 +95,9 @@ pub const MOST_ITERATIONS: u32 = 1000;
 pub struct PowerSgd {
     /// Rank, at least 1. It is reduced to `min(rows, cols)` if that is smaller.
     pub rank: u32,
-    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to that of the best matrix of
-    /// this rank. The published method makes one per step and relies on a warm start: [`project`] from the last step's
-    /// `Q`.
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to the error of the best
+    /// matrix of this rank. The published method makes one per step and relies on a warm start: [`project`] from the
+    /// last step's `Q`.
     pub iterations: u32,
 }
 

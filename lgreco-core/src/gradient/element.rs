@@ -1,7 +1,7 @@
 //! Element types of gradients: f32, f16 and bf16.
 //!
 //! The 16-bit types only wrap their bits, so this crate does not depend on the crate `half`. Tests compare the
-//! conversions with those of `half`. No other crate can add element types.
+//! conversions with `half`. No other crate can add element types.
 
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};

@@ -83,7 +83,8 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
 /// Chooses one option per layer. The reference plan is the one that the budget names, if any.
 ///
 /// The plan is within the budget, and [`check`](super::check) verifies it. The solver makes the other quantity as small as
-/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least that of the relaxation.
+/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least the relaxation's
+/// bound.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -174,7 +175,7 @@ pub(super) fn verified_against(
 }
 
 impl Plan {
-    /// Makes a plan of given options, such as those of a [`baseline`](super::baseline) or of the reference plan.
+    /// Makes a plan of given options, such as the options of a [`baseline`](super::baseline) or of the reference plan.
     ///
     /// Its lower bound comes from the relaxation. `solver` is a name for display.
     ///

@@ -53,7 +53,7 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 ///
 /// # Source
 /// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization" (NeurIPS
-/// 2021). Deviations: the threshold follows from the budget, and densities are limited to those of the table.
+/// 2021). Deviations: the threshold follows from the budget, and densities are limited to the table's densities.
 pub fn global_topk(
     table: &Table,
     limit: impl Into<Limit>,
