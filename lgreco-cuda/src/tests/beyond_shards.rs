@@ -1,5 +1,5 @@
-//! Buckets with shards. One shard has more than 2^31 elements, the next begins behind them, and small layers follow
-//! both. The results for the last values must equal those of a bucket with only these values.
+//! Tests buckets with shards. One shard has more than 2^31 elements, the next shard begins after it, and small layers
+//! follow. The results for the last values must equal those of a bucket with only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, FIRST, filled, sparse};
@@ -53,7 +53,7 @@ impl Rank {
     }
 }
 
-/// Adds the other rank's values in this range to the own ones. Pages that take no space are zeros, so they are skipped.
+/// Adds the other rank's values in this range to this rank's. Pages that take no space are zeros, so they are skipped.
 fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     let size = size_of::<T>();
     let part = Part { address: other + (range.start * size) as u64, bytes: (range.len() * size) as u64 };
@@ -209,7 +209,7 @@ fn shards() {
     }
 }
 
-/// Faults: positions that are counted in 31 bits.
+/// Plants faults: positions are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {
