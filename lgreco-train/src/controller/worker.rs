@@ -119,12 +119,12 @@ impl Controller {
         self.scheduler.config.clock.map(|clock| clock())
     }
 
-    /// Checksum of everything that ranks must have in common at this step.
+    /// Checksum of everything that must be the same on all ranks at this step.
     pub(super) fn fingerprint(&self) -> u64 {
         Hash(self.scheduler.fingerprint()).add(self.plan).0
     }
 
-    /// Everything that ranks must have in common at this step.
+    /// Everything that must be the same on all ranks at this step.
     pub(super) fn fields(&self) -> Vec<Field> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let mut all = fields(config, tensors, self.world);
