@@ -140,10 +140,10 @@ impl Messages {
         &mut self.means[..len]
     }
 
-    /// Writes this rank's gradients for the reduce-scatter. Layers without one count as zeros.
+    /// Writes this rank's gradients for the reduce-scatter. A layer without a gradient counts as zeros.
     ///
     /// # Errors
-    /// Those of gradients that do not fit their layers or are not finite.
+    /// The errors of gradients that do not fit their layers or are not finite.
     pub(super) fn fill(
         &mut self,
         layers: &[Layer],
@@ -213,7 +213,7 @@ impl Messages {
         }
     }
 
-    /// This rank's shards. They hold the means of its node, and after the exchange those of all nodes.
+    /// This rank's shards. They hold the means of its node, and after the exchange the means over all nodes.
     pub(super) fn shards(&mut self, layers: &[Layer], topology: &Topology) -> Vec<ValuesMut<'_>> {
         let mut means = own_means(&self.bytes, &mut self.means, topology);
         let _ = take(&mut means, FAULT);
@@ -242,7 +242,7 @@ impl Messages {
     /// Writes all ranks' means to the gradients.
     ///
     /// # Errors
-    /// Those of gradients that do not fit their layers.
+    /// The errors of gradients that do not fit their layers.
     pub(super) fn deliver(
         &mut self,
         layers: &[Layer],
