@@ -250,8 +250,8 @@ impl Codec {
     }
 
     /// Compresses `values`, samples of `features` values each, into `body`, which has exactly
-    /// [`body_len`](Codec::body_len) bytes. `indices` are those of the forward body for shared-index, and empty for
-    /// other codecs. After an error, `body` must not be used.
+    /// [`body_len`](Codec::body_len) bytes. For shared-index, `indices` are the indices in the forward body. For other
+    /// codecs, they are empty. After an error, `body` must not be used.
     ///
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity. [`CoreError::ElementOverflow`] when a value does not

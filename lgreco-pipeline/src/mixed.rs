@@ -83,7 +83,7 @@ mod tests {
         support
     }
 
-    /// Tests several steps, where the error is added to the memory.
+    /// Tests several steps. After each step, the memory is the compression error.
     fn check(gradients: &[Vec<f32>], keep: u32) {
         let n = gradients[0].len();
         let mut memory = vec![0.0; n];

@@ -119,7 +119,8 @@ pub struct CutSetting {
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,
-    /// Maximum number of micro-batches in flight, at least 1: sent forward, but without gradients yet.
+    /// Maximum number of micro-batches in flight, at least 1. A micro-batch is in flight until its gradients have been
+    /// sent.
     pub in_flight: u32,
     /// Compression of activations.
     pub forward: Link,
@@ -144,7 +145,7 @@ pub enum Compatibility {
         /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation gives other numbers than with the setting of training.
+    /// Evaluation gives other numbers than with the setting used in training.
     EvaluatesDifferently {
         /// Name of the first field that differs.
         what: &'static str,
