@@ -143,16 +143,16 @@ impl Flight {
     /// the calls, only the collective may use the memory that it was given.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a network
-    /// that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error. Means and
-    /// contributions are then undefined, and factors are unchanged.
+    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a
+    /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
+    /// Means and contributions are then undefined, and factors are unchanged.
     ///
     /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`] and other errors of the compressors,
-    /// [`CoreError::Length`](crate::CoreError::Length), [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers
-    /// exceeds f32, [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another rank:
-    /// [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has other layers,
-    /// settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A space that computes
-    /// later returns errors later.
+    /// [`CoreError::Length`](crate::CoreError::Length), [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the
+    /// workers exceeds f32, [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another
+    /// rank: [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has
+    /// other layers, settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A
+    /// space that computes later returns errors later.
     ///
     /// # Complexity
     /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.

@@ -66,8 +66,8 @@ pub struct Moment {
     pub world_size: u32,
     /// The route of payloads.
     pub route: Route,
-    /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its residual,
-    /// if the layer has one.
+    /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its
+    /// residual, if the layer has one.
     pub reduce_dtype: Dtype,
     /// The seed of the run's random bits.
     pub seed: u64,

@@ -119,9 +119,9 @@ impl Slip {
 /// ranks.
 ///
 /// # Errors
-/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets its own
-/// error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by itself.
-/// [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
+/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets
+/// its own error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by
+/// itself. [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
     let weight = |code: u64| match code {

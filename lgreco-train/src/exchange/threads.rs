@@ -8,8 +8,8 @@ use std::thread::ScopedJoinHandle;
 use std::vec;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the caller's
-/// thread.
+/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the
+/// caller's thread.
 ///
 /// # Panics
 /// When `world_size` is 0 or `work` panics on any thread. The other threads then get errors, so all of them end.
