@@ -45,7 +45,7 @@ pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
 pub(super) enum Heard {
     /// Bitwise or of all ranks' answers.
     Answers(u64),
-    /// The first rank whose fingerprint differs from that of rank 0.
+    /// The first rank whose fingerprint differs from rank 0's.
     Differs(u32),
 }
 

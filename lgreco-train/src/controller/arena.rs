@@ -8,7 +8,7 @@ use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
-/// The layers of a bucket, and all memory of its exchange besides the gradients.
+/// The layers of a bucket, and all memory of its exchange except the gradients.
 #[derive(Default)]
 pub(super) struct Arena {
     pub layers: Vec<LentLayer>,
@@ -103,7 +103,7 @@ pub(super) struct Arenas {
 
 impl Arenas {
     /// Takes an arena for a bucket of `layers` layers: the smallest free one that is large enough, but not more than about twice as
-    /// large as needed. If no free arena fits, a new one replaces one of them. If buckets come one at a time (`alone`), the only
+    /// large as needed. If no free arena fits, a new one replaces a free one. If buckets come one at a time (`alone`), the only
     /// arena is used and grows.
     pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {

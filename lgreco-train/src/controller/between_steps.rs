@@ -302,10 +302,10 @@ impl Planning<'_> {
 
     /// Compresses gradients during the warm-up, too.
     ///
-    /// Until the first decision, layers have the default settings, or those of a fixed policy. This suits few and large steps, such
-    /// as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model too much. All
-    /// ranks must call this before the first step. It has no effect under [`Policy::Uncompressed`]. Settings with which error
-    /// feedback does not work are refused without looking at gradients.
+    /// Until the first decision, layers have the default settings, or the settings of a fixed policy. This suits few and large
+    /// steps, such as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model
+    /// too much. All ranks must call this before the first step. It has no effect under [`Policy::Uncompressed`]. Settings with
+    /// which error feedback does not work are refused without looking at gradients.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

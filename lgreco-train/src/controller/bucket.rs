@@ -119,7 +119,7 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes. A caller can reserve or register
-    /// memory for them beforehand. There are fewer if the exchange fails.
+    /// memory for them beforehand. If the exchange fails, there are fewer collectives.
     ///
     /// # Errors
     /// The errors of [`Controller::open`](super::Controller::open), so none for a bucket that was opened.
@@ -229,12 +229,12 @@ impl Bucket {
     /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
     /// error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
     /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others.
-    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the
-    /// gradients are not those submitted.
+    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
+    /// are not the ones that were submitted.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and
-    /// frees it. In the last call, that includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// frees it. In the last call, this memory includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -345,7 +345,8 @@ impl Bucket {
         self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
     }
 
-    /// Records the error that ends the exchange. It decides what the gradients become, and what the next message reports.
+    /// Records the error that ends the exchange. The error determines the final content of the gradients, and what the next message
+    /// reports.
     fn note_failure(&mut self, error: Error, alone: bool) {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Residuals stay unchanged, so errors in the new ones no longer matter.
@@ -378,7 +379,7 @@ fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error>
     })
 }
 
-/// The gradients, or none on a rank that has failed, because its gradients may be invalid.
+/// Returns the gradients, but none on a rank that has failed, because its gradients may be invalid.
 fn unless_failed<'g, 'v>(failure: Option<Error>, gradients: &'g mut [ValuesMut<'v>]) -> &'g mut [ValuesMut<'v>] {
     if failure.is_some() { &mut [] } else { gradients }
 }

@@ -10,8 +10,8 @@ use crate::gradient::Shape;
 /// The cost family of uncompressed layers.
 pub(super) const DENSE: usize = 0;
 
-/// A rough estimate of the seconds in which a slow core compresses a layer and decompresses `payloads` payloads of it. It models
-/// how the times of a cost family grow with shapes and parameters.
+/// A rough estimate of the seconds that a slow core needs to compress a layer and to decompress `payloads` payloads of it. It
+/// models how the times of a cost family grow with shapes and parameters.
 pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     const LAYER: f64 = 2e3;
     let cost = setting.traits().cost;
@@ -36,7 +36,7 @@ impl Default for Compute {
 
 /// The result of a trial is ignored if it differs from the earlier one by a smaller fraction than this.
 const SAME_TRIAL: f64 = 0.25;
-/// A step does not change the overhead of a family whose part of the step's work is smaller than this.
+/// A step does not change the overhead of a family whose share of the step's work is smaller than this.
 const SHARE: f64 = 0.1;
 
 impl Compute {

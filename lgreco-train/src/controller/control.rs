@@ -1,4 +1,4 @@
-//! A step from begin to end: the agreement of all ranks before its buckets, and the report after them.
+//! A step from beginning to end: the agreement of all ranks before its buckets, and the report after them.
 
 use super::agreement::{self, Heard};
 use super::agreement_state::{BROKEN, Stage, StepTotals};
@@ -119,7 +119,7 @@ impl Controller {
             false => Outcome::PassedThrough,
         };
         if outcome == Outcome::Skipped {
-            // The caller applies none of the means, not even those of buckets without NaN.
+            // The caller applies none of the means, not even the means of buckets without NaN.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {

@@ -1,7 +1,7 @@
 //! A decision: a setting per layer, and a report on the decision as a whole. Both are also encoded as numbers, for the measuring
 //! rank's broadcast and for saved states.
 //!
-//! The measuring rank's message has the same length for any contents. It consists of these 64-bit words, little-endian:
+//! The length of the measuring rank's message does not depend on its contents. It consists of these 64-bit words, little-endian:
 //!
 //! | words | |
 //! |---|---|

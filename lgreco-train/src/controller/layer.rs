@@ -75,7 +75,7 @@ pub(super) struct Counts {
 pub(super) struct Switch {
     choice: LayerSetting,
     feedback: bool,
-    /// Replaces the residual; `None` if the residual stays.
+    /// Replaces the residual; `None` if the residual stays as it is.
     memory: Option<Memory<Vec<u64>>>,
     /// Replaces `pending`, if its length changes.
     pending: Option<Vec<u64>>,

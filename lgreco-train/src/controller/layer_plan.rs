@@ -33,7 +33,7 @@ pub(super) struct Known {
     pub feedback: bool,
     /// Whether relative errors are measured in this step.
     pub measured: bool,
-    /// Whether the layer has no gradient in this step. Zeros are sent, and the residual stays.
+    /// Whether the layer has no gradient in this step. In this case, zeros are sent, and the residual does not change.
     pub withheld: bool,
 }
 

@@ -67,7 +67,7 @@ impl Meter {
     }
 
     /// Records a step that the caller has exchanged. Steps of a window are slower, because they wait for gradients to reach the
-    /// host. They count only if there are no other steps.
+    /// host. These steps count only if there are no other steps.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;

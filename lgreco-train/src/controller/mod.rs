@@ -59,7 +59,7 @@
 //! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
 //! requests. Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at
 //! the same time and on any threads. Each bucket returns requests for collectives, with the memory that they use.
-//! [`finish_step`](Controller::finish_step) ends the step. The means have the same bits as those of [`Controller::step`].
+//! [`finish_step`](Controller::finish_step) ends the step. The means are bit for bit the same as with [`Controller::step`].
 //!
 //! There is one difference. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have
 //! been exchanged before. The bucket with NaN or infinity becomes NaN on every rank, or zeros if the step is

@@ -216,7 +216,7 @@ pub(super) fn refused(choices: &[LayerSetting]) -> u32 {
 /// The table that the solver gets: the measured options of the layers that may be compressed.
 struct Offers {
     choices: Vec<table::Choice>,
-    /// Where each layer's choices end.
+    /// For each layer, the index in `choices` at which its choices end.
     ends: Vec<usize>,
     /// The setting behind each choice.
     settings: Vec<Setting>,

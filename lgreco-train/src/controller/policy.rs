@@ -32,16 +32,16 @@ pub enum Policy {
         /// Number of clusters. CGX has one per bit width; the L-GreCo paper uses 6 for PowerSGD ranks.
         clusters: usize,
     },
-    /// Accordion's detector chooses one of two parameters per layer; no budget.
+    /// Accordion's detector chooses one of two parameters per layer. There is no budget.
     Accordion(Accordion),
-    /// LEGACY's rule: a parameter per class of layer size and phase of training; no budget.
+    /// LEGACY's rule: a parameter per class of layer size and phase of training. There is no budget.
     Legacy(Legacy),
     /// The smallest plan within a budget of error, or the most exact one within a budget of size.
     LGreco {
         /// The exact solver, or the paper's dynamic program.
         solver: Solver,
-        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is that of the search's
-        /// default.
+        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is the error or size of
+        /// the search's default.
         accordion: Option<Accordion>,
     },
 }
@@ -99,12 +99,12 @@ pub enum Objective {
     /// seconds. A changed link is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the
     /// decision as text report the measurements.
     ///
-    /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed steps of the
-    /// warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides behind the
-    /// backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather of 1 MiB in total
-    /// (or of the model's size, if that is less) twice, to notice a changed link. From the second decision on, the probe is smaller
-    /// if it would take more than a hundredth of the time of all exchanges until the next decision. The smallest probe is a single
-    /// all-gather of half a MiB.
+    /// To separate the time per byte from the constant time, the controller compares steps of different sizes: the uncompressed
+    /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides
+    /// behind the backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather twice,
+    /// to notice a changed link. It has 1 MiB in total, or the model's size if that is less. From the second decision on, the probe
+    /// is smaller if it would take more than a hundredth of the time of all exchanges until the next decision. The smallest probe
+    /// is a single all-gather of half a MiB.
     ///
     /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
     /// [measures](super::External::meter_elsewhere) the seconds.

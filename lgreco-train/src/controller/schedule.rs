@@ -296,7 +296,7 @@ impl Scheduler {
         Ok(own.iter().zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
     }
 
-    /// Makes a decision due at the next step, because the settings of a loaded state are not those of the policy.
+    /// Makes a decision due at the next step, because the settings of a loaded state differ from the policy's settings.
     pub(super) fn decide_again(&mut self) {
         let comes = self.config.ramp_up.is_some() && self.due.is_some();
         if self.decision.is_some() && !comes {
@@ -306,7 +306,7 @@ impl Scheduler {
     }
 
     /// Brings the next decision forward, as [`Planning::replan`](super::Planning::replan) does, and returns the step at which it is
-    /// due; `None` if no decision is left. All ranks call it between the same two steps. O(1).
+    /// due; `None` if no decision is left. All ranks must call this between the same two steps. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
         // The buckets of the next step show whether all ranks have asked for the decision. A probe must not come before these

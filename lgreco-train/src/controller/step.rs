@@ -125,7 +125,7 @@ impl Controller {
     /// assert_eq!(results, [Err(Error::Peer { rank: 1, code: 7 }), Err(FAILURE)]);
     /// ```
     pub fn step_failed<C: Collective + ?Sized>(&self, collective: &mut C, failure: Error) -> Error {
-        // The rank and size of the collective may differ from those of the controller.
+        // The collective's rank and size may differ from the controller's.
         let mut words = agreement::failed(collective.world_size(), failure);
         match collective.all_gather(bytemuck::cast_slice_mut(&mut words)) {
             Ok(()) => failure,

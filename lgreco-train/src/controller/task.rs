@@ -84,7 +84,7 @@ impl PlanTask {
     /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
-    /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
+    /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
     pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(None, backend)
     }
@@ -129,7 +129,7 @@ impl PlanTask {
     /// ```
     ///
     /// # Complexity
-    /// That of [`run`](PlanTask::run), without the layers that `observed` measures.
+    /// The time of [`run`](PlanTask::run), without the layers that `observed` measures.
     pub fn run_with(self, observed: &mut dyn Observed, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(Some(observed), backend)
     }

@@ -15,7 +15,7 @@ pub(super) struct Window {
     /// Number of steps so far.
     pub steps: u64,
     /// The mean of each layer, empty between a decision and the first step of the next window. Ranks that do not measure have no
-    /// layers here. A plan task may share the means. Then nothing is added to them.
+    /// layers here. A plan task may share the means. While it does, nothing is added to them.
     means: Arc<Vec<Vec<f32>>>,
     /// For each layer, `Some` if a device has the mean. The vector holds a copy of the mean, or is empty if no copy was brought to
     /// the host.

@@ -134,7 +134,7 @@ impl Bucket {
     }
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed.
-    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank, on this one with `failure`.
+    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank. On this rank, the error is `failure`.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -175,7 +175,7 @@ impl Bucket {
     /// an error.
     ///
     /// # Complexity
-    /// That of the exchange of this rank's shards, and two passes over the gradients.
+    /// The time of the exchange of this rank's shards, and two passes over the gradients.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<(Group, Request<'b>)>, Error> {
         self.advance(gradients)?;
         if matches!(self.stage, Stage::Exchanging(_)) {

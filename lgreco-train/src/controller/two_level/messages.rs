@@ -26,7 +26,7 @@ pub(super) const FAULT: usize = 2;
 pub(super) struct Fault {
     /// The error's [code](Error::code); 0 for none.
     pub code: u64,
-    /// The rank that found it, among all ranks.
+    /// The rank that found the error, by its number among all ranks.
     pub rank: u32,
     /// Whether that rank failed after its last message to its peers, so that other nodes have their means.
     pub alone: bool,
@@ -184,7 +184,7 @@ impl Messages {
         }
     }
 
-    /// Where this rank's part of the sums begins.
+    /// The index at which this rank's part of the sums begins.
     fn own(&self, topology: &Topology) -> usize {
         self.lens[..topology.local as usize].iter().sum::<u64>() as usize
     }

@@ -77,7 +77,7 @@ impl TwoLevel {
     }
 
     /// Ends the step, after all of its buckets were exchanged and closed. The report counts bytes of this rank's shards: the bytes
-    /// of their gradients, and those of the payloads that this rank sent to each peer.
+    /// of their gradients, and the bytes of the payloads that this rank sent to each peer.
     ///
     /// # Errors
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
@@ -165,7 +165,7 @@ impl TwoLevel {
             return Err(Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() });
         }
         if let Err(error) = self.expect_idle() {
-            // The other ranks wait for this one's messages, so they are told.
+            // The other ranks wait for this rank's messages, so this rank reports the error to them.
             self.abandon_step()?;
             return self.run(node, peers, Err(error), learning_rate);
         }
