@@ -90,8 +90,8 @@ pub enum Codec {
         /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
-    /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. This
-    /// is the exact derivative of that selection. No positions are sent.
+    /// For gradients: the values at the positions that the forward [`TopK`](Codec::TopK) of the same micro-batch kept.
+    /// This is the exact derivative of that selection. No positions are sent.
     SharedIndex {
         /// The `keep` of the forward codec.
         keep: u32,

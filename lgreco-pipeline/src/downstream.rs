@@ -31,7 +31,7 @@ pub type Downstream = End<Below>;
 
 impl End<Below> {
     /// Decompresses a message of activations into `activations`, with which the stage then computes. Returns the
-    /// message's ticket. [`values_len`](Downstream::values_len) tells the number of values.
+    /// message's ticket. [`values_len`](Downstream::values_len) returns the number of values.
     ///
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message

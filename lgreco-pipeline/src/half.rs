@@ -261,7 +261,7 @@ impl Half {
     }
 }
 
-/// Returns an error unless both ends have the same number.
+/// Returns an error unless the number that this end expects and the number in the message are equal.
 pub(super) fn in_step(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::OutOfStep { what, expected, found }) }
 }

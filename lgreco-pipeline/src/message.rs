@@ -110,7 +110,7 @@ pub struct Header {
     pub direction: Direction,
     /// Purpose of the message.
     pub mode: Mode,
-    /// Kind of memory, 0 to 4 as in the table above.
+    /// Kind of memory: 0 none, 1 error feedback, 2 EF-mixed, 3 EF21, 4 AQ-SGD.
     pub memory: u8,
     /// The sender's element type.
     pub values: Dtype,
@@ -308,7 +308,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Splits the body into the bytes of uncompressed rows and those of the codec.
+    /// Splits the body into the bytes of uncompressed rows and the bytes of the codec.
     pub(super) fn parts(&self) -> (&'a [u8], &'a [u8]) {
         let shape = self.header.shape;
         let row = shape.cols() * self.header.values.bytes();
