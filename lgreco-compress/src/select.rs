@@ -234,8 +234,8 @@ fn parts<T: Element>(
     dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
-/// Like [`split`], but without energies and divided between cores. `inside` has room for one number per element, or
-/// none if the bracket is empty.
+/// Works as [`split`], but computes no energies, and divides the pass between cores. `inside` has room for one number
+/// per element, or none if the bracket is empty.
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];

@@ -85,7 +85,7 @@ const WORTHWHILE: u32 = 1 << 13;
 struct Scatter<'v, S, F> {
     body: S,
     start: usize,
-    /// As in [`Sparse::scatter`].
+    /// The argument `place` of [`Sparse::scatter`].
     place: [u64; 2],
     values: &'v mut [f32],
     unkept: f32,

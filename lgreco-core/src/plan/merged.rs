@@ -90,7 +90,8 @@ impl<'a> Merged<'a> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`new`](Merged::new). Also [`Error::NoSharedOption`] when layers of a group have no common key.
+    /// The errors of [`new`](Merged::new). [`Error::NoSharedOption`] is also returned when layers of a group have no
+    /// common key.
     ///
     /// # Complexity
     /// The same as for [`new`](Merged::new).
