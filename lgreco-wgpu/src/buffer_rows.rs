@@ -14,7 +14,7 @@ impl WgpuBackend {
     /// neither uses the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, independent of its values.
+    /// The first job that is invalid regardless of its values.
     pub fn rows_bytes(&self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

@@ -1,4 +1,4 @@
-//! Batches of rows of the error table, which are recorded together. They are then read back at once, or left on the
+//! Batches of rows of the error table, which are recorded together. They are then read back together, or left on the
 //! device for the caller.
 
 use crate::batch::{Batch, Part};
@@ -124,7 +124,7 @@ pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64
     Ok(batch.enqueue()?)
 }
 
-/// Rows by method; rows of a method share dispatches.
+/// Rows grouped by method. Rows of a method share dispatches.
 #[derive(Default)]
 struct Rows<'a> {
     magnitudes: Vec<(&'a Tensor, usize)>,
