@@ -35,8 +35,8 @@ std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
 
-// The accesses that a block has released: per thread, those before a number of its fences, and all in epochs before
-// `before`.
+// The accesses that a block has released. Per thread, these are the accesses before a number of its fences. For all
+// threads, they include all epochs before `before`.
 struct Release {
     std::vector<uint32_t> fences;
     uint32_t before = 0;

@@ -428,10 +428,10 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
     return o;
 }
 }  // namespace cuda_shim
-// Entry point of a kernel, for dlsym. Threads of a block run forwards (order 0), backwards (1) or at random (from 2
-// on). So do blocks of a grid. Orders 0 and 1 run one block after another. At random, threads also switch at atomics,
-// and a few blocks run at a time; block `order - 2` (modulo their number) starts when all others are done. Returns
-// whether the kernel failed, and the error text.
+// Entry point of a kernel, for dlsym. Threads of a block and blocks of a grid run forwards (order 0), backwards (1) or
+// at random (from 2 on). Orders 0 and 1 run one block after another. At random, threads also switch at atomics, and a
+// few blocks run at a time; block `order - 2` (modulo their number) starts when all others are done. Returns whether
+// the kernel failed, and the error text.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
     void** params;

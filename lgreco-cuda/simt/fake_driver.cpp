@@ -100,7 +100,7 @@ struct Operation {
     std::vector<Point> after;
 };
 
-// The captured operations of a stream. Also stands for an executable graph.
+// The captured operations of a stream, or an executable graph.
 using Graph = std::vector<std::function<int()>>;
 
 enum Capture { NONE, ACTIVE, INVALIDATED };  // CUstreamCaptureStatus
@@ -669,7 +669,8 @@ IN_CONTEXT(cuGraphLaunch, (void* executable, void* stream), auto found = find(gr
 #define OWN extern "C" __attribute__((visibility("default")))
 
 // Current numbers of allocations, retained contexts, streams, modules, contexts on this thread's stack, page-locked
-// blocks and events. Then the counts of waits for streams and devices, launches, and uploads from pageable memory.
+// blocks and events. They are followed by counts of waits for streams and devices, of launches, and of uploads from
+// pageable memory.
 OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;

@@ -63,8 +63,8 @@ impl CudaBackend {
     /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
     /// default stream is the one that is current on the calling thread. While the stream is being captured into a
     /// graph, calls return [`Error::Captured`]. They would wait and allocate, and a replay would repeat the random
-    /// words. A backend that is dropped during a capture frees nothing. Its workspace, kernels, page-locked memory and
-    /// events then stay until the context ends.
+    /// words. A backend that is dropped during a capture frees nothing. In this case, its workspace, kernels,
+    /// page-locked memory and events stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;

@@ -45,8 +45,8 @@ pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> 
     Ok(len)
 }
 
-/// Enqueued: writes the body of a payload into `payload`, behind the header's place, and the status into `status`. The
-/// status must be zeros before.
+/// Enqueued: writes the body of a payload into `payload`, after the place of the header. Writes the status into
+/// `status`, which must be zero before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,

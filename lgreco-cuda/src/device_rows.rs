@@ -1,4 +1,4 @@
-//! Rows of the error table whose results stay on the device. The caller provides the memory and brings the results to
+//! Rows of the error table whose results stay on the device. The caller provides the memory and copies the results to
 //! the host.
 
 use crate::backend::CudaBackend;
@@ -126,8 +126,8 @@ impl CudaBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the words that [`enqueue_rows`](CudaBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
-    /// call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
+    /// case the call waits, and the gradients must still exist.
     ///
     /// # Errors
     /// The errors of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length),

@@ -67,7 +67,7 @@ impl DeviceExchange {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
 
-    /// The table of the places where status records begin, behind the summed values.
+    /// The table of the places where status records begin, after the summed values.
     fn slips(&self) -> Part {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
@@ -194,9 +194,9 @@ impl CudaBackend {
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once, under EDEN twice, and writes payloads and residuals once: 12.5 bytes per
-    /// f32 value at 4 bits under QSGD. TopK also reads a sample: a sixteenth of a layer, at most 65,536 values. In
-    /// three cases TopK reads the next residuals three more times:
+    /// It reads gradients and residuals once (under EDEN twice), and writes payloads and residuals once. For f32
+    /// values under QSGD with 4 bits, this is 12.5 bytes per value. TopK also reads a sample: a sixteenth of a layer,
+    /// at most 65,536 values. In three cases TopK reads the next residuals three more times:
     /// * A layer of more than 32,768 values keeps more than 7 of 32 values.
     /// * A layer has too many ties for the gathered values to fit.
     /// * The sample is wrong, with a probability below 1 in 10^8.

@@ -28,7 +28,7 @@ const TOLD: u64 = 8;
 /// Limit in bytes of the workspace that layers and k share in one set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Result words of a row: those of TopK in full, then for each k the errors by number of bits.
+/// Result words of a row: the words of TopK in full, and then for each k the errors by number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }

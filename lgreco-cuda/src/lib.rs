@@ -32,7 +32,7 @@
 //! compiled by g++.
 //!
 //! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. With contraction off, the kernels
-//! therefore compute what the core computes. Rows are f64 sums per block, which one block adds in order.
+//! therefore compute the same results as the core. Rows are f64 sums per block, which one block adds in order.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Batches of rows of the error table, which are enqueued together and read back at once.
+//! Batches of rows of the error table, which are enqueued and read back together.
 
 use crate::codec::encode;
 use crate::device::Part;

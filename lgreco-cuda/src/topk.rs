@@ -3,7 +3,7 @@
 //! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
 //! significand in shared memory, and sum the lower bits. All sums are integers. If the k-th largest value lies within a
 //! bin, the first pass knows only the bin's count and mean. If an error is then uncertain by more than 2^-14 of itself
-//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends at once.
+//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends immediately.
 //!
 //! Layers share their three launches as long as their bins take at most 128 MiB. A layer takes 0.6 MB, or 0.9 MB if
 //! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are integers, and one block makes each

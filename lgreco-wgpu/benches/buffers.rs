@@ -1,7 +1,7 @@
 //! Benchmarks of rows (of one layer and of 150 layers), payloads and error feedback, for 2^26 f32 values in a buffer of
-//! the device. It prints three figures: milliseconds, the share of a copy's bandwidth in the same run (by the bytes
-//! that must be read and written), and the CPU's time as a multiple. These 256 MiB exceed the caches of GPUs.
-//! `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
+//! the device. It prints the time in milliseconds, the bandwidth as a share of a copy's bandwidth in the same run, and
+//! the CPU's time as a multiple. The bandwidth counts the bytes that must be read and written. These 256 MiB exceed the
+//! caches of GPUs. `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
 //!
 //! Every measured result is also checked. On llvmpipe, which runs shaders on the CPU, the times say nothing about GPUs.
 //! `tests/run` runs this bench there with few values, for the checks.

@@ -1,4 +1,4 @@
-//! Rows of the error table whose results stay on the device. The caller brings them to the host.
+//! Rows of the error table whose results stay on the device. The caller copies them to the host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -82,8 +82,8 @@ impl WgpuBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
-    /// call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
+    /// case the call waits, and the gradients must still exist.
     ///
     /// # Errors
     /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:

@@ -105,12 +105,12 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// The words of a TopK payload behind the header.
+/// The words of a TopK payload after the header.
 fn of_topk(written: &topk_encode::Written) -> Vec<Part> {
     body(&written.sent).into_iter().chain(written.positions.parts()).collect()
 }
 
-/// The words of a payload behind the header.
+/// The words of a payload after the header.
 fn body(payload: &Tensor) -> Vec<Part> {
     let mut parts: Vec<Part> = payload.parts().collect();
     parts[0].offset += HEADER_LEN as u64;

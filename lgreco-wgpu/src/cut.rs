@@ -2,7 +2,7 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Number of words of a layer's tables, and of the counters behind them, as in `topk_counters.wgsl`. The tables are
+/// Number of words of a layer's tables, and of the counters after them, as in `topk_counters.wgsl`. The tables are
 /// cleared after the sample has been evaluated.
 pub(crate) const TABLES: usize = 3 * 4096;
 pub(crate) const COUNTERS: usize = 4512;

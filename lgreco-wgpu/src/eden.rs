@@ -2,7 +2,7 @@
 //!
 //! A workgroup takes a block. Workgroup memory has room for half a block of 4096 values. So the values lie in
 //! registers, and invocations exchange them in two halves. Payloads have the core's bits, because all f32 arithmetic is
-//! done in integers. So is the f64 arithmetic of norms and scales.
+//! done in integers. The f64 arithmetic of norms and scales is done in integers too.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};

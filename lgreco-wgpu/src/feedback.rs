@@ -64,7 +64,7 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// For int8, the part behind the last whole word of codes: up to three codes, and the exponents.
+    /// For int8, the part after the last whole word of codes: up to three codes, and the exponents.
     fn tail(&self, elements: usize) -> Part {
         let offset = elements as u64 / 4 * 4;
         Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
@@ -74,7 +74,7 @@ impl BufferResidual<'_> {
 impl WgpuBackend {
     /// One step of error feedback for a gradient on the device. It compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload and residual
-    /// have the same bits as those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
+    /// have the same bits as with the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
     /// PowerSGD's payloads may differ from the core's; the residual then has the bits that belong to this backend's
     /// payload.
     ///

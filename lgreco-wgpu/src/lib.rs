@@ -7,8 +7,8 @@
 //! Payloads of QSGD, TopK and EDEN, and the values they decode to, have the core's bits. WGSL leaves rounding,
 //! contraction and subnormal numbers to the driver. So the shaders compute f32 arithmetic on bits, and every decision
 //! uses integers. Rows agree with the core's f64 within 1e-4. They are sums in f32 with separate exponents, added in
-//! the order of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device,
-//! whatever its load. Subgroups change no bit; they are used where a device has them, except on DirectX 12.
+//! the order of a tree, so nothing overflows or vanishes. The same input always gives the same bits on the same device.
+//! Subgroups change no bit; they are used where a device has them, except on DirectX 12.
 //!
 //! # Limits
 //! WebGPU's default limits are enough. Tensors, payloads and PowerSGD factors that exceed a binding, a buffer or a

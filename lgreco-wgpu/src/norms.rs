@@ -107,7 +107,8 @@ impl WgpuBackend {
     }
 
     /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. It
-    /// uses the device only if a gradient is not finite. Then the call waits, and the gradient must still exist.
+    /// uses the device only if a gradient is not finite. In that case the call waits, and the gradient must still
+    /// exist.
     ///
     /// # Errors
     /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's number. Without a number:

@@ -69,7 +69,7 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets of a tensor. Their grids are found together with those of other buckets.
+/// Buckets of a tensor. Their grids are found together with the grids of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,

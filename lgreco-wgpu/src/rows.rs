@@ -117,7 +117,7 @@ fn read(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u8>, BufferJobError> {
     Ok(batch.read(&[results])?)
 }
 
-/// Submits all jobs, whose gradients are on the device, and a copy of their results to byte `offset` of `to`.
+/// Submits all jobs, and a copy of their results to byte `offset` of `to`. All gradients must be on the device.
 pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result<(), BufferJobError> {
     let (mut batch, results) = record(gpu, jobs)?;
     batch.copy(&results.buffer, results.offset, to, offset, results.size);

@@ -194,7 +194,7 @@ impl Layer<'_> {
         })
     }
 
-    /// The values of k from `first` on, as many as there are slots; `None` if there are none.
+    /// At most as many values of k, from `first` on, as there are slots. `None` if there are none.
     fn keeps_from(&self, first: usize) -> Option<Layer<'_>> {
         let keeps = self.sought.keeps.get(first..).filter(|keeps| !keeps.is_empty())?;
         let base = Params {

@@ -11,7 +11,7 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
-/// The parameters for the places of a payload's parts: values behind the header, and positions in separate words.
+/// The parameters for the places of a payload's parts: values after the header, and positions in separate words.
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;

@@ -73,13 +73,13 @@ pub struct DeviceLayer<'a> {
 ///
 /// Each rank's device finds bad values and reports them in the rank's message. On every rank, the means then get the
 /// value that [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves
-/// the range of its type. Then residuals stay and the step counts as failed, but only that mean is infinite or NaN; the
-/// others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
+/// the range of its type. In that case residuals stay and the step counts as failed, but only that mean is infinite or
+/// NaN; the others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
 /// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
-/// of its shards may leave the range of its type. Then only this rank [knows](ExchangeOutcome::alone), and only its
-/// residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
+/// of its shards may leave the range of its type. In both cases only this rank [knows](ExchangeOutcome::alone), and
+/// only its residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -289,9 +289,9 @@ impl DeviceBucket {
         self.exchange.found_inf_address()
     }
 
-    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. They
-    /// exist twice, the second half directly behind the first. The u32 says which half is valid after the enqueued
-    /// work: 0 or 1. Use them only in work that is enqueued between two steps.
+    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. There
+    /// are two halves, the second directly after the first. The u32 says which half is valid after the enqueued work: 0
+    /// or 1. Use them only in work that is enqueued between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)

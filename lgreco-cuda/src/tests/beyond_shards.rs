@@ -23,7 +23,7 @@ const WORLD: usize = 2;
 /// Number of values in the last rank's shard of the first layer.
 const OWN: usize = 3 * 4096;
 
-/// The first layer, of `elements` elements, and the layers behind it.
+/// The first layer, of `elements` elements, and the layers after it.
 fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD])> {
     let halves = |setting, elements: usize| (setting, elements, [elements as u64 / 2, elements as u64]);
     vec![
@@ -100,7 +100,7 @@ fn shard(lens: &[u64], rank: usize) -> std::ops::Range<usize> {
 }
 
 /// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN. They
-/// are means, residuals, the rank at fault, and the position of the fault behind the first layer's end.
+/// are means, residuals, the rank at fault, and the position of the fault after the first layer's end.
 type Left = (Vec<u8>, Vec<u32>, Option<u32>, Option<isize>);
 
 fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, reduce_dtype]: [Dtype; 2]) -> Vec<Left> {

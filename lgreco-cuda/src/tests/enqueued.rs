@@ -95,7 +95,7 @@ pub(super) fn device(bytes: usize) -> u64 {
 
 /// The values at an address of the stand-in driver, whose memory is the CPU's.
 pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
-    // SAFETY: `device` allocated as many, and no enqueued work writes them.
+    // SAFETY: `device` allocated this many values, and no enqueued work writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
 
@@ -437,7 +437,7 @@ fn replayed() {
             if number == 3 {
                 // For the first layer this step then equals the first step, except for random words.
                 for residuals in remembered {
-                    // SAFETY: the memory has as many values, and the first layer's come first.
+                    // SAFETY: the memory has this many values, and begins with the first layer's values.
                     unsafe { sys::cuMemsetD8Async(residuals, 0, 4 * ROWS * COLS, stream).result().unwrap() };
                 }
             }

@@ -96,7 +96,7 @@ impl Rank {
         let message = Memory::new(program.message_bytes() as u64);
         let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
         let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
-        // SAFETY: the memory lives as long, and has the program's sizes.
+        // SAFETY: the memory lives as long as the exchange, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (expected, stream) = (vec![0.0; elements], config.stream);
         Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, expected, stream }

@@ -239,7 +239,7 @@ fn what_cannot_be_sharded_is_refused() {
     }
 }
 
-/// The error is reported in the header of each message, and behind each summed shard.
+/// The error is reported in the header of each message, and after each summed shard.
 #[test]
 fn what_the_device_refuses_is_told_to_all_owners() {
     let of_device = Arc::new(Calls::default());

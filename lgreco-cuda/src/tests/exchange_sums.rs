@@ -114,7 +114,7 @@ impl Rank {
             [program.sum_values(), program.factor_values()].map(|values| values * config.reduce_dtype.bytes());
         let [sums, factors] = [sums, factors].map(|bytes| Memory::new(bytes as u64));
         let message = Memory::new(program.message_bytes() as u64);
-        // SAFETY: the memory lives as long, and has the program's sizes.
+        // SAFETY: the memory lives as long as the exchange, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (_memory, _residuals, reduce_dtype) = (memory, residuals, config.reduce_dtype);
         Rank { exchange, _memory, _residuals, gradients, message, sums, factors, elements, reduce_dtype }

@@ -21,7 +21,7 @@ enum What<'a> {
     Payload(Setting),
 }
 
-/// Runs work in which the last block reads what other blocks wrote, with an edited module. Returns the race that is
+/// Runs work with an edited module. In it, the last block reads results of other blocks. Returns the race that is
 /// found: `None` without g++, and an empty text if there is no race.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));

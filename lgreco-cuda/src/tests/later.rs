@@ -17,7 +17,7 @@ fn with_the_fake(test: &str) {
 
 /// The values at an address, to be written.
 fn values_mut(address: u64, count: usize) -> &'static mut [f32] {
-    // SAFETY: `device` allocated as many, and no enqueued work uses them yet.
+    // SAFETY: `device` allocated this many values, and no enqueued work uses them yet.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
 }
 
@@ -30,8 +30,8 @@ struct Copied {
 impl Copied {
     fn enqueue((address, bytes): (u64, usize), stream: sys::CUstream) -> Copied {
         let (mut to, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the page-locked memory has as many bytes and stays; the device memory is valid; the pointer is valid
-        // for an event.
+        // SAFETY: the page-locked memory has this many bytes and is never freed; the device memory is valid; the
+        // pointer is valid for an event.
         unsafe {
             sys::cuMemHostAlloc(&mut to, bytes, 0).result().unwrap();
             to.cast::<u8>().write_bytes(0xee, bytes);

@@ -134,7 +134,7 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
 fn decoded(backend: &mut CudaBackend, payload: &[u8], elements: usize) -> Result<Vec<f32>, Error> {
     let mut values = vec![f32::NAN; elements];
     let address = values.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: the values are as many as the payload's, or the call fails before it writes.
+    // SAFETY: the memory has as many values as the payload, or the call fails before it writes.
     unsafe { backend.decode_to_device(payload, address) }.map(|()| values)
 }
 

@@ -70,7 +70,7 @@ fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered:
     Portable.decode(&payload(&qsgd(4)), &mut expected).unwrap();
     let ((gradient, _), sent, received) = (gradient(), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
     let [encoder, decoder] = backends;
-    // SAFETY: there is room for more than a payload, and for as many values.
+    // SAFETY: the memory has room for more than a payload, and for its values.
     unsafe {
         encoder.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
         if ordered {

@@ -236,7 +236,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Whether a row with refined bins leaves zeros behind, as the next row needs.
+/// Whether a row with refined bins leaves zeros, as the next row needs.
 fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
     row(backend, sent).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);

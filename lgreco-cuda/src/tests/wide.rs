@@ -30,8 +30,8 @@ fn keeps(count: u32) -> [u32; 10] {
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
-/// The kinds of the sample tests, and four more: two magnitudes; few different 16-bit values; magnitudes that a
-/// sample's bins cannot distinguish; and small values with a few large ones. In the last kind, a lower bin has no
+/// The kinds of the sample tests, and four more: two magnitudes, few different 16-bit values, magnitudes that a
+/// sample's bins cannot distinguish, and small values with a few large ones. In the last kind, a lower bin has no
 /// values in its upper powers of two.
 fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
     let more: [fn(usize, f32) -> f32; 4] = [
@@ -70,8 +70,8 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// A single block finds the cut of only one kind of layer. It keeps nearly as many values as are nonzero, and the
-/// sample has hardly any of these.
+/// A single block finds the cut of only one kind of layer. Such a layer keeps nearly as many values as are nonzero, and
+/// the sample has hardly any of them.
 #[test]
 fn ties_take_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";

@@ -15,8 +15,8 @@ use lgreco_train::{CoreError, Error};
 /// Length of a message's head in bytes. Payloads begin at multiples of it.
 const HEAD: usize = 16;
 
-/// The suite's layers in one type: either only those under PowerSGD, or all others. QSGD's bucket sizes are changed to
-/// sizes that the device supports.
+/// The suite's layers in one type: either only the layers under PowerSGD, or all others. QSGD's bucket sizes are
+/// changed to sizes that the device supports.
 fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     let fitting = |setting| match setting {
         Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bucket: qsgd.bucket.next_power_of_two().max(64), ..qsgd }),

@@ -35,8 +35,8 @@ const HIGHEST_SAMPLED = 4493u;
 const INTERVAL = 4494u;
 const BIN = 4498u;
 const BIN_RANK = 4499u;
-// Two words for each level after a missed cut: the upper bits of the cut that are known before the level, and k's rank
-// among the values with these bits.
+// Two words for each level after a missed cut. The first has the upper bits of the cut that are known before the level.
+// The second has k's rank among the values with these bits.
 const SETTLED_CUT = 4500u;
 
 // A bin and a rank in it, counted from the largest value; NOWHERE if there are fewer values, or the rank is 0.

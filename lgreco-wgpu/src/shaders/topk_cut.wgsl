@@ -2,10 +2,11 @@
 // values.
 //
 // A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). It misses the k-th
-// largest with a chance below 1 in 10^8. The first read counts the values above the interval and at both ends, which
-// may be many. It gathers the values within (`topk_gather.wgsl`). Gathered values are counted in 4096 bins, and the bin
-// with the k-th largest in 4096 parts. When these counts are complete, a new dispatch begins, in which all workgroups
-// search them for the rank (`topk_counters.wgsl`). For each part, its largest and smallest magnitudes are known.
+// largest with a chance below 1 in 10^8. The first read counts the values above the interval and at its ends, where
+// there may be many. It gathers the values inside the interval (`topk_gather.wgsl`). Gathered values are counted in
+// 4096 bins, and the bin with the k-th largest in 4096 parts. When these counts are complete, a new dispatch begins, in
+// which all workgroups search them for the rank (`topk_counters.wgsl`). For each part, its largest and smallest
+// magnitudes are known.
 //
 // If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
 // with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
@@ -24,7 +25,7 @@ struct Cut {
     ties: u32,
 }
 
-// The rank of the k-th largest within the interval; 0 if it lies above.
+// The rank of the k-th largest within the interval; 0 if it lies above the interval.
 fn rank_within() -> u32 {
     let above = counted(ABOVE);
     return params.keep - min(above, params.keep);

@@ -1,8 +1,8 @@
 // Writes TopK's payloads: the values above the cut or at it. `put_kept` writes a value as it is sent, and
 // `put_position` the bits of its position.
 
-// Statistics of some values: how many are above the cut and at it, and the range of the kept magnitudes. The range is
-// the complement of the smallest nonzero magnitude, and the largest one.
+// Statistics of some values: the number above the cut, the number at the cut, and the range of the kept magnitudes. The
+// range is the complement of the smallest nonzero magnitude, and the largest magnitude.
 struct Kept {
     sum: vec2<u32>,
     lowest: u32,

@@ -171,7 +171,7 @@ fn in_every_round() -> Vec<f32> {
 
 fn odd_cases() -> Vec<Case> {
     let mut all = of_lens(&LENS, odd);
-    // The k-th largest value is far from another value that nearly as many values reach.
+    // The rank k is close to a wide gap between small and large magnitudes.
     let len = 70_001;
     all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
     all.push(too_many());
@@ -217,7 +217,7 @@ fn cuts_of_tensors_are_the_cores() {
     assert_eq!(backend.gpu().lost_cuts, 0);
 }
 
-/// About as many values are kept as are nonzero, as for an embedding.
+/// About as many values are kept as there are nonzero values, as for an embedding.
 #[test]
 fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     let Some(mut backend) = backend() else { return };

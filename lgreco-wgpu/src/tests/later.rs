@@ -86,7 +86,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
         });
         assert_eq!(asked(&mut backend), before);
         assert!(is_noop || rows[0].iter().zip(&rows[1]).all(|(one, other)| one != other && *one > 0.0));
-        // The bits must equal those of the waiting call.
+        // The bits must equal the results of the waiting call.
         for (step, rows) in steps.iter().zip(&rows) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));

@@ -72,7 +72,7 @@ fn a_compiler_that_refuses_kernels_is_an_error() {
     }
 }
 
-/// SPIR-V's validator must accept what naga writes for Vulkan.
+/// SPIR-V's validator must accept naga's output for Vulkan.
 #[test]
 fn spirv_is_valid() {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
