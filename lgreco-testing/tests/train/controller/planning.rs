@@ -168,8 +168,8 @@ fn nobody_waits_for_a_late_plan() {
             let expected = match at {
                 0..6 => vec![Setting::Dense; 3],
                 6..9 => l_greco(Method::TopK, 0, &[0, 1]).1,
-                // The window has steps 5 and 6. Step 5 does not count, because it had the settings of before the late
-                // decision.
+                // The window has steps 5 and 6. Step 5 does not count, because its settings were those before the
+                // late decision.
                 _ => l_greco(Method::TopK, 0, &[6]).1,
             };
             assert_eq!(settings(&controller), expected, "step {at}");

@@ -143,7 +143,7 @@ fn accordions_levels_are_the_budget() {
         }
         seen
     });
-    // All layers at rank 8, then all at rank 3.
+    // These are the sizes of all layers at rank 8, and then at rank 3.
     let size = |rank: u64| 8 * (2 * 16 + 4 * rank * (16 + 24) + 4 * rank * (20 + 16));
     assert_eq!(sizes, [size(8), size(8), size(8), size(3)]);
 }
@@ -308,7 +308,7 @@ fn metrics_count_bytes_and_measure_errors() {
     }
     let metrics = controller.metrics(0);
     assert_eq!((metrics.steps, metrics.bytes_in, metrics.bytes_out), (4, 64, 32 + 2 * payload));
-    // Step 2 sends 4 and 12; step 3 has 6, 0, 4, 12 and sends 6 and 12.
+    // Step 2 sends the values 4 and 12. Step 3 has the values 6, 0, 4 and 12, and sends 6 and 12.
     assert_eq!((metrics.relative_error, metrics.residual_norm), (Some(16.0 / 196.0), Some(4.0)));
 }
 

@@ -22,7 +22,7 @@ fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync
     })
 }
 
-/// This includes options that only the measuring rank uses.
+/// The first step also names differing options that only the measuring rank uses.
 #[test]
 fn the_first_step_names_every_option_that_differs() {
     type Change = fn(&mut Config);

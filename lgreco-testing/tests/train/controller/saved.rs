@@ -248,7 +248,8 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
-/// These include the bits of the counters, and of the next decision's step, without which a run would never plan again.
+/// The flipped bits include those of the counters, and of the next decision's step, without which a run would never plan
+/// again.
 #[test]
 fn every_flipped_bit_is_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);

@@ -76,10 +76,10 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
 
 /// The results of a rank in several steps.
 struct Run {
-    /// By step and layer, as f32.
+    /// The means by step and layer, as f32.
     means: Vec<Vec<Vec<f32>>>,
     residuals: Vec<Vec<f32>>,
-    /// Bytes by step.
+    /// The sent bytes by step.
     sent: Vec<u64>,
 }
 

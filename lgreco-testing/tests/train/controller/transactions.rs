@@ -27,7 +27,7 @@ enum Event {
     WithheldAndSkipped,
     /// Layer 0 is in no bucket.
     Absent,
-    /// The network fails in the middle.
+    /// The network fails during the step.
     Abandoned,
 }
 

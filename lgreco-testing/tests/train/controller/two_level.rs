@@ -187,7 +187,7 @@ fn compressed_means_are_those_of_the_shards_of_node_means() {
     }
 }
 
-/// The sum of the means and the nodes' mean residual add up to the sum of the mean gradients.
+/// The sum of the means, plus the nodes' mean residual, is the sum of the mean gradients.
 #[test]
 fn no_gradient_is_lost() {
     for method in [Method::TopK, Method::Eden, Method::PowerSgd] {

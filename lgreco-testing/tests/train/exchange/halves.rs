@@ -77,7 +77,7 @@ fn residuals_keep_what_rounding_leaves() {
                     Setting::Dense => rounded(sent),
                     Setting::CltK(_) if left != sent => rounded(sent),
                     Setting::CltK(_) => 0.0,
-                    _ => continue, // what a factor contributes only the mean tells
+                    _ => continue, // a factor's contribution is only known from the mean
                 };
                 assert_eq!(sent - contribution, left, "{setting}: of element {at} something is lost");
             }

@@ -100,7 +100,7 @@ fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
         (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
         let before: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
         let mut values = values(place.rank(), 4);
-        (0..8).for_each(|row| values[0][24 * row] = 2e38); // PowerSGD's Q leaves f32
+        (0..8).for_each(|row| values[0][24 * row] = 2e38); // PowerSGD's Q exceeds f32
         let result = as_gradients(&mut values, |gradients| training.step(node, peers, gradients, 1.0).map(drop));
         let after: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
         assert!(before == after, "a failed step leaves residuals: {result:?}");
