@@ -3,8 +3,8 @@
 //! Source: Sarfi et al., "Communication-Efficient LLM Pre-Training with SparseLoCo" (2025), and its code. Matrices are
 //! divided into tiles of 64 × 64, or of the largest divisors of their sides up to 64. Vectors are divided into chunks of
 //! 4096. Each chunk keeps 64 values; smaller chunks keep proportionally fewer. The mean of a tensor's kept values is
-//! subtracted. The values are rounded to four codes, in units of 6/4 of their standard deviation. Each code decodes to the
-//! mean of the values that were rounded to it. Positions take 12 bits.
+//! subtracted. The values are rounded to four codes, in units of 6/4 of their standard deviation. Each code decodes to
+//! the mean of the values that were rounded to it. Positions take 12 bits.
 
 use lgreco_train::exchange::Collective;
 use lgreco_train::outer::Outer;
