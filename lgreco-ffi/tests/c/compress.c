@@ -103,7 +103,8 @@ static uint32_t sent(const Payload *payload) {
     return payload->bytes[4] | (uint32_t)payload->bytes[5] << 8 | (uint32_t)payload->bytes[6] << 16;
 }
 
-// Payloads whose length the values decide are shorter than their bound, and their header tells how many elements they hold.
+// If the values decide a payload's length, the payload is shorter than its bound. Its header tells the number of
+// elements.
 static void every_word_of_variable_settings_counts(void) {
     const Options none = OPTIONS;
     const uint8_t topk = first("topk 1", none, 0).bytes[2];

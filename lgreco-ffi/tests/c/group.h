@@ -160,7 +160,7 @@ static inline int32_t all_reduce_sum_bf16(Member *member, uint16_t *values, size
     return code;
 }
 
-// Performs what a bucket or a controller asks for.
+// Performs the collective that a bucket or a controller asks for.
 static inline int32_t perform(void *user, const lgreco_request *request) {
     Member *const all = user, *const member = request->group == LGRECO_GROUP_ALL ? all : all->within[request->group];
     if (member->missing >> request->kind & 1) return LGRECO_COLLECTIVE_UNSUPPORTED;

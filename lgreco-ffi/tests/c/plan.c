@@ -48,7 +48,7 @@ static void solving(void) {
     OK(lgreco_plan_get(smallest, &least));
     CHECK(least.size == 70 && least.lower_bound == 70 && least.proven == 1 && least.error == 3.0 && least.budget == 3.0);
     OK(lgreco_plan_destroy(&smallest));
-    // Views are pointers into the plan, not into what it was made from.
+    // A view has pointers into the plan, not into the table that it was made from.
     CHECK(view.options != DEFAULTS);
     OK(lgreco_plan_destroy(&plan));
     CHECK(plan == NULL);

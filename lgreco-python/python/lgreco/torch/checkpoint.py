@@ -20,7 +20,7 @@ Told = TypeVar("Told")
 
 
 class Loaded(NamedTuple):
-    """Which layers a loaded state had.
+    """The result of a load: layers that differ between state and model, and steps.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, method="topk")
@@ -67,7 +67,7 @@ class Checkpointed(Generic[Told]):
         return states[0]
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The states whose residuals this rank takes over from other ranks. They are dealt to the ranks in turn."""
+        """The states whose residuals this rank takes over from other ranks. These states go to the ranks in turn."""
         ranks = self._ranks()
         return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
 

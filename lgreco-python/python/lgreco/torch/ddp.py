@@ -123,7 +123,7 @@ class LGreCoState(Training):
         for a plan.
     route
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
-        two levels, the ranks of a node sum gradients, uncompressed. Each rank then exchanges its shard of the sums,
+        two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,
         compressed, with the ranks that have the same local rank on other nodes. The default is the route that sends the fewest
         bytes between nodes; rank 0 logs it. On a GPU the default is all-gather.
     node_group

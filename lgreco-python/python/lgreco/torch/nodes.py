@@ -1,4 +1,4 @@
-"""Which ranks share a node, and the groups of training by two levels."""
+"""Finds the ranks that share a node, and makes the groups for training by two levels."""
 
 import os
 from collections.abc import Sequence

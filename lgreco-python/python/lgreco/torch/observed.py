@@ -30,7 +30,7 @@ class Observed:
         self._window: DeviceWindow | None = None
         self._memory: torch.Tensor | None = None
         self._layers: set[int] = set()
-        """The layers whose gradients have been here since the window's first step."""
+        """The layers whose gradients have been collected here since the window's first step."""
         self._begun: int | None = None
         """The first step of the window."""
 
