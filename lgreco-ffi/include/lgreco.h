@@ -63,9 +63,9 @@
  *     }
  *
  * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs are
- * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the same time.
- * Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults. Initialise
- * structs with their INIT macro. Lengths count elements.
+ * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the
+ * same time. Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults.
+ * Initialise structs with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */

@@ -242,8 +242,8 @@ lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     size_t values_len,
                                     uint32_t *found);
 
-// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
-// number, and must not be NULL.
+// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+// receives their number, and must not be NULL.
 //
 // Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
 // NULL.

@@ -149,8 +149,8 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
     })
 }
 
-/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
-/// number, and must not be NULL.
+/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+/// receives their number, and must not be NULL.
 ///
 /// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
 /// NULL.
