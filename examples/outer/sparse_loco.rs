@@ -3,8 +3,8 @@
 //! Source: Sarfi et al., "Communication-Efficient LLM Pre-Training with SparseLoCo" (2025), and its code. Matrices are
 //! divided into tiles of 64 × 64, or of the largest divisors of their sides up to 64. Vectors are divided into chunks of
 //! 4096. Each chunk keeps 64 values; smaller chunks keep proportionally fewer. The mean of a tensor's kept values is
-//! subtracted. In units of 6/4 of their standard deviation the values are rounded to four codes. Each code decodes to the
-//! mean of its values. Positions take 12 bits.
+//! subtracted. The values are rounded to four codes, in units of 6/4 of their standard deviation. Each code decodes to
+//! the mean of the values that were rounded to it. Positions take 12 bits.
 
 use lgreco_train::exchange::Collective;
 use lgreco_train::outer::Outer;
@@ -82,8 +82,8 @@ impl SparseLoCo {
         SparseLoCo { outer, dims, residuals: zeros.clone(), velocities: zeros }
     }
 
-    /// Makes an outer step from `starts`, which become the parameters from which all workers continue. Returns the bytes
-    /// that this worker sends.
+    /// Makes an outer step from `starts`, which become the parameters for the next inner steps of all workers. Returns
+    /// the bytes that this worker sends.
     pub fn step<C: Collective>(
         &mut self,
         collective: &mut C,
@@ -136,8 +136,8 @@ mod tests {
         let values: Vec<f32> = (0..4096).map(|i| if i % 64 == 5 { (i / 64) as f32 - 31.5 } else { 0.001 }).collect();
         let (decoded, bits) = compressed(&[64, 64], &values);
         assert_eq!(bits, 64 * 14 + 128);
-        // Values from -31.5 to 31.5 have a standard deviation of 18.5. Codes meet at 13.9 and -13.9, and between these the
-        // mean is 0.
+        // Values from -31.5 to 31.5 have a standard deviation of 18.5. Codes change at 13.9 and -13.9. The values
+        // between these have the mean 0.
         let count = |value: f32| decoded.iter().filter(|&&x| x == value).count();
         assert_eq!([-23.0, 0.0, 23.0].map(count), [18, 4096 - 36, 18]);
     }

@@ -1,4 +1,4 @@
-//! Threads that exchange as slowly as by a network.
+//! A collective of threads that takes as long as one over a network.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError};

@@ -42,7 +42,7 @@ struct Args {
 const WORKERS: usize = 2;
 const ROUNDS: usize = 4;
 
-/// Plans of L-GreCo after a short warm-up, and again after each period.
+/// L-GreCo plans after a short warm-up, and again after each period.
 fn config(method: Method, warmup: u64, period: u64) -> Config {
     let mut config = Config::new(Search::new(method));
     config.schedule = Schedule { warmup, period, window: warmup, lead: 0 };

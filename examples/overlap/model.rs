@@ -41,8 +41,8 @@ impl Mlp {
             let gradient = |var: &Var| store.get(var).ok_or("the loss does not depend on a layer");
             let values = |parameter: &Parameter| Ok(gradient(&parameter.var)?.flatten_all()?.to_vec1()?);
             ready(index, layer.iter().map(values).collect::<Result<_, Failure>>()?)?;
-            // The chain rule: the gradients of ⟨output, gradient of the loss with respect to the output⟩ are those of
-            // the loss, with respect to the layer's inputs and parameters.
+            // Chain rule: the inner product of this output and the loss's gradient for it has the same gradients as the
+            // loss, with respect to the layer's inputs and parameters.
             objective = (&outputs[index] * gradient(&inputs[index])?.detach())?.sum_all()?;
         }
         Ok(())

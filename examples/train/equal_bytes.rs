@@ -27,7 +27,8 @@ impl EqualBytes<'_> {
         }
     }
 
-    /// Bytes of all layers; `search` maps the number of a layer's elements to its setting's search.
+    /// Bytes of all layers. `search` returns, for a layer's number of elements, the search with the layer's uniform
+    /// setting.
     fn bytes(&self, search: impl Fn(usize) -> Result<Search, CoreError>) -> Result<usize, Error> {
         let of = |tensor: &Tensor| -> Result<usize, Error> {
             let setting = search(tensor.shape().elements())?.uniform(tensor.dims(), tensor.dtype())?;
@@ -73,7 +74,7 @@ impl EqualBytes<'_> {
         Ok(Legacy { sizes: vec![BOUND as u64], levels, steps: steps.into() })
     }
 
-    /// A ramp-up over all `steps` down to half of the uniform parameter; the half is returned too.
+    /// Returns a ramp-up over all `steps` down to half of the uniform parameter, and that half.
     pub fn ramp(&self, steps: u64, period: u64) -> Result<(RampUp, f64), Error> {
         let last = self.parameter(self.default / 2.0);
         let search = self.search.clone().with_default(last)?;

@@ -53,7 +53,8 @@ impl Optimiser {
         Optimiser { corrected: true, ..self }
     }
 
-    /// Replaces this worker's gradients by its velocity after them. Without momentum correction, gradients stay unchanged.
+    /// Adds this worker's gradients to its velocity, and replaces them by it. Without momentum correction, gradients
+    /// stay unchanged.
     pub fn correct(&mut self, gradients: &mut [Vec<f32>]) {
         if self.corrected {
             for (gradients, velocity) in gradients.iter_mut().zip(&mut self.first) {
@@ -65,7 +66,7 @@ impl Optimiser {
         }
     }
 
-    /// AdamW's second moments without the bias of their start at zero, tensor by tensor; none under SGD.
+    /// AdamW's bias-corrected second moments, tensor by tensor; none under SGD.
     pub fn second_moments(&self) -> Vec<Vec<f32>> {
         let unbiased = 1.0 / (1.0 - SQUARES.powi(self.steps.max(1)));
         self.second.iter().map(|moments| moments.iter().map(|moment| unbiased * moment).collect()).collect()

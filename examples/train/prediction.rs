@@ -33,7 +33,8 @@ const PROBED: [(&str, Term, Term); 2] = [
 
 type OfAdam = fn(&Moments, f64) -> f64;
 
-/// A layer's part of metrics that know Adam, at one step, from the relative squared error of the mean gradient.
+/// Metrics that use Adam's second moments. Each function returns a layer's summand at one step, from the relative
+/// squared error of the mean gradient.
 const OF_ADAM: [(&str, OfAdam); 2] = [
     ("noise in Adam's step, noise by workers", Moments::noise_in_step),
     ("squared-l2 over the layer's mean second moment, noise by workers", Moments::noise_by_mean),
@@ -171,7 +172,7 @@ fn cost(
     Ok(sum)
 }
 
-/// The cost of a plan by a metric that knows Adam's second moments, summed over layers and decisions.
+/// A plan's cost by a metric that uses Adam's second moments, summed over layers and decisions.
 fn cost_of_adam(errors: &Errors, plan: &Plan, part: OfAdam) -> Result<f64, lgreco_train::Error> {
     let mut sum = 0.0;
     for ((layer, setting), relative) in errors.layers.iter().zip(&plan.settings).zip(&plan.errors) {

@@ -164,7 +164,7 @@ impl Scheme {
             let whole = EqualBytes { tensors, search: config.search.clone(), method, default }.ratio()?;
             config.search.reduce_dtype = Dtype::Bf16;
             if name == BYTES {
-                // The bytes of the uniform setting in f32.
+                // The budget is the bytes of the uniform setting with f32 factors.
                 config.search = config.search.with_range(Range { first: 1.0, last: 16.0, step: 1.0 })?;
                 config.budget = at_ratio(whole, tensors, &config.search)?;
             }

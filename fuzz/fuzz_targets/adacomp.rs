@@ -1,4 +1,4 @@
-//! AdaComp against its textbook, bin by bin, and a decoder that reads as TopK's does: the same elements sent with the same
-//! magnitude, sizes within what was predicted, errors as measured. Bins, blocks and stretches of positions end anywhere.
+//! Compares AdaComp with a direct implementation of the paper and with a decoder that reads bit by bit. Both must send
+//! the same elements with the same magnitude, within the predicted size and with the measured error.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::adacomp::check_bytes(bytes));

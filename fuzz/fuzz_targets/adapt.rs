@@ -1,3 +1,4 @@
-//! The controller: any bytes as a run of up to three workers, in which ranks stay equal and no mass is lost.
+//! Runs controllers on up to three workers, as the bytes say. Ranks must stay equal, and no part of a gradient may be
+//! lost.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::controller::check_bytes(bytes));

@@ -1,4 +1,4 @@
-//! The controller's saved states: any bytes are restored as they were or refused, and a refusal changes nothing. States
-//! come from disks and other versions, so the reader is total.
+//! Loads any bytes as a controller's saved state. They must be loaded and saved again as the same bytes, or be refused
+//! without a change of the controller. States come from disks and other versions, so any bytes are possible.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::controller::check_state(bytes));

@@ -1,4 +1,4 @@
-//! Command lines: any words are parsed or refused in one line that says why, and what is small runs to its end. People
-//! type them, and scripts put them together.
+//! Runs any words as a command line. The command must refuse them with one line that says why, or run to its end if it
+//! is small. People type command lines, and scripts assemble them.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_cli::testing::check_arguments(bytes));

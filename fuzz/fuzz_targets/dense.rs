@@ -1,4 +1,5 @@
-//! Dense payloads bring every bit pattern of every element type back, or name the first value that is not finite.
-//! All other compressors are measured against what "uncompressed" costs, and receivers trust it to be exact.
+//! Encodes any bit patterns of every element type as dense payloads. Decoding must return the exact values, or encoding
+//! must name the first one that is not finite. Receivers rely on this, and other compressors are compared with the
+//! dense size.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::fuzz::dense(bytes));

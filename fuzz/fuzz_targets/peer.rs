@@ -1,4 +1,4 @@
-//! Damaged greetings, agreements, plans, payloads and sums of other workers: finite means or an error, and a state from
-//! before goes on as if nothing had been. One worker's memory must not become another worker's problem.
+//! Takes steps of one worker whose peers send damaged greetings, agreements, plans, payloads and sums. Every step must
+//! give finite means or an error. From a state before the damage, the run must continue as if there had been none.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::hostile::check_peer(bytes));

@@ -1,4 +1,4 @@
-//! Every solver against the verifier and against trying every plan: never over budget, never larger than the reference
-//! plan that fits, bounds in order, the same input gives the same plan. A plan is only worth its proof.
+//! Compares every solver with the verifier and with an exhaustive search. Plans must be within the budget and not
+//! larger than a reference plan that fits. Bounds must be in order, and the same input must give the same plan.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::fuzz::planner(bytes));

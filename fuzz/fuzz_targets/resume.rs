@@ -1,4 +1,4 @@
-//! Training on from damaged states of controllers, memories and the ends of a cut: steps or an error, nothing that is not
-//! finite, ranks alike. States are long-lived files, and most of their damage leaves them readable.
+//! Continues training from damaged states of controllers, memories and the ends of a cut. The result must be steps or
+//! an error, without values that are not finite, and equal on all ranks. Most damage leaves a state readable.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::hostile::check_resume(bytes));

@@ -1,4 +1,5 @@
-//! Gradient files: any bytes are refused or read, never a panic; what was read can be measured and planned, or the
-//! reason why not is an error. Files come from other programs, and tensors in them may be empty or hold NaN.
+//! Reads any bytes as a gradient file. They must be refused or read, without a panic. Gradients that were read must
+//! give a table and a plan, or an error with the reason. Files come from other programs; tensors may be empty or
+//! contain NaN.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_cli::testing::safetensors(bytes));

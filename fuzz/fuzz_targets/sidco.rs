@@ -1,4 +1,4 @@
-//! SIDCo against its stages over lists: the largest elements sent, as many as exceed the textbook's threshold, within their
-//! bounds. Sums, fits and fallbacks meet any distribution of magnitudes, also those that fit nothing.
+//! Compares SIDCo with an implementation of its stages on lists. Both must send the same number of largest elements,
+//! within the bounds. The magnitudes have any distribution, including distributions to which nothing can be fitted.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::sidco::check_bytes(bytes));

@@ -1,4 +1,5 @@
-//! TopK against a full sort and a decoder that reads bit by bit: the same elements kept, ties by position, sizes as
-//! predicted, errors as measured. Radix selection and Elias–Fano codes have many boundary cases.
+//! Compares TopK with a full sort and with a decoder that reads bit by bit. Both must keep the same elements, with ties
+//! by position, in the predicted size and with the measured error. Selection and Elias–Fano codes have many boundary
+//! cases.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::fuzz::topk(bytes));

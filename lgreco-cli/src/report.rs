@@ -19,9 +19,9 @@ of TopK and PowerSGD are biased and need error feedback.
 /// Error and size of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Error.
+    /// The plan's error.
     pub error: f64,
-    /// Bits.
+    /// The plan's size in bits.
     pub size: u64,
 }
 

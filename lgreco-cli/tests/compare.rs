@@ -105,7 +105,7 @@ fn a_size_that_nothing_has_tells_the_smallest() {
     let plan = json(&["plan", "--size", smallest, "--json", "-"]);
     let (told, found): (f64, _) = (error.parse().unwrap(), plan["error"].as_f64().unwrap());
     assert!(code == 1 && (told - found).abs() <= 1e-12 * found, "{found}: {line}");
-    // The smallest sizes of TopK are below those of QSGD.
+    // TopK's smallest size is below QSGD's.
     let comparisons = compare(&["--size", "1000000"]);
     let of = |method: &str| comparisons.iter().find(|c| c["method"] == method).unwrap();
     assert!(of("topk")["feasible"] == true && of("qsgd")["feasible"] == false, "{comparisons:?}");

@@ -190,7 +190,7 @@ fn a_growing_file_is_followed() {
     std::thread::sleep(Duration::from_millis(200));
     steps.write_all(second.as_bytes()).unwrap();
     wait_for(&page, "<dd>1, followed</dd>");
-    // Replaces the file by that of another run.
+    // Replaces the file by the file of another run.
     std::fs::write(&path, step(0)).unwrap();
     wait_for(&page, "<dd>0, followed</dd>");
 }

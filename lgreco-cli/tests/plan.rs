@@ -109,7 +109,7 @@ fn one_of_anything_is_no_plural() {
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
 
-/// The sample's layers, in another order, get the settings that the command has chosen, with the stated sizes.
+/// The plan gives the sample's layers, in another order, their chosen settings with the stated sizes.
 #[test]
 fn plans_have_settings_for_the_model() {
     let gradients = Gradients::sample();
@@ -144,8 +144,8 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
     }
 }
 
-/// The smallest error is searched within uniform's size, and within the size of the plan for uniform's error. The
-/// proofs of the two directions bound each other.
+/// Finds the smallest error within uniform's size, and within the size of the plan for uniform's error. The two proofs
+/// bound each other.
 #[test]
 fn a_size_is_a_limit_as_an_error_is() {
     for method in METHODS {

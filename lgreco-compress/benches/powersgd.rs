@@ -1,4 +1,5 @@
-//! Compares PowerSGD's row of all ranks with one simulation, and products and whole encodings with `matrixmultiply`.
+//! Times PowerSGD: measuring all ranks against encoding and decoding at one rank, and our matrix products and encodings
+//! against products by `matrixmultiply`.
 //!
 //! Run `cargo bench -p lgreco-compress --bench powersgd` for our own products, and again with `--features gemm`. The
 //! benchmark also checks the answers. Times are minima over interleaved runs.
@@ -12,7 +13,7 @@
 //! | 32 | 61, 57 | 90, 90 | 79, 84 |
 //! | 64 | 66, 61 | 113, 113 | 96, 100 |
 //!
-//! With the feature, the row of ranks 16..=64 takes 27 ms instead of 33 ms for one iteration, and 72 ms instead of 102
+//! With the feature, measuring ranks 16..=64 takes 27 ms instead of 33 ms for one iteration, and 72 ms instead of 102
 //! ms for five. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest
 //! at rank 1 (13, 13; the others 4), and for `Mᵀ P` at ranks 4 and 8 (37, 44). For `M Q` it is slower than the others
 //! from rank 4 on (7 to 70).
@@ -37,7 +38,7 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
-    // Beyond rank 64, noise has most of its norm, but the second matrix has less than 1/32.
+    // A rank-64 approximation misses most of the norm of noise, but less than 1/32 of the second matrix's norm.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
         for iterations in [1, 5] {
             row(name, shape, values, iterations)?;
@@ -123,7 +124,7 @@ fn sgemm([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: 
     unsafe { matrixmultiply::sgemm(m, k, n, 1.0, a, rs, cs, b, 1, k_stride, 0.0, out, 1, m_stride) }
 }
 
-/// Compares encoding of f32 and bf16 gradients, with one iteration, with only the two products by `matrixmultiply`.
+/// Compares encoding f32 and bf16 gradients (one iteration) with computing only the two products by `matrixmultiply`.
 fn encode(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
     let narrow: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
     let compressor = PowerSgd { rank: rank as u32, iterations: 1 };
@@ -161,7 +162,7 @@ fn squared_norm_of_q(payload: &[u8], rank: usize) -> f64 {
     numbers.iter().map(|&x| (f32::from_le_bytes(x) as f64).powi(2)).sum()
 }
 
-/// Compares the row of ranks 16..=64 with one simulation at rank 64.
+/// Compares measuring ranks 16..=64 with encoding and decoding once at rank 64.
 fn row(name: &str, shape: Shape, values: &[f32], iterations: u32) -> Result<(), Error> {
     let gradient = Gradient::new(Values::F32(values), shape)?;
     let ranks: Vec<u32> = (16..=64).collect();

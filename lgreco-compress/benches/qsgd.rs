@@ -17,7 +17,7 @@ const ROWS: usize = 1 << 12;
 const COLS: usize = 1 << 12;
 const RUNS: usize = 7;
 
-/// The floor: one pass that reads all values and computes little.
+/// The reference for all times: one pass that reads all values and computes little.
 struct SumOfSquares<'a>(&'a [f32]);
 
 impl pulp::WithSimd for SumOfSquares<'_> {
@@ -114,7 +114,7 @@ fn main() -> Result<(), lgreco_core::Error> {
     eden(&values, &gradient)
 }
 
-/// Times the row of 1 to 4 bits, and for each width encoding, decoding, and decoding with addition.
+/// Times measuring 1 to 4 bits together. For each width, also times encoding, decoding, and decoding with addition.
 fn eden(values: &[f32], gradient: &Gradient<'_>) -> Result<(), lgreco_core::Error> {
     let arch = pulp::Arch::new();
     let (mut decoded, mut errors) = (vec![0.0; values.len()], [0.0; 4]);

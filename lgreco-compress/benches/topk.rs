@@ -1,6 +1,7 @@
 //! Compares TopK on 16 M values, on one core, with a sum-of-squares pass over the same buffer.
 //!
-//! Prints one line per figure: name, ratio to the floor, target. The benchmark checks the answers, but not the times.
+//! Prints one line per figure: its name, its time divided by the time of the pass, and the target. The benchmark checks
+//! the answers, but not the times.
 
 use lgreco_compress::wire::Payload;
 use lgreco_compress::{Compressor, topk, topk::TopK};
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 const ROUNDS: usize = 7;
 
-/// The floor: a pass that memory bandwidth limits.
+/// The reference for all times: a pass with a speed limited by memory bandwidth.
 fn sum_of_squares(values: &[f32]) -> f32 {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -27,8 +28,7 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     )
 }
 
-/// Heavy-tailed values, like those of gradients: normal values with a scale that changes every 4096 values, and
-/// outliers.
+/// Heavy-tailed values, as in gradients: normal values with a scale that changes every 4096 values, and outliers.
 fn heavy_tailed(elements: usize) -> Vec<f32> {
     let stream = Stream { seed: 1, ..Stream::default() };
     let unit = |word: u32| (word as f32 + 0.5) * (1.0 / 4_294_967_296.0);

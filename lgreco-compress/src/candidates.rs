@@ -53,7 +53,7 @@ pub enum Candidates<'a> {
         keeps: &'a [u32],
     },
     /// TopK with each number of kept elements in `keeps`, and values in each of `bits` bits. The row lists all bit
-    /// widths of the first `keep`, then those of the next. One pass measures the whole row.
+    /// widths of the first `keep`, then all bit widths of the next. One pass measures the whole row.
     QuantisedTopK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
@@ -73,7 +73,7 @@ pub enum Candidates<'a> {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
-    /// Hard threshold with each of `lambdas`: sends every magnitude that is at least λ.
+    /// Hard threshold with each λ in `lambdas`. It sends every element of magnitude at least λ.
     HardThreshold {
         /// Type of the values in the payload.
         values: Dtype,
@@ -90,7 +90,7 @@ pub enum Candidates<'a> {
         /// Elements per group, at least 1.
         groups: &'a [u32],
     },
-    /// `base` at each of `densities`.
+    /// `base` with each density in `densities`.
     Sidco {
         /// Fit, stages and value type; the density of `base` is ignored.
         base: Sidco,
@@ -245,8 +245,8 @@ impl Candidates<'_> {
     }
 
     /// Measures like [`measure`](Candidates::measure), and also returns the payload lengths. `payload_lens[i]` is the
-    /// number of bytes that [`encode`](Compressor::encode) writes for this gradient. Tables need it for methods without
-    /// a fixed length.
+    /// number of bytes that [`encode`](Compressor::encode) writes for this gradient. Tables need these lengths for
+    /// methods without a fixed length.
     ///
     /// ```
     /// # use lgreco_compress::Candidates;

@@ -1,4 +1,4 @@
-//! Descriptions that each method's folder supplies: of its settings, its payloads and its parameter in a search.
+//! The descriptions that each method gives of its settings, its payloads and the parameter that a search varies.
 
 use super::words::Words;
 use super::{Compressor, wire};
@@ -36,7 +36,7 @@ pub(crate) trait Described: Compressor {
 
 /// Reader of a method's settings.
 pub(crate) struct Known {
-    /// [`Described::id`].
+    /// The same as [`Described::id`].
     pub id: u8,
     /// First word of the text.
     pub name: &'static str,

@@ -39,7 +39,7 @@ impl Compressor for OwnSetting {
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = self.method().body_len(self.parameters(), shape, dtype)?;
-        // The body of an empty tensor is empty: the method is not called.
+        // The body of an empty tensor is empty, because the method is not called for it.
         let body = if shape.elements() == 0 { 0 } else { body as u64 };
         Error::require(body <= u32::MAX.into(), "bytes of a body", body as f64, "below 2^32")?;
         payload_len((before_body(more(self.parameters())) - HEADER_LEN) as u64 + body, shape)
@@ -143,7 +143,7 @@ pub(super) fn decode(payload: &Payload<'_>, methods: &Methods, values: &mut [f32
     decode_as(payload, &OwnSetting::new(method, parameters)?, values)
 }
 
-/// Decodes a payload that must be of this setting.
+/// Decodes a payload that must have this setting.
 pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) -> Result<()> {
     let shape = payload.header.shape;
     let (parameters, body) = parts(payload)?;

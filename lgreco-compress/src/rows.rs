@@ -20,7 +20,7 @@ pub struct Rows(Vec<Row>);
 #[derive(Clone, Debug)]
 struct Row {
     settings: Vec<Setting>,
-    /// The parameter that differs: bits per value here; numbers of values or ranks in `counts`.
+    /// Values of the parameter that differs, if it is bits per value. Numbers of values and ranks are in `counts`.
     bits: Vec<u8>,
     counts: Vec<u32>,
 }

@@ -75,7 +75,7 @@ searched! {
 const NAMES: &str = "qsgd, eden, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
 
 impl Method {
-    /// The methods to compare first: those of the L-GreCo paper, EDEN, and the default (hybrid).
+    /// The methods to compare first: the methods of the L-GreCo paper, EDEN, and the default (hybrid).
     pub const COMPARED: [Method; 5] = [Method::Qsgd, Method::Eden, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
     /// Label of a setting of this method: `qsgd 4`, `topk 0.1%`, `powersgd 32`.

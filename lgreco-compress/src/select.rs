@@ -234,8 +234,8 @@ fn parts<T: Element>(
     dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
-/// Like [`split`], but without energies and divided between cores. `inside` has room for one number per element, or
-/// none if the bracket is empty.
+/// Works as [`split`], but computes no energies, and divides the pass between cores. `inside` has room for one number
+/// per element, or none if the bracket is empty.
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
@@ -334,7 +334,7 @@ pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32> {
 #[inline(always)]
 pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
     let count = word.count_ones() as usize;
-    // Rounds of four bits: the branch predictor mispredicts the number of rounds less often.
+    // Works in rounds of four bits, because the branch predictor mispredicts the number of rounds less often.
     for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
         for place in four {
             *place = first.wrapping_add(word.trailing_zeros());

@@ -246,7 +246,7 @@ pub fn combine(
 /// ```
 ///
 /// # Errors
-/// Errors of [`decode`] that concern the header. [`Error::Length`] when `bytes` is shorter than the payload.
+/// The errors of [`decode`] that concern the header. [`Error::Length`] when `bytes` is shorter than the payload.
 pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
     let payload = Payload::parse(bytes)?;
     let header = payload.header;

@@ -1,8 +1,8 @@
 //! Divides long loops between the cores of rayon's current thread pool, with the feature `rayon`.
 //!
 //! The results do not depend on the division. Loops with a sum of floats are not divided, and the results of parts are
-//! joined in order. Without the feature, and for short loops, [`spread`] is [`dispatch`]. [`join`] runs two functions
-//! in parallel.
+//! joined in order. Without the feature, and for short loops, [`spread`] runs the whole loop on this core. [`join`]
+//! runs two functions in parallel.
 
 use crate::simd::{Kernel, dispatch};
 
@@ -47,7 +47,7 @@ impl<T: Send, E: Send> Join for Result<T, E> {
 
 /// The data of a loop: slices, and the index of the first element.
 pub trait Cut: Send + Sized {
-    /// Splits the data into that of the first `at` elements and the rest.
+    /// Splits the data after the first `at` elements.
     fn cut(self, at: usize) -> (Self, Self);
 }
 

@@ -30,7 +30,7 @@ pub fn combine_stretch(
     }
 }
 
-/// The `place` for [`combine_stretch`] at `start` without reading the earlier stretches. Errors in the earlier
+/// Finds the `place` for [`combine_stretch`] at `start`, without reading the earlier stretches. Errors in the earlier
 /// stretches are then not found. `None` if the earlier stretches must be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
@@ -62,7 +62,7 @@ mod tests {
             qsgd(8, 1 << 20, Scale::MaxNorm),
             Setting::Eden(Eden { bits: 1, ..Eden::default() }),
             Setting::Eden(Eden { bits: 4, ..Eden::default() }),
-            // Position codings: a bitmap, Elias–Fano with many and with few low bits, and all positions.
+            // Uses all position codings: a bitmap, Elias–Fano with many and with few low bits, and all positions.
             topk(keep(3)),
             topk(keep(1000)),
             topk(keep(20)),

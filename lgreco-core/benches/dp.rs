@@ -32,7 +32,7 @@ fn main() {
     let table = Table::new(&choices, &ends).expect("a valid table");
     let budget = f64::from(LEVELS) * cell;
 
-    // Updates from a reachable cell to one within the budget: no implementation can leave these out.
+    // Counts the updates from a reachable cell to one within the budget. Every implementation needs these.
     let (mut reach, mut updates) = (0, 0);
     for row in &costs {
         updates += row.iter().map(|cost| reach.min(LEVELS as usize - cost) + 1).sum::<usize>();

@@ -28,7 +28,7 @@ pub enum Error {
     Length {
         /// The argument's name.
         what: &'static str,
-        /// The length that it must have. For buffers and workspaces, the least length.
+        /// The length that it must have. For buffers and workspaces, this is the least length.
         expected: usize,
         /// The length that it has.
         found: usize,
@@ -408,7 +408,7 @@ impl Error {
     }
 }
 
-/// Rounds a sum of errors up. Returns infinity where the sum overflows to NaN.
+/// Rounds a sum of errors up. Returns infinity if the sum overflows to NaN.
 fn finite_or_infinite(sum: Sum) -> f64 {
     let sum = sum.rounded_up();
     if sum.is_nan() { f64::INFINITY } else { sum }
@@ -423,7 +423,7 @@ impl fmt::Display for Bits {
     }
 }
 
-/// Writes a number for messages: very large and very small ones with an exponent.
+/// Writes a number for messages. Very large and very small numbers get an exponent.
 pub struct Number<'a, T>(pub &'a T);
 
 impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number<'_, T> {

@@ -1,4 +1,4 @@
-//! Borrowed gradients: f32, f16 or bf16 values with the matrix shape that PowerSGD sees.
+//! Borrowed gradients: f32, f16 or bf16 values, viewed as a matrix as in PowerSGD.
 
 mod element;
 

@@ -23,9 +23,9 @@ pub const MAX_NAME: usize = 32;
 
 /// A compression method from outside lgreco, without its parameters.
 ///
-/// lgreco treats settings of the method ([`OwnSetting`]) like those of lgreco's methods. That covers measurement, plans and
-/// their files, exchanges with error feedback, agreement between ranks, and saved states. Where lgreco turns bytes or text
-/// into settings, the program passes the methods that it knows ([`Methods`]).
+/// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. That covers measurement,
+/// plans and their files, exchanges with error feedback, agreement between ranks, and saved states. Where lgreco turns
+/// bytes or text into settings, the program passes the methods that it knows ([`Methods`]).
 ///
 /// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the parameters.
 /// Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on every rank. On

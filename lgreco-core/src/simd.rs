@@ -7,7 +7,7 @@
 //! has none. Builds without `std` compile each loop once.
 //!
 //! Hot loops do not convert floats to integers. They add 2²³ to an f32, or 2⁵² to an f64, which puts the rounded integer
-//! into the mantissa. The addition vectorises on every target, is exact, and gives the same bits on GPUs.
+//! into the mantissa. The addition vectorises on every target, and gives the same bits on GPUs.
 
 /// A loop that is compiled once per instruction set.
 ///

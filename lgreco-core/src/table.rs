@@ -117,7 +117,7 @@ impl<'a> Table<'a> {
         (0..table.layers()).map(move |layer| table.layer(layer))
     }
 
-    /// The options that `options` chooses, one per layer.
+    /// The chosen option of each layer. `options` holds their indices.
     ///
     /// ```
     /// # use lgreco_core::table::{Choice, Table};

@@ -1,11 +1,11 @@
-// A check for data races in kernels that cuda_shim.h runs: with the kernels compiled by -fsanitize=thread this is
-// linked in libtsan's place and receives every load, store, atomic and fence. It reports two accesses to one byte, not both
-// reads nor both atomics, of one block that no barrier orders, or of two blocks of one launch that no release and acquire
-// order.
+// Checks kernels that cuda_shim.h runs for data races. The kernels are compiled with -fsanitize=thread. This file is
+// linked in place of libtsan, and so it receives every load, store, atomic and fence. It reports two unordered accesses
+// to one byte, unless both are reads or both are atomics. Accesses in one block are ordered by barriers. Accesses of
+// two blocks in a launch are ordered by a release and an acquire.
 //
-// A release is an atomic in global memory after a fence, an acquire one that finds the release at the same address, with a
-// fence after it. Access, fence and atomic may be different threads' where a barrier of the block lies between. Barriers of
-// warps do not count here. Blocks run one after another.
+// A release is an atomic in global memory after a fence. An acquire is an atomic at the same address that finds the
+// release, with a fence after it. Different threads may do the access, the fence and the atomic if a barrier of the
+// block separates them. Barriers of warps do not count here. Blocks run one after another.
 #include "cuda_shim.h"
 #include <map>
 #include <memory>
@@ -14,27 +14,29 @@
 using cuda_shim::S;
 namespace {
 enum Spread : uint8_t { ONE, WARP_WIDE, BLOCK_WIDE };
-// The last access of its kind by a block, and of whom those are that nothing orders.
+// A block's last access of one kind. `spread` says whether one thread, one warp or the whole block made unordered
+// accesses.
 struct Acc {
     uint32_t ep = 0, wep = 0;
-    uint32_t fences = 0;  // that the thread had been through
+    uint32_t fences = 0;  // number of fences that the thread had passed
     int16_t tid = -1;     // the last thread
     Spread spread = ONE;
 };
 struct Cell {
-    Acc w, r, a;               // last plain write, plain read, atomic
-    Acc earlier_r, earlier_a;  // the last ones of another block than these
+    Acc w, r, a;               // the last plain write, plain read and atomic
+    Acc earlier_r, earlier_a;  // the last ones before, by another block
 };
 struct Page {
     Cell c[4096];
 };
-// Of this launch, and of earlier ones while there are few.
+// Accesses of this launch. Those of earlier launches are dropped once there are more than FEW_PAGES pages.
 constexpr size_t FEW_PAGES = 512;
 std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
 
-// What a block has given free: of each thread what it did before so many of its fences, and what all did in epochs before.
+// The accesses that a block has released. Per thread, these are the accesses before a number of its fences. For all
+// threads, they include all epochs before `before`.
 struct Release {
     std::vector<uint32_t> fences;
     uint32_t before = 0;
@@ -47,28 +49,28 @@ struct Release {
     }
 };
 using Shared = std::shared_ptr<const Release>;
-// A release that an atomic of the running block has found.
+// A release that an atomic of the running block has read.
 struct Seen {
     uint32_t block;
     Shared release;
     int thread;
-    uint32_t ep, fences;  // when the thread found it
-    bool fenced;          // and a fence and a barrier came after
+    uint32_t ep, fences;  // the thread's state when it read the release
+    bool fenced;          // whether a fence and a barrier came after
 };
 struct Thread {
-    uint32_t fences = 0, ep = 0;  // how many, and when the last one was
+    uint32_t fences = 0, ep = 0;  // number of fences, and the epoch of the last one
 };
 struct Running {
     uint32_t block = 0, ep = 0;
     std::vector<Thread> threads;
-    bool has_fenced = false;  // since the last barrier
-    Shared release;           // that every thread's atomics make
+    bool has_fenced = false;  // whether a thread has fenced since the last barrier
+    Shared release;           // released by the atomics of every thread
     std::vector<Seen> seen;
 } now;
 uint64_t launch = 0;
-uint32_t first_ep = 0;                                            // of the launch
-std::vector<uint32_t> block_of;                                   // of the launch's epochs
-std::unordered_map<uintptr_t, std::map<uint32_t, Shared>> released;  // at an address, by block
+uint32_t first_ep = 0;                                            // first epoch of this launch
+std::vector<uint32_t> block_of;                                   // the block of each epoch of this launch
+std::unordered_map<uintptr_t, std::map<uint32_t, Shared>> released;  // releases by address, then by block
 
 void pass_barrier() {
     if (!now.has_fenced) return;
@@ -81,7 +83,7 @@ void pass_barrier() {
     for (Seen& s : now.seen) s.fenced = s.fenced || s.ep < next->before || s.fences < next->fences[size_t(s.thread)];
     now.release = next;
 }
-// The running block may be another one, or have passed a barrier.
+// Updates the state if another block is running, or the block has passed a barrier.
 void catch_up() {
     uint32_t ep = uint32_t(S.block_epoch);
     if (ep == now.ep) return;
@@ -107,7 +109,7 @@ void catch_up() {
     now.ep = ep;
     block_of.resize(ep - first_ep + 1, block);
 }
-// What an atomic of this thread releases; null for nothing.
+// The release that an atomic of this thread makes, or null.
 Shared release_by(int me) {
     const Thread& t = now.threads[size_t(me)];
     if (t.ep != now.ep) return now.release;
@@ -117,7 +119,7 @@ Shared release_by(int me) {
     own->before = now.ep;
     return own;
 }
-// May this thread rely on it?
+// Whether this thread has acquired the release.
 bool is_acquired(const Seen& s, int me) {
     const Thread& t = now.threads[size_t(me)];
     return s.fenced || s.ep < t.ep || (s.thread == me && s.fences < t.fences);
@@ -155,7 +157,7 @@ bool ordered_between_blocks(const Acc& a, int me) {
         if (s.block == block_at(a.ep) && is_acquired(s, me) && s.release->covers(a)) return true;
     return false;
 }
-// Whether a barrier of the block came between, if it is of that block at all.
+// Whether a barrier orders the access before now. Accesses of other blocks count as ordered here.
 bool is_before_barrier(const Acc& a, bool shared) {
     if (a.ep == now.ep) return false;
     return shared || a.ep < cuda_shim::device_epoch || a.ep < first_ep || is_of_another_block(a);
@@ -164,7 +166,8 @@ bool ordered_in_block(const Acc& a, bool shared, int me, int warp) {
     if (is_before_barrier(a, shared) || (a.spread == ONE && a.tid == me)) return true;
     return a.spread != BLOCK_WIDE && a.tid / 32 == warp && a.wep < S.warp_epoch[size_t(warp)];
 }
-// Remembers an access as the last one. What comes after it comes after all that it comes after.
+// Records an access as the last one. If the two are unordered, the new one also represents the old one, with a wider
+// `spread`.
 void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
     if (is_of_another_block(last))
         earlier = last;
@@ -172,7 +175,7 @@ void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
         a.spread = last.spread == BLOCK_WIDE || last.tid / 32 != warp ? BLOCK_WIDE : WARP_WIDE;
     last = a;
 }
-// What is wrong about an access, and with which one.
+// The kind of a race, and the earlier access.
 struct Race {
     const char* what = nullptr;
     const char* between = "";
@@ -205,7 +208,7 @@ void report(const Race& found, bool shared, void* pc) {
 bool is_shared(uintptr_t p) {
     return p >= (uintptr_t)__start_cuda_shared && p < (uintptr_t)__stop_cuda_shared;
 }
-// Neither shared nor global: a thread's own stack, and what the shim keeps.
+// Whether the address is neither shared nor global memory: a thread's own stack, or the shim's data.
 bool is_own(uintptr_t p) {
     uintptr_t pool = (uintptr_t)S.pool, scheduler = (uintptr_t)&S, fibers = (uintptr_t)S.f.data();
     return (p >= pool && p < pool + S.pool_n * cuda_shim::STACK) || (p >= scheduler && p < scheduler + sizeof S) ||

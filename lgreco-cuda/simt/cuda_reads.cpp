@@ -1,18 +1,19 @@
-// Counts what kernels that cuda_shim.h runs load and store: with the kernels compiled by -fsanitize=thread this is linked in
-// libtsan's place and receives every load and store. What is watched is told by `cuda_shim_watch` and `cuda_shim_watch_stores`.
+// Counts the loads and stores of kernels that cuda_shim.h runs. The kernels are compiled with -fsanitize=thread. This
+// file is linked in place of libtsan, and so it receives every load and store. `cuda_shim_watch` and
+// `cuda_shim_watch_stores` set the watched memory.
 #include "cuda_shim.h"
 #include <map>
 #include <set>
 namespace {
 uintptr_t watched;
 size_t watched_bytes;
-uint32_t* counts;  // of each byte
+uint32_t* counts;  // loads of each byte
 void count(const void* p, size_t n) {
     uintptr_t at = uintptr_t(p) - watched;
     if (!cuda_shim::S.in_kernel || at >= watched_bytes) return;
     for (size_t i = 0; i < n && at + i < watched_bytes; ++i) ++counts[at + i];
 }
-// A request is a store that the lanes of a warp make at one place of the code, each for the same time.
+// A request is one store of a warp: the n-th store of each of its lanes at one place of the code.
 struct Stores {
     uintptr_t first = 0;
     size_t bytes = 0;
@@ -32,19 +33,19 @@ void store(const void* p, size_t n, const void* place) {
 }
 }  // namespace
 extern "C" {
-// From now on.
+// Starts counting stores to this memory.
 __attribute__((visibility("default"))) void cuda_shim_watch_stores(const void* p, size_t bytes) {
     stores = Stores();
     stores.first = uintptr_t(p);
     stores.bytes = bytes;
 }
-// Bytes that were stored, and sectors of 32 bytes of all requests.
+// Returns the number of stored bytes, and the number of 32-byte sectors of all requests.
 __attribute__((visibility("default"))) void cuda_shim_stores(uint64_t* found) {
     found[0] = stores.stored;
     found[1] = 0;
     for (auto& request : stores.sectors) found[1] += request.second.size();
 }
-// From now on; nothing where there are no bytes.
+// Starts counting loads from this memory. With 0 bytes, it stops.
 __attribute__((visibility("default"))) void cuda_shim_watch(const void* p, size_t bytes, uint32_t* of_bytes) {
     watched = uintptr_t(p);
     watched_bytes = bytes;

@@ -1,6 +1,6 @@
-// CUDA kernels on the processor, for tests of their logic: one fiber per CUDA thread, a few blocks at a time, whose threads
-// run in turn. Reports instead of hanging; shared memory starts as NaN. Not here: grid-wide barriers, textures, inline PTX, and
-// CUDA's memory model.
+// Runs CUDA kernels on the CPU, for tests of their logic. Each CUDA thread is a fiber. A few blocks run at a time, and
+// their threads take turns. Deadlocks are reported, and shared memory starts as NaN. Not supported: grid-wide barriers,
+// textures, inline PTX, and CUDA's memory model.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +25,7 @@ struct alignas(8) uint2 {
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
-    // One store, as on a GPU.
+    // Makes a single store, as a GPU does.
     __attribute__((always_inline)) uint4& operator=(const uint4& other) {
         typedef unsigned Vector __attribute__((vector_size(16), may_alias));
         *reinterpret_cast<Vector*>(this) = *reinterpret_cast<const Vector*>(&other);
@@ -45,7 +45,7 @@ constexpr int warpSize = 32;
 #define __constant__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-#define __shared__ static __attribute__((section("cuda_shared")))  // a static is the copy of the block that is running
+#define __shared__ static __attribute__((section("cuda_shared")))  // a static variable holds the running block's copy
 #define SHIM_NOSAN __attribute__((no_sanitize("thread")))
 extern "C" {
 extern char __start_cuda_shared[] __attribute__((weak));
@@ -76,7 +76,7 @@ struct Block {
     uint3 at;
     std::vector<Fiber> f;
     std::vector<int> nwait, order;
-    std::vector<char> shared;  // while another block runs
+    std::vector<char> shared;  // its shared memory while another block runs
     std::vector<uint32_t> warp_epoch;
     int alive = 0, at_bar = 0;
 };
@@ -97,7 +97,7 @@ struct Sched : Block {  // the block that is running
     uint64_t launch_id = 0;
 };
 inline Sched S;
-// Barriers of the block up to this epoch order what it does in global memory, too: all of CUDA's do.
+// Only barriers of the block up to this epoch also order global memory. By default all do, as in CUDA.
 inline uint64_t device_epoch = ~0ull;
 inline uint64_t rnd() {
     S.rng ^= S.rng << 13;
@@ -154,7 +154,7 @@ SHIM_NOSAN inline void to_fiber(Fiber& x) {  // scheduler -> fiber
 }
 SHIM_NOSAN inline void start(Fiber& x) {
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(x.stack, STACK);  // of who has left in the middle of a function
+    __asan_unpoison_memory_region(x.stack, STACK);  // for a previous fiber that left in the middle of a function
 #endif
     void** p = reinterpret_cast<void**>(x.stack + STACK) - 2;
     *p = reinterpret_cast<void*>(&trampoline);
@@ -162,7 +162,7 @@ SHIM_NOSAN inline void start(Fiber& x) {
     memset(p, 0, 48);
     x.sp = p;
 }
-// Of memory in which the address sanitizer lets nobody read between variables.
+// Copies memory that the address sanitizer does not allow to be read between variables.
 inline void copy_raw(char* to, const char* from, size_t bytes) {
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes)::"memory");
 }
@@ -181,7 +181,7 @@ SHIM_NOSAN inline void fail(const char* what, int line) {
     }
 }
 SHIM_NOSAN inline bool complete(int warp, uint32_t m,
-                                Op op) {  // release a warp collective when all live lanes of m have come
+                                Op op) {  // completes a warp collective when all live lanes of m have arrived
     int base = warp * 32;
     uint32_t here = 0, ballot = 0;
     for (int l = 0; l < 32 && base + l < S.n; ++l)
@@ -252,7 +252,7 @@ SHIM_NOSAN inline unsigned ballot(uint32_t m, bool p, int line) {
     return unsigned(warp_op(BALLOT, m, line).out);
 }
 SHIM_NOSAN inline int lane() { return S.cur->lane; }
-// A block begins, with stacks from `pool` on.
+// Starts a block. Its threads' stacks begin at `pool`.
 SHIM_NOSAN inline void begin(uint3 at, char* pool) {
     size_t n = size_t(S.n);
     dim3 b = blockDim;
@@ -276,7 +276,7 @@ SHIM_NOSAN inline void begin(uint3 at, char* pool) {
         start(x);
     }
 }
-// Every thread of the block runs on that can. Leaves an error where something is wrong.
+// Lets every thread of the block run that can. Sets the error if something is wrong.
 SHIM_NOSAN inline void turn() {
     size_t n = size_t(S.n);
     if (S.mode >= 2)
@@ -321,7 +321,7 @@ SHIM_NOSAN inline void turn() {
                             x.line);
             }
 }
-// The running block makes way for another.
+// Switches from the running block to another.
 SHIM_NOSAN inline void change(Block& other) {
     S.shared.resize(shared_bytes());
     copy_raw(S.shared.data(), __start_cuda_shared, S.shared.size());
@@ -329,7 +329,7 @@ SHIM_NOSAN inline void change(Block& other) {
     copy_raw(__start_cuda_shared, S.shared.data(), S.shared.size());
     blockIdx = S.at;
 }
-// Which block of a grid comes first, second, and so on. At random each may be the last: whose turn it is the order tells.
+// The order in which a grid's blocks start. At random, each block may be the last one: the mode says which.
 inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
     uint64_t blocks = all.size();
     if (S.mode == 1) std::reverse(all.begin(), all.end());
@@ -339,7 +339,7 @@ inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
     }
     return all;
 }
-// run a grid, or those of its blocks that are chosen; returns "" or what went wrong
+// runs the chosen blocks of a grid; returns "" or an error text
 SHIM_NOSAN inline std::string run(dim3 g, dim3 b, std::vector<uint64_t> chosen, void (*call)(void*), void* ctx) {
     size_t n = size_t(b.x) * b.y * b.z;
     if (n == 0 || n > 1024) return "block size";
@@ -359,14 +359,14 @@ SHIM_NOSAN inline std::string run(dim3 g, dim3 b, std::vector<uint64_t> chosen, 
     blockDim = b;
     gridDim = g;
     std::vector<uint64_t> blocks = sequence(std::move(chosen));
-    // The check for races knows of one block at a time.
+    // The race check supports only one block at a time.
     size_t resident = S.mode >= 2 && !cuda_shim_atomic ? RESIDENT : 1;
     S.aside.clear();
     size_t running = 0;
     std::vector<char*> stacks;
     for (size_t i = resident; i-- > 0;) stacks.push_back(S.pool + i * n * STACK);
     for (size_t next = 0; next < blocks.size() || running > 0;) {
-        // The last one begins when all others are done.
+        // The last block begins when all others are done.
         bool may = next + 1 < blocks.size() ? running < resident : next < blocks.size() && running == 0;
         if (may) {
             if (running > 0) {
@@ -397,8 +397,8 @@ template <class... A, size_t... I>
 inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
     k(*static_cast<std::decay_t<A>*>(p[I])...);
 }
-// Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count` (0 where nobody
-// knows).
+// Takes `params` like cuLaunchKernel's kernelParams. The first is a struct of `size` bytes. There are `count`
+// parameters, or an unknown number if `count` is 0.
 template <class... A>
 inline std::string launch(void (*k)(A...), dim3 g, dim3 b, std::vector<uint64_t> chosen, void** params,
                           size_t size, size_t count) {
@@ -428,9 +428,10 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
     return o;
 }
 }  // namespace cuda_shim
-// Entry point of a kernel, for dlsym. The threads of a block, and the blocks of a grid one after another, run forwards (order 0),
-// backwards (1) or at random (from 2 on): then threads also give way at atomics, and a few blocks run at a time, of which block
-// `order - 2` (modulo their number) begins when all others are done. Returns whether it failed, and then why.
+// Entry point of a kernel, for dlsym. Threads of a block and blocks of a grid run forwards (order 0), backwards (1) or
+// at random (from 2 on). Orders 0 and 1 run one block after another. At random, threads also switch at atomics, and a
+// few blocks run at a time; block `order - 2` (modulo their number) starts when all others are done. Returns whether
+// the kernel failed, and the error text.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
     void** params;
@@ -438,7 +439,7 @@ struct cuda_shim_launch {
     int order;
     char* error;
     size_t room;
-    const uint64_t* chosen;  // numbers of the blocks that run; null for all
+    const uint64_t* chosen;  // indices of the blocks to run; null for all
     size_t chosen_count;
 };
 template <class... A>

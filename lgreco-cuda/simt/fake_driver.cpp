@@ -1,31 +1,34 @@
-// A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
-// is counted. Kernels and copies run in the order that FAKE_CUDA_ORDER chooses. What fails then fails every later call in
-// its context.
+// A simulated CUDA driver for tests. Memory is the CPU's, kernels run through cuda_shim.h, and calls are counted.
+// Kernels and copies run in the order that FAKE_CUDA_ORDER chooses. After enqueued work fails, every later call in its
+// context fails.
 //
-// Every device has its primary context, and every thread its own stack of contexts. Memory, streams, events and modules
-// belong to the context that was current when they were made: another context's memory gives error 201, another's or a
-// dead handle 400. All calls may be made from any thread; one mutex orders them.
+// Every device has a primary context, and every thread a stack of contexts. Memory, streams, events and modules belong
+// to the context that was current when they were created. Another context's memory gives error 201. A handle of another
+// context, or a destroyed one, gives 400. All calls may be made from any thread; one mutex orders them.
 //
-// Every stream has a queue. An operation may run once everything before it in its queue has run, and everything that an
-// event or a rule of the null stream puts before it. CUDA allows every such order, and a program must be right in all of
-// them. Nothing but a wait is a wait: neither freeing memory, nor destroying a stream, nor unloading a module runs what is
-// enqueued. A copy from pageable memory reads it before the call returns, and writes the device's memory later.
+// Every stream has a queue. An operation may run once everything before it in its queue has run, and everything that
+// events or the rules of the null stream order before it. CUDA allows every such order, and programs must be right in
+// all of them. Only waits run enqueued work: freeing memory, destroying a stream or unloading a module does not. A copy
+// from pageable memory reads it before the call returns, and writes the device's memory later.
 // FAKE_CUDA_ORDER is one of:
-//   latest       An operation runs when something waits for it, and not before. A wait for the whole context runs its
-//                streams one after another, the oldest first (the null stream is the oldest). The default.
-//   others       The same, but at each wait the other streams run first, as far as they may, the newest first.
+//   latest       An operation runs only when something waits for it. A wait for the whole context runs its streams one
+//                after another, the oldest first (the null stream is the oldest). This is the default.
+//   others       As `latest`, but each wait first runs all other streams as far as possible, the newest first.
 //   earliest     An operation runs when it is enqueued.
-//   random:SEED  Each call runs some operations of some streams.
-// Two operations that nothing orders run in one order under one of the first three, and in the other order under another.
+//   random:SEED  Each call runs some operations of random streams.
+// Two unordered operations run in one order under one of the first three values, and in the other order under another.
 //
-// A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate at once give 900 in any thread,
-// and invalidate it.
+// A capture is global, as with torch.cuda.graph. Calls in any thread that synchronise, load or allocate immediately
+// give 900 and invalidate the capture.
 //
-// FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold to be that
-// library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
-// FAKE_CUDA_CAPABILITY the devices' compute capability; FAKE_CUDA_MEMORY the bytes that a device has; FAKE_CUDA_DEVICES
-// how many there are; FAKE_CUDA_POOLS whether they have memory pools (1); FAKE_CUDA_EVENT a mistake of whoever waits for
-// an event: `none` waits for nothing, `last` for the event that was recorded last.
+// Further variables:
+// - FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of libraries of compiled kernels. A module whose code has this
+//   kernel is run by this library.
+// - FAKE_CUDA_FAIL is CALL=CODE: this call fails with this code.
+// - FAKE_CUDA_VERSION is the version of CUDA, FAKE_CUDA_CAPABILITY the devices' compute capability.
+// - FAKE_CUDA_MEMORY is the number of bytes of each device, FAKE_CUDA_DEVICES the number of devices.
+// - FAKE_CUDA_POOLS says whether devices have memory pools (1).
+// - FAKE_CUDA_EVENT makes waits for events wrong: `none` waits for nothing, `last` for the last recorded event.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -80,12 +83,12 @@ struct Stream;
 // A device's primary context.
 struct Context {
     int device, retained;
-    // What enqueued work has failed with.
+    // The error code of failed enqueued work, or 0.
     int failed;
     std::shared_ptr<Stream> null_stream;
 };
 
-// Where a stream has done all that was enqueued up to some moment.
+// A position in a stream: the first `position` operations have run.
 struct Point {
     std::shared_ptr<Stream> stream;
     uint64_t position;
@@ -93,37 +96,37 @@ struct Point {
 
 struct Operation {
     std::function<int()> work;
-    // Points of other streams that come before it.
+    // Points of other streams that must be reached first.
     std::vector<Point> after;
 };
 
-// What was captured of a stream, and the same to be launched.
+// The captured operations of a stream, or an executable graph.
 using Graph = std::vector<std::function<int()>>;
 
 enum Capture { NONE, ACTIVE, INVALIDATED };  // CUstreamCaptureStatus
 
 struct Stream {
     Context* context;
-    // Whether it is ordered with the null stream.
+    // Whether operations are ordered with the null stream's.
     bool blocking;
     std::deque<Operation> queue;
-    // Operations done so far.
+    // Number of operations done so far.
     uint64_t done;
-    // Of events that the next operation waits for.
+    // Points of the events that the next operation waits for.
     std::vector<Point> awaited;
     Capture capture;
-    // What is captured.
+    // Operations captured so far.
     Graph graph;
-    // Its handle is gone. The stream stays until its queue is empty.
+    // Whether the handle was destroyed. The stream lives until its queue is empty.
     bool destroyed;
 };
 
 struct Event {
     Context* context;
-    // Nothing until it is recorded.
+    // Empty until the event is recorded.
     Point at;
     bool captured;
-    // When the stream reached it, in nanoseconds.
+    // Time at which the stream reached the event, in nanoseconds.
     std::shared_ptr<int64_t> reached;
 };
 
@@ -132,7 +135,7 @@ struct Module {
     void* library;
 };
 
-// A function of a module: the kernel, the bytes of its first argument, and how many there are.
+// A function of a module: the kernel, the size of its first argument in bytes, and the number of arguments.
 struct Function {
     Context* context;
     std::weak_ptr<Module> module;
@@ -145,14 +148,14 @@ struct Block {
     Context* context;
 };
 
-// Memory that was freed before the operations that may use it have run: it stays until then.
+// Memory that was freed while enqueued operations might still use it. It stays until they have run.
 struct Freed {
     void* memory;
     std::vector<Point> after;
 };
 
 using Blocks = std::map<uint64_t, Block>;
-// What the driver has made, in that order.
+// Objects that the driver has created, in the order of creation.
 template <typename Thing>
 using Made = std::vector<std::shared_ptr<Thing>>;
 
@@ -160,7 +163,7 @@ static std::mutex mutex;
 static Blocks memory, locked;
 static std::map<int, Context> contexts;
 static thread_local std::vector<void*> stack;
-static Made<Stream> streams;  // with the null streams
+static Made<Stream> streams;  // including the null streams
 static Made<Event> events;
 static Made<Module> modules;
 static Made<Graph> graphs;
@@ -216,7 +219,7 @@ static int current(Context** context) {
     return (*context)->retained ? 0 : CONTEXT_IS_DESTROYED;
 }
 
-// The stream of a handle; the null stream is that of the current context.
+// The stream of a handle. A null handle means the null stream of the current context.
 static std::shared_ptr<Stream> stream_of(const void* handle, const Context* here) {
     auto found = handle ? find(streams, handle) : here->null_stream;
     return found && !found->destroyed ? found : nullptr;
@@ -224,13 +227,13 @@ static std::shared_ptr<Stream> stream_of(const void* handle, const Context* here
 
 static bool is_null_stream(const std::shared_ptr<Stream>& stream) { return stream->context->null_stream == stream; }
 
-// Whether operations of one wait for those of the other because one of them is the null stream.
+// Whether operations of the two streams are ordered because one of them is the null stream.
 static bool implicitly_ordered(const std::shared_ptr<Stream>& one, const std::shared_ptr<Stream>& other) {
     return one != other && one->context == other->context && (is_null_stream(one) || is_null_stream(other)) &&
            one->blocking && other->blocking;
 }
 
-// The block that an address is in; nullptr when there is none.
+// The block that contains the address range, or nullptr.
 static const Block* block_of(const Blocks& blocks, uint64_t address, size_t bytes) {
     auto after = blocks.upper_bound(address);
     if (after == blocks.begin()) return nullptr;
@@ -238,13 +241,13 @@ static const Block* block_of(const Blocks& blocks, uint64_t address, size_t byte
     return address + bytes <= after->first + after->second.bytes ? &after->second : nullptr;
 }
 
-// 201 for memory of another context than this. Any other address may be a test's own.
+// Returns 201 for another context's memory. Unknown addresses are accepted, because tests may use their own memory.
 static int foreign(uint64_t address, const Context* context) {
     const Block* block = block_of(memory, address, 1);
     return block && block->context != context ? INVALID_CONTEXT : 0;
 }
 
-// Whether a context may write there.
+// Returns 0 if the context may write to this memory.
 static int writable(uint64_t address, size_t bytes, const Context* context) {
     if (int code = foreign(address, context)) return code;
     return block_of(memory, address, bytes) ? 0 : ILLEGAL_ADDRESS;
@@ -252,7 +255,7 @@ static int writable(uint64_t address, size_t bytes, const Context* context) {
 
 static Point end_of(const std::shared_ptr<Stream>& stream) { return {stream, stream->done + stream->queue.size()}; }
 
-// Runs what comes before a point. What follows a failure in its context is left out.
+// Runs all operations before a point. After a failure, later operations in the same context are skipped.
 static void run(const Point& to) {
     for (; to.stream->done < to.position; ++to.stream->done) {
         Operation& next = to.stream->queue.front();
@@ -279,7 +282,7 @@ static Order order() {
     abort();
 }
 
-// A number below `end`, by splitmix64.
+// A random number below `end`, by splitmix64.
 static size_t random_below(size_t end) {
     uint64_t x = random_state += 0x9e3779b97f4a7c15;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -287,7 +290,8 @@ static size_t random_below(size_t end) {
     return (x ^ x >> 31) % end;
 }
 
-// Runs an operation of some stream of a context, or of any context if that is null. False if there is none.
+// Runs one operation of a random stream, in `context` or, if that is null, in any context. Returns false if there is
+// none.
 static bool run_any(const Context* context) {
     Made<Stream> waiting;
     for (auto& stream : streams)
@@ -302,7 +306,7 @@ static void run_some() {
     for (size_t left = random_below(4); left && run_any(nullptr); --left) {}
 }
 
-// Gives up what only operations needed that have run: freed memory and destroyed streams.
+// Frees memory and destroyed streams that no remaining operation needs.
 static void give_up() {
     auto is_past = [](const Point& point) { return point.stream->done >= point.position; };
     auto gone = std::stable_partition(freed.begin(), freed.end(), [&](auto& block) {
@@ -358,7 +362,7 @@ static int enqueue(const std::shared_ptr<Stream>& to, std::function<int()> work)
     return 0;
 }
 
-// 900 while anything is captured, which is then invalid.
+// Returns 900 while any stream is captured, and invalidates the capture.
 static int unless_capturing() {
     int code = 0;
     for (auto& stream : streams)
@@ -401,11 +405,11 @@ static int record(const std::shared_ptr<Event>& event, const std::shared_ptr<Str
     return 0;
 }
 
-// Whatever is enqueued in the stream from now on comes after the event.
+// Later operations in the stream wait for the event.
 static int come_after(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event>& event) {
     if (!event || !stream) return INVALID_HANDLE;
     if (stream->capture) return event->captured ? 0 : CAPTURE_ISOLATION;
-    // A GPU's driver would capture this stream, too.
+    // A real driver would then capture this stream, too.
     if (event->captured) return NOT_SUPPORTED;
     if (event->at.stream) stream->awaited.push_back(event->at);
     return 0;
@@ -423,7 +427,7 @@ static int allocate(uint64_t* address, size_t bytes, Context* context) {
     return 0;
 }
 
-// Frees memory that operations may use which are enqueued in these streams.
+// Frees memory that enqueued operations in the streams `users` may still use.
 static int release(uint64_t address, const Context* context, const Made<Stream>& users) {
     if (int code = foreign(address, context)) return code;
     if (!memory.erase(address)) return INVALID_VALUE;
@@ -442,7 +446,7 @@ static Context* retain(int device) {
         keep(streams, Stream{&context, true, {}, 0, {}, NONE, {}, false});
         context.null_stream = streams.back();
     }
-    // What was loaded before the context was last gone.
+    // Modules that were loaded before the context was last destroyed are lost.
     auto is_lost = [&](auto& module) { return module->context == &context; };
     if (!context.retained) modules.erase(std::remove_if(modules.begin(), modules.end(), is_lost), modules.end());
     ++context.retained;
@@ -458,15 +462,15 @@ static bool is_device(int device) { return device >= 0 && device < number("FAKE_
         __VA_ARGS__;                                                        \
         return 0;                                                           \
     }
-// One that frees in the current context, which does so whatever has failed.
+// A call that frees something in the current context. It does so even if the context has failed.
 #define FREEING(name, parameters, ...) \
     CALL(name, parameters, Context* here; if (int code = current(&here)) return code; __VA_ARGS__; return here->failed)
 // A call that needs a current context.
 #define IN_CONTEXT(name, parameters, ...) FREEING(name, parameters, if (here->failed) return here->failed; __VA_ARGS__)
-// One that must not come while anything is captured.
+// A call that is not allowed while any stream is captured.
 #define UNCAPTURED(name, parameters, ...) \
     IN_CONTEXT(name, parameters, if (int code = unless_capturing()) return code; __VA_ARGS__)
-// One that enqueues what comes last.
+// A call that enqueues its last argument as an operation.
 #define ENQUEUED(name, parameters, before, ...)                                                                   \
     IN_CONTEXT(name, parameters, auto to_stream = stream_of(stream, here); if (!to_stream) return INVALID_HANDLE; \
                Context* owner = to_stream->context; last_stream = stream;                                         \
@@ -505,7 +509,7 @@ CALL(cuStreamGetCtx, (void* stream, void** context), Context* here; int code = c
      *context = found->context)
 IN_CONTEXT(cuStreamIsCapturing, (void* stream, int* status), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; *status = found->capture)
-// What is enqueued runs all the same.
+// Enqueued operations still run.
 FREEING(cuStreamDestroy_v2, (void* stream), auto found = stream ? stream_of(stream, here) : nullptr;
         if (!found) return INVALID_HANDLE; found->destroyed = true; give_up())
 IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream;
@@ -515,7 +519,7 @@ IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
 IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; if (found->capture) return NOT_SUPPORTED;
            return allocate(address, bytes, found->context))
-// The stream's earlier work may still use it. Memory that was there before a capture is not freed in it, and spoils it.
+// Earlier work in the stream may still use the memory. Freeing older memory during a capture invalidates the capture.
 FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
         if (!found) return INVALID_HANDLE; if (found->capture) return found->capture = INVALIDATED, INVALID_VALUE;
         if (int code = release(address, found->context, {found})) return code)
@@ -525,12 +529,12 @@ FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) re
 IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false, nullptr}))
 IN_CONTEXT(cuEventRecord, (void* event, void* stream), return record(find(events, event), stream_of(stream, here)))
 IN_CONTEXT(cuEventSynchronize, (void* event), return wait_for(find(events, event)))
-// Both events have been reached.
+// Both events must have been reached.
 IN_CONTEXT(cuEventElapsedTime, (float* milliseconds, void* start, void* end), auto from = find(events, start);
            auto to = find(events, end); if (!from || !to || !from->reached || !to->reached) return INVALID_HANDLE;
            if (!*from->reached || !*to->reached) return NOT_READY;
            *milliseconds = float(*to->reached - *from->reached) / 1e6f)
-// Every question finds the stream one operation further.
+// Each query advances the stream by one operation.
 UNCAPTURED(cuEventQuery, (void* event), auto found = find(events, event); if (!found) return INVALID_HANDLE;
            if (found->captured) return CAPTURED_EVENT; Point at = found->at;
            if (!at.stream || at.stream->done >= at.position) return 0; run({at.stream, at.stream->done + 1});
@@ -560,11 +564,11 @@ ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* str
          if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
 IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int* blocks, void*, int, size_t), *blocks = 4)
-// What is enqueued must not need the module any more.
+// Enqueued operations must not need the module any more.
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
         if (!found || found->context != here) return INVALID_HANDLE; forget(modules, module))
 
-// The library whose kernel the code, an ELF file, names among its sections.
+// Finds the library whose kernel is named by a section of the code, an ELF file.
 static void* library_of(const char* code) {
     uint64_t sections;
     uint16_t size, count;
@@ -575,7 +579,7 @@ static void* library_of(const char* code) {
     for (size_t at = 0; at < list.size();) {
         size_t equals = list.find('=', at), end = list.find(';', at);
         std::string section = ".text." + list.substr(equals + 1, end - equals - 1);
-        // With the NUL that ends a name.
+        // Includes the NUL at the end of the name.
         if (all.find(section.c_str(), 0, section.size() + 1) != std::string::npos)
             return dlopen(list.substr(at, equals - at).c_str(), RTLD_NOW | RTLD_LOCAL);
         at = end + 1;
@@ -615,23 +619,23 @@ ENQUEUED(
         return LAUNCH_FAILED;
     })
 
-// Codes from 1000 on are those of a newer driver that has no words for them.
+// Codes from 1000 on stand for errors of a newer driver, which have no text here.
 CALL(cuGetErrorName, (int code, const char** name), *name = nullptr; if (code >= 1000) return INVALID_VALUE;
      *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
-// For as long as the thread.
+// The text lives as long as the thread.
 CALL(cuGetErrorString, (int code, const char** text), *text = nullptr; if (code >= 1000) return INVALID_VALUE; static thread_local char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
 
-// What examples/on_device does on its own.
+// Calls that examples/on_device makes directly.
 CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return INVALID_CONTEXT;
      if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
 UNCAPTURED(cuCtxSynchronize, (), ++synchronised; return wait_for_all(here))
 UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(address, bytes, here))
-// A driver waits for the device, as a rule, but does not promise that.
+// A real driver usually waits for the device here, but does not promise to.
 FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; ++synchronised;
         if (int code = release(address, here, streams)) return code)
-// In the null stream, which is waited for, but for what comes of pageable memory: it has been read when the call returns,
-// and is written later.
+// Copies in the null stream, and waits for earlier work there. Pageable memory is read before the call returns, and the
+// device's memory is written later.
 UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
            if (int code = writable(to, bytes, here)) return code;
            if (int code = wait(end_of(here->null_stream))) return code;
@@ -645,7 +649,7 @@ UNCAPTURED(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (int cod
                                   [=] { return memcpy(to, reinterpret_cast<void*>(from), bytes), 0; })) return code;
            return wait(end_of(here->null_stream)))
 
-// What trainers do that capture their steps. The null stream cannot be captured.
+// Calls of trainers that capture their steps. The null stream cannot be captured.
 IN_CONTEXT(cuStreamBeginCapture_v2, (void* stream, int), auto found = find(streams, stream);
            if (!found) return CAPTURE_UNSUPPORTED; if (found->capture) return ILLEGAL_STATE; found->graph.clear();
            found->capture = ACTIVE)
@@ -664,8 +668,9 @@ IN_CONTEXT(cuGraphLaunch, (void* executable, void* stream), auto found = find(gr
 
 #define OWN extern "C" __attribute__((visibility("default")))
 
-// What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks
-// and events; waits for streams and devices, launches and uploads of pageable memory so far.
+// Current numbers of allocations, retained contexts, streams, modules, contexts on this thread's stack, page-locked
+// blocks and events. They are followed by counts of waits for streams and devices, of launches, and of uploads from
+// pageable memory.
 OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;
@@ -676,7 +681,7 @@ OWN void fake_cuda_state(int* state) {
                   synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
 }
-// Enqueues in a stream, for fake_nccl.cpp and tests.
+// Enqueues a host function in a stream. Used by fake_nccl.cpp and tests.
 OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {
     std::lock_guard<std::mutex> guard(mutex);
     Context* here;

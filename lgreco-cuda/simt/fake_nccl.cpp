@@ -1,6 +1,6 @@
-// NCCL for tests: collectives over MPI, enqueued on the imitated driver (fake_driver.cpp), whose memory is the
-// processor's, in the stream that each is given. Those of a communicator come one after another in whatever streams
-// they are.
+// A simulated NCCL for tests: collectives over MPI, enqueued in the given stream of the simulated driver
+// (fake_driver.cpp). Memory is the CPU's. The collectives of a communicator run in the order of the calls, even in
+// different streams.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,12 +13,12 @@
 
 namespace {
 
-// What a rank's communicator has been asked for.
+// State of a rank's communicator.
 struct Communicator {
     MPI_Comm ranks;
     int rank;
     MPI_Op sum_of_bf16;
-    // After the last collective.
+    // Recorded after the last collective.
     void* event;
 };
 
@@ -34,7 +34,7 @@ int perform(void* argument) {
     return (*work)() ? 700 : 0;
 }
 
-// Enqueues a collective after the communicator's others.
+// Enqueues a collective after the communicator's earlier ones.
 int enqueue(const Communicator* own, void* stream, std::function<int()> work) {
     if (driver("cuStreamWaitEvent", stream, own->event, 0u)) return 1;
     auto kept = std::make_unique<std::function<int()>>(std::move(work));
@@ -50,7 +50,7 @@ float widened(std::uint16_t bf16) {
     return value;
 }
 
-// To the nearest, of two to the even one.
+// Rounds to the nearest bf16, ties to even.
 std::uint16_t rounded(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -101,7 +101,7 @@ EXPORTED int ncclCommDestroy(void* communicator) {
 
 EXPORTED const char* ncclGetErrorString(int code) { return code == 4 ? "invalid argument" : "no driver"; }
 
-// Bytes alone, in place.
+// Supports only bytes, in place.
 EXPORTED int ncclAllGather(const void* send, void* received, size_t count, int type, void* communicator, void* stream) {
     const auto* own = static_cast<Communicator*>(communicator);
     if (type != 1 || send != static_cast<char*>(received) + size_t(own->rank) * count) return 4;
@@ -110,7 +110,7 @@ EXPORTED int ncclAllGather(const void* send, void* received, size_t count, int t
     });
 }
 
-// Sums of f32 and of bf16, in place.
+// Supports only sums of f32 and of bf16, in place.
 EXPORTED int ncclAllReduce(const void* send, void* received, size_t count, int type, int sum, void* communicator,
                            void* stream) {
     const auto* own = static_cast<Communicator*>(communicator);

@@ -63,8 +63,8 @@ impl CudaBackend {
     /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
     /// default stream is the one that is current on the calling thread. While the stream is being captured into a
     /// graph, calls return [`Error::Captured`]. They would wait and allocate, and a replay would repeat the random
-    /// words. A backend that is dropped during a capture frees nothing. Its workspace, kernels, page-locked memory and
-    /// events then stay until the context ends.
+    /// words. A backend that is dropped during a capture frees nothing. In this case, its workspace, kernels,
+    /// page-locked memory and events stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -76,7 +76,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
+    /// The errors of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
     ///
     /// # Safety
     /// The stream belongs to its context, and both outlive the backend.
@@ -179,7 +179,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
+    /// The errors of [`Compressor::encode`](lgreco::compress::Compressor::encode), and errors of the device.
     pub fn encode_device(
         &mut self,
         setting: &Setting,
@@ -204,7 +204,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`decode`](lgreco::compress::decode), and those of the device.
+    /// The errors of [`decode`](lgreco::compress::decode), and errors of the device.
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context. Nothing else uses it, except work

@@ -45,8 +45,8 @@ pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> 
     Ok(len)
 }
 
-/// Enqueued: writes the body of a payload into `payload`, behind the header's place, and the status into `status`. The
-/// status must be zeros before.
+/// Enqueued: writes the body of a payload into `payload`, after the place of the header. Writes the status into
+/// `status`, which must be zero before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -116,7 +116,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
-/// Bytes of a status with two more words, for the element at fault.
+/// Bytes of a status with two more words, which hold the element at fault.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
 /// The smallest magnitude that cannot be encoded, as bits of f32.

@@ -83,7 +83,7 @@ pub(crate) trait Device: Send {
     /// Enqueued: sets a word. The value is part of the command.
     fn set(&mut self, word_at: Part, word: u32) -> Result<()>;
 
-    /// Enqueued: uploads `bytes`, as many as the part has. They are read before the call returns.
+    /// Enqueued: uploads `bytes`, which have the length of the part. They are read before the call returns.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()>;
 
     /// Enqueued: fills the part with zeros.
@@ -100,7 +100,7 @@ pub(crate) trait Device: Send {
         Ok(2048)
     }
 
-    /// Done, as is all work that was enqueued before: copies `from` to `bytes`, which must have the same length.
+    /// Done, after all earlier work: copies `from` to `bytes`, which must have the same length.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
     /// Done: waits for all enqueued work.

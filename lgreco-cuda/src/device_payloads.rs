@@ -1,8 +1,8 @@
 //! Payloads that never leave the device, for collectives such as NCCL's.
 //!
-//! If a gradient cannot be compressed, a kernel records the position and the value at fault; otherwise it ends at once.
-//! The later check does not read the gradient, so work that is enqueued next may overwrite it. Errors of the driver
-//! name no layer, because they may belong to work that was enqueued earlier.
+//! If a gradient cannot be compressed, a kernel records the position and the value at fault; otherwise it ends
+//! immediately. The later check does not read the gradient, so work that is enqueued next may overwrite it. Errors of
+//! the driver name no layer, because they may belong to work that was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -49,8 +49,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of the device, and those of [`Compressor::encode`](lgreco::compress::Compressor::encode) that do not
-    /// concern values. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a
+    /// Errors of the device, and the errors of [`Compressor::encode`](lgreco::compress::Compressor::encode) that do not
+    /// depend on values. [`Error::Memory`] if `address` is 0 or not a multiple of 4, and after 4096 calls without a
     /// check.
     ///
     /// # Safety
@@ -89,7 +89,7 @@ impl CudaBackend {
     /// the last check; calls that cannot fail count too. The error is that of
     /// [`Compressor::encode`](lgreco::compress::Compressor::encode), or [`PayloadBody`](lgreco::Error::PayloadBody).
     /// Later calls may have failed too, without a report: no output of any of these calls may be used. Errors of the
-    /// device come without a number. Then no call has been checked, and the next check tries again.
+    /// device come without a number. In that case no call has been checked, and the next check tries again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
         if pending.calls.is_empty() {

@@ -1,4 +1,4 @@
-//! Rows of the error table whose results stay on the device. The caller provides the memory and brings the results to
+//! Rows of the error table whose results stay on the device. The caller provides the memory and copies the results to
 //! the host.
 
 use crate::backend::CudaBackend;
@@ -46,10 +46,10 @@ impl CudaBackend {
     /// the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, independent of its values.
+    /// The first job that is invalid regardless of its values.
     ///
     /// # Complexity
-    /// That of enqueuing the jobs.
+    /// The cost of enqueuing the jobs.
     pub fn rows_bytes(&self, jobs: &[DeviceJob<'_>]) -> Result<RowsBytes, DeviceJobError> {
         let jobs = work(jobs);
         let (gpu, _) = rehearsed(&jobs)?;
@@ -57,8 +57,8 @@ impl CudaBackend {
     }
 
     /// Enqueued: like [`measure_device`](CudaBackend::measure_device), but without a wait, and in the caller's memory.
-    /// The results go to `results`. The caller brings them to the host, for example by a copy to page-locked memory
-    /// followed by an event. [`read_rows`](CudaBackend::read_rows) then makes the rows from them.
+    /// The results go to `results`. The caller copies them to the host, for example to page-locked memory with an event
+    /// after the copy. [`read_rows`](CudaBackend::read_rows) then makes the rows from them.
     ///
     /// The call waits in three cases. The first call of a backend loads kernels. A call that uploads more bytes of
     /// tables than any before enlarges the page-locked memory to twice that size. A call also waits while that memory
@@ -86,12 +86,12 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`rows_bytes`](CudaBackend::rows_bytes). With `job: None`: [`Error::Memory`] if an address is 0, if
-    /// that of the workspace is not a multiple of 256, or if that of the results is not a multiple of 8. Errors of the
-    /// device.
+    /// The errors of [`rows_bytes`](CudaBackend::rows_bytes). With `job: None`: [`Error::Memory`] if an address is 0,
+    /// if that of the workspace is not a multiple of 256, or if that of the results is not a multiple of 8. Errors of
+    /// the device.
     ///
     /// # Complexity
-    /// That of [`measure_device`](CudaBackend::measure_device); the host makes the tables of layers twice.
+    /// The cost of [`measure_device`](CudaBackend::measure_device); the host makes the tables of layers twice.
     ///
     /// # Safety
     /// Both are valid memory of the sizes that [`rows_bytes`](CudaBackend::rows_bytes) returns, in the backend's
@@ -126,12 +126,12 @@ impl CudaBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the words that [`enqueue_rows`](CudaBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
-    /// call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
+    /// case the call waits, and the gradients must still exist.
     ///
     /// # Errors
-    /// Those of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length), also
-    /// if the number of words is wrong.
+    /// The errors of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length),
+    /// also if the number of words is wrong.
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

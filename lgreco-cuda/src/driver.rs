@@ -106,7 +106,7 @@ pub(crate) struct Driver {
     /// The device, if this value retains its primary context and owns the stream.
     own: Option<CUdevice>,
     architecture: Architecture,
-    /// Shared by all backends of the context; `None` after this value has given them back.
+    /// The loaded modules, shared by all backends of the context. `None` after this value has given them back.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
     /// Number of blocks of each kernel that run at the same time.
@@ -275,7 +275,7 @@ impl Device for Driver {
 
     fn free(&mut self, part: Part) {
         let Ok(_current) = self.current() else { return };
-        // During a capture the memory stays allocated, because freeing would spoil the capture.
+        // During a capture the memory stays allocated, because freeing would invalidate the capture.
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return;
         }
@@ -384,7 +384,7 @@ impl Device for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let Ok(current) = self.current() else { return };
-        // During a capture everything stays allocated, because waiting would spoil the capture.
+        // During a capture everything stays allocated, because waiting would invalidate the capture.
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return self.modules.take().into_iter().for_each(Modules::leave);
         }

@@ -1,8 +1,8 @@
 //! EDEN: launches of `eden.cu`.
 //!
 //! A thread block takes a chunk of 4096 values: one EDEN block, or the shorter EDEN blocks at the end of a tensor. It
-//! holds the chunk in shared memory. There the Walsh–Hadamard transform takes three steps of four levels each, in
-//! registers. Additions have the order of the core, so payloads have the core's bits.
+//! holds the chunk in shared memory. The Walsh–Hadamard transform takes three steps of four levels each, in registers.
+//! Additions have the same order as in the core, so payloads have the core's bits.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, looping_pieces};

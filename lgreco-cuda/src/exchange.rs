@@ -1,6 +1,6 @@
 //! The exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
-//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] has layers under EDEN,
-//! [`selection`](crate::selection) layers under TopK, and [`sums`] uncompressed layers and those under PowerSGD.
+//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] handles layers under EDEN, and
+//! [`selection`](crate::selection) layers under TopK. [`sums`] handles uncompressed layers and layers under PowerSGD.
 //!
 //! Residuals exist twice in device memory. A step reads one half and writes the other. The halves change roles only if
 //! no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and a step
@@ -67,7 +67,7 @@ impl DeviceExchange {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
 
-    /// The table of the places where status records begin, behind the summed values.
+    /// The table of the places where status records begin, after the summed values.
     fn slips(&self) -> Part {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
@@ -194,9 +194,9 @@ impl CudaBackend {
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once, under EDEN twice, and writes payloads and residuals once: 12.5 bytes per
-    /// f32 value at 4 bits under QSGD. TopK also reads a sample: a sixteenth of a layer, at most 65,536 values. In
-    /// three cases TopK reads the next residuals three more times:
+    /// It reads gradients and residuals once (under EDEN twice), and writes payloads and residuals once. For f32
+    /// values under QSGD with 4 bits, this is 12.5 bytes per value. TopK also reads a sample: a sixteenth of a layer,
+    /// at most 65,536 values. In three cases TopK reads the next residuals three more times:
     /// * A layer of more than 32,768 values keeps more than 7 of 32 values.
     /// * A layer has too many ties for the gathered values to fit.
     /// * The sample is wrong, with a probability below 1 in 10^8.
@@ -231,13 +231,15 @@ impl CudaBackend {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
-        // TopK's last launch has announced the status. With shards it is announced later, when more is known.
+        // TopK's last launch has announced the status. With shards it is announced later, because this rank may still
+        // find faults.
         let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
     /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards there is a message
-    /// for each rank, and all of them get the status. Then `message` begins with this rank's message to itself.
+    /// for each rank, and all of them get the status. In this case, `message` begins with this rank's message to
+    /// itself.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
@@ -254,7 +256,7 @@ impl CudaBackend {
     /// The call may be captured into a graph.
     ///
     /// # Errors
-    /// Those of [`encode_exchange`](CudaBackend::encode_exchange).
+    /// The errors of [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
     /// It reads all payloads once, and before that the scales of QSGD and EDEN once. It writes the means once. TopK

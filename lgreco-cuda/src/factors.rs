@@ -93,12 +93,12 @@ pub(crate) fn tiles(shape: Shape) -> u64 {
 /// Sizes of all buffers, and numbers of all pieces of work, over all matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// Numbers of f32 values: of all `P`, of all `Q`, and of the chunks of products. Of a matrix's two products, the
-    /// one with more values in chunks counts.
+    /// Numbers of f32 values: in all `P`, in all `Q`, and in the chunks of all products. A matrix's two products share
+    /// this memory, so only the larger counts.
     pub(crate) p: u64,
     pub(crate) q: u64,
     pub(crate) partial: u64,
-    /// Numbers of f64 values: of all parts of Gram matrices, and of all their triangular factors.
+    /// Numbers of f64 values: in all parts of Gram matrices, and in all their triangular factors.
     pub(crate) gram: u64,
     pub(crate) triangle: u64,
     pub(crate) counters: u32,

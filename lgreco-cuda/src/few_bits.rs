@@ -6,7 +6,7 @@
 //! write and four to measure, as long as the workspace has room.
 //!
 //! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread.
-//! Then errors are up to 0.4 % off and some plans change: those of the built-in sample in 2 of 15 layers.
+//! Errors would then be up to 0.4 % off, and some plans would change: in the built-in sample, 2 of 15 layers.
 
 use crate::Result;
 use crate::device::Part;
@@ -25,10 +25,10 @@ const MOST_BITS: usize = 8;
 const SQUARES: u64 = 128 * (3 * 8 + 4);
 /// Two words for the largest magnitudes; rows ignore them.
 const TOLD: u64 = 8;
-/// Bytes of workspace beyond which no further layers or k are measured together.
+/// Limit in bytes of the workspace that layers and k share in one set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Result words of a row: those of TopK in full, then for each k the errors by number of bits.
+/// Result words of a row: the words of TopK in full, and then for each k the errors by number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
@@ -39,12 +39,12 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Where its words begin among all results.
+    /// Index of its first word among all results.
     pub(crate) word: usize,
 }
 
 impl Layer<'_> {
-    /// The table entries of all k. Their values are those that the largest k keeps, as written in a payload.
+    /// The table entries of all k. They refer to the values that the largest k keeps, as written in a payload.
     fn rows(&self, payload: u64, most: u32) -> impl Iterator<Item = Top> {
         let (kept, errors) = ((payload + HEADER_LEN as u64) / 4, self.word + topk::result_words(self.keeps.len()));
         let row = move |(number, &keep): (usize, &u32)| {

@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
 //! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also takes
-//! gradients in device memory ([`DeviceGradient`]), on a trainer's own context and stream. Only rows of the error table
-//! and payloads then come back to the host.
+//! gradients in device memory ([`DeviceGradient`]), on a trainer's own context and stream. Then only payloads and rows
+//! of the error table come back to the host.
 //!
 //! Building needs no CUDA. The driver, of CUDA 12 or later, is loaded at run time, and the crate contains compiled
 //! kernels. If something is missing, the error of [`CudaBackend::new`] says what.
@@ -10,13 +10,13 @@
 //! Global state: the loaded driver (`libcuda.rs`) and the modules of each context (`modules.rs`).
 //!
 //! # Enqueued or done
-//! The first word of each call's documentation says which it is. *Enqueued*: the work is in the backend's stream, in
-//! the order of the calls, and may still be running. A later call returns its execution errors. *Done*: the call has
-//! waited for the stream, because it returns a result. A call also waits if it must enlarge the workspace or load a
-//! kernel; [`reserve`](CudaBackend::reserve) does both beforehand. Host bytes are read before a call returns. Calls
-//! refuse a stream that is being captured into a graph ([`Error::Captured`]). The exceptions are the steps of an
-//! exchange: [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and
-//! the calls for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
+//! Each call's documentation begins with *Enqueued* or *Done*. *Enqueued*: the work is in the backend's stream, in the
+//! order of the calls, and may still be running. A later call returns its execution errors. *Done*: the call has waited
+//! for the stream, because it returns a result. A call also waits if it must enlarge the workspace or load a kernel;
+//! [`reserve`](CudaBackend::reserve) does both beforehand. Host bytes are read before a call returns. Calls refuse a
+//! stream that is being captured into a graph ([`Error::Captured`]). The exceptions are the calls of an exchange's
+//! steps: [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and the
+//! calls for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
 //!
 //! # Exactness
 //! Payloads of QSGD, TopK and EDEN have the same bits as the core's. A payload of any method decodes to the same bits
@@ -32,7 +32,7 @@
 //! compiled by g++.
 //!
 //! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. With contraction off, the kernels
-//! therefore compute what the core computes. Rows are f64 sums per block, which one block adds in order.
+//! therefore compute the same results as the core. Rows are f64 sums per block, which one block adds in order.
 //!
 //! | module | holds |
 //! |---|---|

@@ -60,7 +60,7 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// That of the function in the driver's documentation.
+                /// The conditions that the driver's documentation states for this function.
                 pub(crate) unsafe fn $name(&self, $($parameter: $kind),*) -> Result<(), Failure> {
                     // SAFETY: the caller promises it.
                     self.said(stringify!($name), unsafe { (self.$name)($($parameter),*) })

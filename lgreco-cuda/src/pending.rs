@@ -12,7 +12,7 @@ const MOST: usize = 4096;
 /// An enqueued call.
 pub(crate) enum Enqueued {
     Encoding(Setting),
-    /// With the status that a payload from an encoder leaves; `None` if any bytes are a valid payload.
+    /// A decoding, with the status that a valid payload leaves; `None` if any bytes are a valid payload.
     Decoding(Option<[u32; 2]>),
 }
 
@@ -20,7 +20,7 @@ pub(crate) enum Enqueued {
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(crate) calls: Vec<Enqueued>,
-    /// Zeros, except the first `given` statuses.
+    /// The memory of the statuses. It is zero, except for the first `given` statuses.
     pub(crate) statuses: Option<Part>,
     /// Number of statuses given to calls since the last check. It includes calls that failed, which `calls` lacks.
     given: usize,

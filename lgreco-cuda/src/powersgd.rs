@@ -4,12 +4,13 @@
 //! CholeskyQR takes four launches for any rank; column by column, it would be six launches per column. It needs f64,
 //! which WGSL lacks. It squares the condition number, which f64 tolerates as long as factors are f32. Gram–Schmidt
 //! would keep more columns if their linear dependence grew exponentially. Products with random columns have no such
-//! dependence: rows of fading, rank-deficient, Hilbert and Vandermonde matrices agree with the core's.
+//! dependence. In tests, rows of rank-deficient, Hilbert, Vandermonde and other ill-conditioned matrices agree with the
+//! core's.
 //!
-//! An encoder with one iteration reads the matrix twice: for `P`, when it also finds the largest magnitude, and for
-//! `Q`. It makes `P` from the unscaled matrix, because orthonormal columns have no scale. If the largest magnitude
-//! turns out to be outside 2^-64 to 2^64, the next launch makes `P` again from the scaled matrix. Otherwise that launch
-//! does nothing.
+//! An encoder with one iteration reads the matrix twice: once for `P` and the largest magnitude, and once for `Q`. It
+//! makes `P` from the unscaled matrix, because orthonormal columns have no scale. If the largest magnitude turns out to
+//! be outside 2^-64 to 2^64, the next launch makes `P` again from the scaled matrix. Otherwise that launch does
+//! nothing.
 //!
 //! A warp makes four columns of a product, so the instruction count grows with the rank in steps of four. One block
 //! makes up to 16 columns; its warps fetch the same values from the cache of their multiprocessor.
@@ -107,7 +108,7 @@ const RUN: u64 = 8;
 const LARGEST_RANK: usize = 1024;
 /// The largest side. Threads step from row to row with 32-bit numbers.
 const LARGEST_SIDE: u64 = 1 << 31;
-/// Bytes of workspace beyond which no further matrices are measured together.
+/// Limit in bytes of the workspace that matrices share in one set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {

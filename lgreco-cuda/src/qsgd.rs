@@ -2,9 +2,9 @@
 //!
 //! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
 //! gradients are refused. A gradient is read once. There is one exception: under max norm, a row with 1 bit and other
-//! widths takes two reads, because codes of 1 bit have no sign and so need another grid. A block holds 4096 values in
-//! shared memory, finds the grids of their buckets, and then makes the row or the codes. Expected errors are summed in
-//! closed form, as n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
+//! widths takes two reads. Codes of 1 bit have no sign, so they need another grid. A block holds 4096 values in shared
+//! memory, finds the grids of their buckets, and then makes the row or the codes. Expected errors are summed in closed
+//! form, as n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.
@@ -72,8 +72,8 @@ impl Params {
     ];
 }
 
-/// Numbers of values: those that a block reads before a further block pays off, those that a thread encodes, and those
-/// that a thread decodes.
+/// Least number of values that is worth a further reading block, and numbers of values per thread: of an encoder and of
+/// a decoder.
 const PER_READER: u64 = 4 * SPAN;
 const PER_ENCODER: u64 = 16;
 const PER_DECODER: u64 = 4;
@@ -142,8 +142,8 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// Selects one of two kernels. `closed` is for random rounding if zero lies between the ends of every grid, which
-    /// is sure under max norm.
+    /// Selects one of two kernels. `closed` is for random rounding under max norm, where zero always lies within the
+    /// grid.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })

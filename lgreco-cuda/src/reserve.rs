@@ -1,7 +1,7 @@
-//! Allocates memory and loads kernels before there is work. To find what calls need, it rehearses them on a device that
-//! only records requests.
+//! Allocates memory and loads kernels before there is work. To find the needs of calls, it rehearses them on a device
+//! that only records requests.
 //!
-//! A rehearsal makes the real calls, so sizes need no second computation that could differ.
+//! A rehearsal makes the real calls, so the sizes need no separate computation.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -60,10 +60,10 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of the calls, except errors about values.
+    /// The errors of the calls, except those about values.
     ///
     /// # Complexity
-    /// That of enqueuing the calls.
+    /// The cost of enqueuing the calls.
     pub fn workspace_bytes(&self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<u64, DeviceJobError> {
         rehearsed(jobs, calls).map(|(gpu, _)| gpu.held())
     }
@@ -81,7 +81,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
+    /// The errors of [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
         let (rehearsed, kernels) = rehearsed(jobs, calls)?;
         let gpu = self.gpu_mut();

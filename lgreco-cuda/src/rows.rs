@@ -1,4 +1,4 @@
-//! Batches of rows of the error table, which are enqueued together and read back at once.
+//! Batches of rows of the error table, which are enqueued and read back together.
 
 use crate::codec::encode;
 use crate::device::Part;
@@ -82,7 +82,7 @@ pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
     jobs.iter().map(|job| 8 * result_words(job) as u64).sum()
 }
 
-/// Where the words of each job's results begin. Jobs that share launches have their words one after another.
+/// Index of the first result word of each job. Jobs that share launches have their words one after another.
 fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     let (mut places, mut first) = (vec![0; jobs.len()], 0);
     for index in groups(jobs).into_iter().flatten() {

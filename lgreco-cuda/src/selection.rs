@@ -2,11 +2,11 @@
 //! `few_bits.cu`, `kept.cu` and `kept_means.cu`.
 //!
 //! All values are read once. Before that, a kernel samples each layer: a random sixteenth, at most 65,536 values, drawn
-//! anew in each step of an exchange. The sample gives the bound, a magnitude that few more than k values reach. The
-//! chance that fewer than k values reach it is below 1 in 10^8. Values that reach the bound are gathered, in order, and
-//! counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The values in the bin of
-//! the k-th largest are then counted by exact magnitude. All later work uses the gathered values. There is room for k
-//! values, a 32nd of the layer and the sampling error. In a layer of up to eight spans there is room for all values.
+//! anew in each step of an exchange. The sample gives the bound, a magnitude that slightly more than k values reach.
+//! The chance that fewer than k values reach it is below 1 in 10^8. Values that reach the bound are gathered, in order,
+//! and counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The values in the bin
+//! of the k-th largest are then counted by exact magnitude. All later work uses the gathered values. There is room for
+//! k values, a 32nd of the layer and the sampling error. In a layer of up to eight spans there is room for all values.
 //!
 //! Values that do not fit are not gathered: the next residuals hold them as sums of gradient and residual. Each of the
 //! three launches that follow reads these sums again, so such values are read four times in all. This happens for
@@ -93,7 +93,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     let layer = Top::new(place, keep, tensor.elements)?;
     let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
     let [table, program] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|part| part.len() as u64));
-    // Kernels leave zeros in all memory that must begin as zeros, as between the steps of an exchange.
+    // Kernels leave zeros in all memory that must be zero at the start of the next call or step.
     let sizes = [FEW, CUT, 4 * BINS];
     let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
@@ -123,7 +123,7 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 ];
 
 impl Tops {
-    /// Enqueued, in five launches: writes all payloads and the next residuals; then this rank's status for the other
+    /// Enqueued, in five launches: writes all payloads, the next residuals, and last this rank's status for the other
     /// ranks.
     pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<()> {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
@@ -149,8 +149,8 @@ impl Tops {
     }
 
     /// Enqueued: checks that encoders wrote all payloads. For layers under TopK, it also finds where the kept values of
-    /// each window of 1024 positions begin. It also checks the payloads of `spans` spans under QSGD, whose tables come
-    /// last. It runs before any mean is written.
+    /// each window of 1024 positions begin. It also checks the payloads of `spans` spans under QSGD; `of_layers` and
+    /// `layer_of` are their tables. It runs before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,

@@ -5,7 +5,7 @@ use crate::kernels::Module;
 use crate::{Error, Result};
 use std::sync::OnceLock;
 
-/// The compiler's options for every module. Bits of payloads depend on arithmetic, so it must be that of IEEE 754.
+/// The compiler's options for every module. The bits of payloads depend on arithmetic, so it must follow IEEE 754.
 pub(crate) const OPTIONS: [&str; 6] = [
     "--std=c++17",
     "--fmad=false",

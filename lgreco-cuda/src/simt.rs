@@ -28,7 +28,7 @@ pub(crate) fn unavailable(reason: &str) {
     }
 }
 
-/// How kernels are compiled, by the environment variable `LGRECO_SIMT`.
+/// How kernels are compiled, as chosen by the environment variable `LGRECO_SIMT`.
 pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
@@ -78,8 +78,8 @@ pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 impl Simt {
     /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
     /// more). At random, several blocks run at a time, and block `order - 2` comes last. An edited module is compiled
-    /// at once, so that a test cannot mistake an edit that does not compile for a found fault. Returns `None` if there
-    /// is no g++, and reports it.
+    /// immediately. So a test cannot mistake a compile error for a fault that it has found. Returns `None` if there is
+    /// no g++, and reports it.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }

@@ -1,5 +1,5 @@
-//! The kernels on the processor, for programs that check them, and the kernels' sources, for the program that compiles
-//! them.
+//! For checking programs: a backend that runs the kernels on the CPU. For the program that compiles kernels: their
+//! sources.
 
 use crate::CudaBackend;
 use crate::kernels::Module;

@@ -3,7 +3,7 @@
 //! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
 //! significand in shared memory, and sum the lower bits. All sums are integers. If the k-th largest value lies within a
 //! bin, the first pass knows only the bin's count and mean. If an error is then uncertain by more than 2^-14 of itself
-//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends at once.
+//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends immediately.
 //!
 //! Layers share their three launches as long as their bins take at most 128 MiB. A layer takes 0.6 MB, or 0.9 MB if
 //! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are integers, and one block makes each
@@ -88,8 +88,8 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Sizes of the parts of memory that is all zeros before and after: sums of 8 bytes, then counts of 4. Parts that are
-/// loaded 16 bytes at a time come first.
+/// Sizes of the parts of a memory that is zero before and after each call: sums of 8 bytes, then counts of 4. Parts
+/// that are loaded 16 bytes at a time come first.
 struct Zeros {
     lows: u64,
     errors: u64,
@@ -131,7 +131,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Words of its results, which begin with those of [`measure`].
+    /// Number of words of its results. The words of [`measure`] come first.
     pub(crate) words: usize,
 }
 

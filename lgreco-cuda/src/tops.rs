@@ -100,8 +100,8 @@ impl Top {
     ];
 }
 
-/// Where a layer's values and its payload begin, and its header. For a part of a layer also where it begins in the
-/// layer.
+/// Position of a layer or a part of it: index of its first value, byte where its payload begins, and header. `start` is
+/// the offset of a part in its layer.
 pub(crate) struct Place {
     pub(crate) layer: u32,
     pub(crate) first: u64,
@@ -123,7 +123,7 @@ impl Top {
         self.spans as usize
     }
 
-    /// The entry for `count` values, with no values, spans or chunks of other layers before it.
+    /// The entry for `count` values, as if no other layer came before it.
     pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top> {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
@@ -159,12 +159,12 @@ impl Top {
     }
 }
 
-/// As in the kernels: values of a span, windows of a span, bytes of the bitmap in a chunk, bins of a layer.
+/// Constants of the kernels: values per span, windows per span, bytes of bitmap per chunk, bins per layer.
 const SPAN: u64 = 4096;
 const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
 pub(crate) const BINS: u64 = 1 << 13;
-/// Bytes of `Cut`, of a span in `Spans`, of an entry and of `Few`.
+/// Sizes in bytes: of `Cut`, of a span in `Spans`, of an entry, and of `Few`.
 pub(crate) const CUT: u64 = 44;
 pub(crate) const KEPT: u64 = 20;
 pub(crate) const ENTRY: u64 = 8;
@@ -173,9 +173,9 @@ pub(crate) const FEW: u64 = 20 * 128;
 const ALIGN: u64 = 16;
 
 /// Number of entries that a layer has room for. A layer of up to eight spans has room for all its values. A larger
-/// layer has room for k, a 32nd of the layer, and a margin. The margin covers nine standard deviations of a number: how
-/// many of the k largest values a sample of a sixteenth of the layer contains. A layer has no room if k plus the 32nd
-/// exceeds a quarter of the layer: entries of 8 bytes would then take more than 2 bytes per element of the layer.
+/// layer has room for k, a 32nd of the layer, and a margin. The margin is nine standard deviations of the sampling
+/// error: a sample of a sixteenth contains a random number of the k largest values. A layer gets no room if k plus the
+/// 32nd exceeds a quarter of the layer: entries of 8 bytes would then take more than 2 bytes per element of the layer.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {

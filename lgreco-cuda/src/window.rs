@@ -50,7 +50,7 @@ impl Observed {
     ];
 }
 
-/// Values that a block reads before a further block pays off.
+/// Least number of values that is worth a further block.
 const PER_BLOCK: u64 = 16384;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
@@ -64,7 +64,7 @@ fn blocks(shape: Shape) -> u64 {
 }
 
 /// The mean of a model's last gradients in device memory, layer after layer, from which a plan is made.
-/// [`observe`](CudaBackend::observe) adds each step's gradients where they lie.
+/// [`observe`](CudaBackend::observe) adds each step's gradients, without copying them.
 /// [`close_window`](CudaBackend::close_window) ends the window. [`enqueue_rows`](CudaBackend::enqueue_rows) then
 /// measures its [gradients](DeviceWindow::gradient). None of these waits, allocates or reads back.
 ///
@@ -224,7 +224,7 @@ impl CudaBackend {
     /// Do not observe a closed window.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     ///
     /// # Complexity
     /// It reads the means once, and writes those of 16-bit layers once.
@@ -243,7 +243,7 @@ impl CudaBackend {
     /// Done: the squared norm of each layer's mean, for a window that has been [closed](CudaBackend::close_window).
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn window_norms(&mut self, window: &DeviceWindow) -> Result<Vec<f64>> {
         self.gpu_mut().read(window.norms)
     }

@@ -28,7 +28,8 @@ inline int mpi_count(std::uint64_t count) {
     return static_cast<int>(count);
 }
 
-// Sums bf16, which MPI does not support: the upper halves of f32, rounded to nearest, ties to even.
+// Sums bf16, a type that MPI does not have. A bf16 is the upper half of an f32. Sums are rounded to nearest, ties to
+// even.
 inline MPI_Op bf16_sum() {
     static const MPI_Op sum = [] {
         MPI_Op made;

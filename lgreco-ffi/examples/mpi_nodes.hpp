@@ -1,4 +1,4 @@
-// The two groups of a rank on a node of several: the ranks that share memory, and its peers on other nodes.
+// The two groups of a rank whose node has several ranks: the ranks of its node, and its peers on other nodes.
 #ifndef LGRECO_EXAMPLES_MPI_NODES_HPP
 #define LGRECO_EXAMPLES_MPI_NODES_HPP
 

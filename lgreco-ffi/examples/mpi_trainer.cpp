@@ -34,7 +34,7 @@ struct Run {
     }
 };
 
-// With `buckets`, one per parameter, the exchange overlaps the backward pass.
+// Trains the network. With `buckets`, one per parameter, the exchange overlaps the backward pass.
 Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, const lgreco::Options &options, bool times = false) {
     const auto [held_out, shard] = divide(digits, collective.rank(), collective.world_size());
     Network network;

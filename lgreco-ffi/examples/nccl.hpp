@@ -32,7 +32,8 @@ private:
 using Stream = void *;
 using Event = void *;
 
-// A device in its primary context, which stays current on this thread. The ranks of a machine share its devices in turn.
+// A device in its primary context, which stays current on this thread. The ranks of a machine are assigned to its
+// devices in turn.
 class Driver {
 public:
     explicit Driver(int rank_on_machine) : library_("libcuda.so.1") {

@@ -118,7 +118,7 @@ public:
     }
 
 private:
-    // A copy of a step's outcome in page-locked memory, with the event behind the copy.
+    // A copy of a step's outcome in page-locked memory, with an event that follows the copy.
     struct Told {
         void *copy = nullptr;
         Event there = nullptr;

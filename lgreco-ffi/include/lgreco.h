@@ -63,9 +63,9 @@
  *     }
  *
  * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs are
- * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the same time.
- * Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults. Initialise
- * structs with their INIT macro. Lengths count elements.
+ * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the
+ * same time. Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults.
+ * Initialise structs with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -139,9 +139,9 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_RULED_OUT = 34,  // A plan chooses an option that the table's groups or fixed options exclude.
     LGRECO_PAYLOAD_HEADER = 40,  // The bytes are not a payload of this version.
     LGRECO_PAYLOAD_BODY = 41,  // The body of a payload contradicts its header.
-    LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload is beyond what this version defines.
-    LGRECO_UNKNOWN_METHOD = 43,  // The method is neither one of the library's nor known to the program.
-    LGRECO_NOT_CONTRACTIVE = 60,  // Error feedback may amplify errors under this compressor.
+    LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload has a value that this version does not define.
+    LGRECO_UNKNOWN_METHOD = 43,  // Neither the library nor the program knows the method.
+    LGRECO_NOT_CONTRACTIVE = 60,  // With this compressor, error feedback may amplify errors.
     LGRECO_FEEDBACK_RULE = 61,  // A feedback rule is used where it does not work.
     LGRECO_SAVED_STATE = 62,  // The bytes are not a saved state of this version.
     LGRECO_CHECKSUM = 63,  // A saved state or a sealed payload is damaged or cut short.
@@ -206,16 +206,16 @@ typedef struct lgreco_layer {
     const size_t *dims;
     // Number of dimensions; 0 for a scalar.
     size_t dims_len;
-    // The gradient, row-major, with as many elements as the product of `dims`. It is only read, and not needed to make a
-    // compressor.
+    // The gradient, row-major, with as many elements as the product of `dims`. The library only reads it.
+    // lgreco_compressor_create does not need it.
     const void *values;
     // Type of the gradient's elements.
     lgreco_dtype dtype;
 } lgreco_layer;
 #define LGRECO_LAYER_INIT {LGRECO_SIZE_OF(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
 
-// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context is the CPU. Any number
-// of threads may use a context. Handles that were made with it remain valid when it is destroyed.
+// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context means the CPU. Any
+// number of threads may use a context. Handles that were made with it remain valid when it is destroyed.
 typedef struct lgreco_context lgreco_context;
 
 // An error table with names, owned by the library. It never changes.
@@ -223,7 +223,7 @@ typedef struct lgreco_table lgreco_table;
 
 // Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
 // lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
-// lists the others. `context` may be NULL: the CPU. Allocates.
+// lists the others. NULL for `context` means the CPU. Allocates.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
 // LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
@@ -253,11 +253,11 @@ lgreco_status lgreco_table_measure(const struct lgreco_context *context,
 //                         float32, the default, or bfloat16.
 //   random_seed           the seed of all random bits, the same on every rank. Default: 0.
 
-// One option of one layer. This struct never changes.
+// One option of one layer. The layout of this struct never changes.
 typedef struct lgreco_choice {
     // Bits that one worker sends for the layer under this option.
     uint64_t size;
-    // Error of the option: finite, not negative, in any metric that all options share.
+    // Error of the option, finite and not negative. All options must use the same metric.
     double error;
 } lgreco_choice;
 
@@ -313,8 +313,8 @@ lgreco_status lgreco_table_get(const struct lgreco_table *table,
 #define LGRECO_SETTING_TEXT_BYTES 64
 
 // A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
-// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. This struct never
-// changes.
+// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. The layout
+// of this struct never changes.
 //
 // Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
 // another word or a number is expected, also for an empty text. The message names the word. A number out of range is
@@ -421,8 +421,8 @@ lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 // The compressor of one layer on one worker, with its residual and its workspace.
 typedef struct lgreco_compressor lgreco_compressor;
 
-// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". `context` may
-// be NULL: the CPU. Allocates all memory for later calls.
+// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
+// `context` means the CPU. Allocates all memory for later calls.
 //
 // Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
 // feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
@@ -524,9 +524,9 @@ LGRECO_ENUM(lgreco_request_kind) {
 
 // A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 //
-// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or of
-// lgreco_controller_control; pointers are valid until then. All workers get the same requests with the same lengths. They
-// must start the collectives of different buckets in the same order.
+// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or
+// the next call of lgreco_controller_control. Pointers are valid until then. All workers get the same requests with
+// the same lengths. They must start the collectives of different buckets in the same order.
 typedef struct lgreco_request {
     // Set by the INIT macro.
     size_t struct_size;
@@ -537,7 +537,7 @@ typedef struct lgreco_request {
     lgreco_device memory;
     // The worker that broadcasts.
     uint32_t root;
-    // The group that performs it. Below, workers are those of the group, numbered from 0.
+    // The group that performs it. The fields below number the workers of this group from 0.
     lgreco_group group;
     // Memory to replace or fill; aligned for f32 if it holds f32.
     void *buffer;
@@ -577,9 +577,10 @@ typedef struct lgreco_collective {
     uint32_t world_size;
     // Passed to `perform`.
     void *user;
-    // Performs the collective of a lgreco_request and returns 0, or an error code of the program's. The library call then
-    // fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order with the same lengths. A worker
-    // that cannot continue must make the others' collectives fail, so that they do not wait forever.
+    // Performs the collective of a lgreco_request. It returns 0, or an error code that the program chooses. After an
+    // error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order
+    // with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
+    // wait forever.
     //
     // It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
     // It must not throw, nor use the handle of the library call (LGRECO_BUSY).
@@ -597,8 +598,9 @@ typedef struct lgreco_collective {
 typedef struct lgreco_controller lgreco_controller;
 
 // Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
-// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides.
-// Otherwise there is one setting per layer, kept until lgreco_controller_set_settings. The call performs no collective.
+// must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
+// Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
+// collective.
 //
 // Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
 // lgreco_setting, LGRECO_DUPLICATE_NAME.
@@ -657,18 +659,20 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
 // The result of a step for its gradients.
 LGRECO_ENUM(lgreco_outcome) {
     LGRECO_OUTCOME_EXCHANGED = 0,  // The gradients are the means over the workers, compressed as decided.
-    // Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step of
-    // buckets in flight: the gradients of other buckets are means to be ignored, and residuals are as before the step.
+    // Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
+    // buckets in flight, the gradients of other buckets are means that must be ignored, and residuals are as before the
+    // step.
     LGRECO_OUTCOME_SKIPPED = 1,
     // Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
-    // step of buckets in flight: the gradients of the affected buckets are NaN.
+    // step with buckets in flight, the gradients of the affected buckets are NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
-    // After a step of buckets in flight: the exchange of some bucket failed on every rank, and its gradients are unusable.
+    // After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
+    // unusable.
     LGRECO_OUTCOME_FAILED = 3,
 };
 
-// The report of a step. Everything except the seconds is the same on every rank; on nodes, the bytes are those of a rank's
-// shards. Begin with LGRECO_REPORT_INIT.
+// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:
+// they are those of this rank's shards. Begin with LGRECO_REPORT_INIT.
 typedef struct lgreco_report {
     // Set by the INIT macro.
     size_t struct_size;
@@ -706,7 +710,7 @@ typedef struct lgreco_report {
 // codes of planning.
 //
 // LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
-// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
+// step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
 lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      const struct lgreco_collective *collective,
                                      void *const *gradients,

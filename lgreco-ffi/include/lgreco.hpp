@@ -85,7 +85,7 @@ public:
         return *this;
     }
 
-    // The options as calls of lgreco.h take them; valid until the options change or are destroyed.
+    // The options as an array for calls of lgreco.h; valid until the options change or are destroyed.
     std::vector<const char *> list() const {
         std::vector<const char *> list;
         for (const auto &[name, text] : texts_) {
@@ -102,7 +102,8 @@ private:
 
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 
-// Makes a struct of a setting such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT for a text that does not fit.
+// Makes a struct from a setting's text, such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT for a text that
+// does not fit.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
     if (text.size() >= sizeof setting.text) check(LGRECO_TEXT, ("setting `" + text + "` is longer than 63 bytes").c_str());
@@ -134,7 +135,7 @@ template <typename T, lgreco_status (*destroy)(T **)> struct Destroy {
 
 template <typename T, lgreco_status (*destroy)(T **)> using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 
-// Returns text from a call that tells its length.
+// Returns the text that a call writes, after asking the call for its length.
 template <typename Write> std::string text(Write write) {
     std::size_t length = 0;
     const lgreco_status status = write(static_cast<char *>(nullptr), std::size_t{0}, &length);
@@ -145,7 +146,7 @@ template <typename Write> std::string text(Write write) {
     return text;
 }
 
-// Returns bytes, or other numbers, from a call that tells their number.
+// Returns the bytes, or other numbers, that a call writes, after asking the call how many there are.
 template <typename T = std::uint8_t, typename Write> std::vector<T> written(Write write) {
     std::size_t length = 0;
     const lgreco_status status = write(static_cast<T *>(nullptr), std::size_t{0}, &length);
@@ -172,7 +173,7 @@ private:
     detail::Handle<lgreco_context, lgreco_context_destroy> handle_;
 };
 
-// An error table; errors and sizes of every layer's options.
+// An error table: the errors and sizes of every layer's options.
 class Table {
 public:
     // Takes ownership of a table that a call of lgreco.h has made.

@@ -29,9 +29,9 @@ typedef struct lgreco_cuda lgreco_cuda;
 lgreco_status lgreco_cuda_create(uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
 
-// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context; from any thread. NULL is the default
-// stream of the context that is current on the calling thread. Stream and context must outlive the handle. While the
-// stream is captured into a graph, calls fail with LGRECO_DEVICE.
+// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may call it. NULL is the
+// default stream of the context that is current on the calling thread. Stream and context must outlive the handle.
+// While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
 //
 // Fails like lgreco_cuda_create, and with LGRECO_UNAVAILABLE for a default stream when no context is current.
 lgreco_status lgreco_cuda_create_on_stream(void *stream,
@@ -50,7 +50,7 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 
 // Done: lgreco_table_measure for gradients in the device's memory. It enqueues all layers and waits once; only errors are
 // copied to the host. `values` of layers are device pointers. Values of layers that are left out of the table are not
-// read. Allocates, also on the device unless lgreco_cuda_reserve did.
+// read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved the memory.
 //
 // Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
 // with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -91,8 +91,8 @@ lgreco_status lgreco_cuda_enqueue_rows(struct lgreco_cuda *cuda,
 // Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
 // layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
 // need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
-// waits and reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error.
-// Allocates.
+// waits and reads the gradients, which must still be unchanged. It fails with LGRECO_DEVICE if it finds no error in
+// them. Allocates.
 //
 // Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
 // bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
@@ -107,7 +107,7 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 /*
  * ---- 3. Whole buckets, without the host ----
  *
- * Every collective is one on device memory, for NCCL. A step:
+ * All collectives are on device memory, for NCCL. A step:
  *
  *     lgreco_cuda_bucket_submit
  *     lgreco_cuda_bucket_next, enqueue what it asks for, until that is LGRECO_REQUEST_NONE
@@ -119,7 +119,7 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 // collectives, and replayed. Every call also takes the lgreco_cuda.
 typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 
-// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, and messages.
+// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus messages.
 // `values` of layers are not read. `settings` has one setting per layer.
 //
 // Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
@@ -133,7 +133,7 @@ lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
 
 // Enqueued: makes a bucket of these layers in `memory` on the device, which has at least lgreco_cuda_bucket_bytes and is
 // aligned to 16 bytes. The bucket owns this memory until all work that was enqueued with it is done. Residuals start as
-// zeros. The call first loads kernels, which waits.
+// zeros. The call first waits until kernels are loaded.
 //
 // Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_PARAMETER for
 // ranks and gains out of range, LGRECO_DEVICE.
@@ -189,18 +189,18 @@ typedef struct lgreco_cuda_outcome {
     // The number of the next step.
     uint32_t step;
     // Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
-    // decides the value of all means. A mean that exceeds its type also fails the step, but then only this mean is
-    // infinite or NaN.
+    // decides the value of all means. A mean that is out of range for its type also fails the step, but then only this
+    // mean is infinite or NaN.
     uint32_t failed;
     // The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
     // or had other settings, or its payload cannot be decoded.
     uint32_t rank;
-    // The fault of this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
+    // The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
     // decoded, it is LGRECO_PEER_MESSAGE on all ranks.
     lgreco_status fault;
-    // Layer of the first value at fault, by its place in the bucket.
+    // Layer of the first value at fault, as an index into the bucket's layers.
     size_t layer;
-    // Element of the first value at fault in its layer; 0 for a factor of PowerSGD and for a payload.
+    // Index of the first value at fault in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     size_t element;
     // 1 when the last step failed on some rank, else 0.
     uint32_t has_failed;
@@ -286,7 +286,7 @@ typedef struct lgreco_rng_stream {
     uint32_t rank;
 } lgreco_rng_stream;
 
-// Tells the number of payload bytes of a layer under a setting, which does not depend on the values; they are not read.
+// Tells the number of payload bytes of a layer under a setting. It does not depend on the values, which are not read.
 //
 // Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
@@ -295,8 +295,8 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
                                       size_t *bytes);
 
 // Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
-// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK also in few bits, QSGD with
-// bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
+// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK, TopK with values in few
+// bits, QSGD with bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
 // other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -319,9 +319,9 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  float *values,
                                  size_t values_len);
 
-// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-// where NCCL can send it. A later lgreco_cuda_check tells whether the gradient could be compressed. Work that is enqueued
-// after this call may overwrite the gradient.
+// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
+// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check tells whether the gradient could be compressed.
+// Work that is enqueued after this call may overwrite the gradient.
 //
 // Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
 lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
@@ -349,11 +349,11 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 
 // Done: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It does
 // not read gradients. The message gives the number of the first failed call, from 0, among all calls of both kinds that
-// returned LGRECO_OK since the last check. Later calls may have failed too and are not reported, so their results must not
-// be used, nor those of the failed call. A check is due after at most 4096 such calls.
+// returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not use their
+// results, nor those of the failed call. A check is due after at most 4096 such calls.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
-// the driver failed: the message names no call, and nothing is known about any.
+// the driver failed. The message then names no call, and any call may have failed.
 lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 
 /* ---- 5. Memory of the device ---- */
@@ -374,7 +374,7 @@ typedef uint32_t lgreco_cuda_calls;
 // Tells the bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
 
-// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer.
+// Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
 // `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
 // handle has reserved the memory.
 //

@@ -32,7 +32,8 @@ public:
         handle_.reset(made);
     }
 
-    // Uses the current CUDA context and a stream of it, which must outlive the handle; NULL is the default stream.
+    // Uses a stream and its CUDA context, which must outlive the handle. NULL is the default stream of the current
+    // context.
     static Cuda on_stream(void *stream) {
         lgreco_cuda *made = nullptr;
         lgreco::check(lgreco_cuda_create_on_stream(stream, &made));
@@ -68,7 +69,7 @@ public:
         return Table(made);
     }
 
-    // Bytes of device memory that `calls`, a sum of LGRECO_CUDA_..., work in.
+    // Bytes of device memory that `calls`, a sum of LGRECO_CUDA_..., need.
     std::uint64_t workspace_bytes(const std::vector<lgreco_layer> &layers, lgreco_cuda_calls calls,
                                   const Options &options = {}) const {
         std::uint64_t bytes = 0;
@@ -173,7 +174,7 @@ public:
         return outcome;
     }
 
-    // The memory of a step's outcome. Enqueue a copy of it behind the step, for read_outcome.
+    // The memory of a step's outcome. Enqueue a copy of it after the step, for read_outcome.
     CudaPlace outcome_place(Cuda &cuda) const {
         CudaPlace place;
         check(lgreco_cuda_bucket_outcome_place(cuda.get(), get(), &place.address, &place.bytes));

@@ -35,13 +35,13 @@
 extern "C" {
 #endif
 
-/* ---- 1. What both ends agree on ---- */
+/* ---- 1. The setting of a cut, the same at both ends ---- */
 
 // Number of bytes of a cut setting.
 #define LGRECO_CUT_SETTING_BYTES 76
 
 // Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-// Compression at a cut becomes part of the model: save this struct with it. This struct never changes.
+// Compression at a cut becomes part of the model: save this struct with it. The layout of this struct never changes.
 typedef struct lgreco_cut_setting {
     // Written by lgreco_cut_setting_make.
     uint8_t bytes[LGRECO_CUT_SETTING_BYTES];
@@ -113,10 +113,10 @@ lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 // The id of a sample that AQ-SGD shall not remember.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
-// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
-// receives the number of bytes. `ticket` receives the number under which the gradients return. `ids` has one id per
-// sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples that are not to be remembered. It is NULL otherwise.
-// Allocates only while a memory of samples grows.
+// Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
+// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive tells
+// the same number with its gradients. `ids` has one id per sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples
+// that are not to be remembered. It is NULL otherwise. Allocates only while a memory of samples grows.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
 // LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
@@ -131,7 +131,7 @@ lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           uint64_t *ticket);
 
 // Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
-// number times the features as values.
+// number of samples times the number of features as values.
 //
 // Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
 // other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
@@ -176,11 +176,11 @@ lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
 
 /* ---- 4. Lost messages ---- */
 
-// Upstream: writes the message of a micro-batch in flight once more. This serves a message that was lost, or another
-// forward pass of the same step over the same values. Changes nothing.
+// Upstream: writes the message of a micro-batch in flight once more. Use it when the message was lost, or when the
+// same step makes another forward pass over the same values. Changes nothing.
 //
 // Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
-// been committed since, LGRECO_FEEDBACK_RULE under a memory by position.
+// been committed since, LGRECO_FEEDBACK_RULE for a memory by position.
 lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             uint64_t ticket,
                                             const void *values,
@@ -193,7 +193,7 @@ lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
 
 // Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
 //
-// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE under a memory by
+// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE for a memory by
 // position.
 lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
                                           const uint8_t *message,
@@ -230,7 +230,7 @@ lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
                                             float *values,
                                             size_t values_len);
 
-/* ---- 6. What is remembered, and saved ends ---- */
+/* ---- 6. Remembered samples, and saved ends ---- */
 
 // AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
 // features. For an unknown sample, `found` receives 0, and `values` are unchanged.
@@ -242,10 +242,11 @@ lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     size_t values_len,
                                     uint32_t *found);
 
-// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
-// number and must not be NULL.
+// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+// receives their number, and must not be NULL.
 //
-// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `samples` may be NULL.
+// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
+// NULL.
 lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
                                             uint64_t *samples,
                                             size_t capacity,
@@ -255,7 +256,7 @@ lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
 // must not be NULL.
 //
 // Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
-// LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL.
+// LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be NULL.
 lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
                               uint8_t *saved,
                               size_t capacity,

@@ -15,12 +15,13 @@ extern "C" {
 
 /* ---- 1. Devices ---- */
 
-// Makes a context for a device. "cpu" is the CPU. "cuda" is an NVIDIA GPU, or "cuda:1" by its ordinal; it needs a library
-// with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX 12; it needs the feature `wgpu`.
+// Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" the one with
+// ordinal 1; they need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX
+// 12; it needs the feature `wgpu`.
 //
-// A GPU makes the error rows and payloads of QSGD, TopK and PowerSGD, and on CUDA of EDEN, from values in host memory. The
-// CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024, and QSGD with bucket sizes that
-// are not a power of two from 64 to 4096.
+// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
+// computes those of EDEN. The CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024,
+// and QSGD with bucket sizes that are not a power of two from 64 to 4096.
 //
 // Fails with LGRECO_UNKNOWN_NAME for another device, LGRECO_NOT_BUILT_IN when this build does not support the kind of
 // device, LGRECO_UNAVAILABLE when this machine has no usable one, LGRECO_DEVICE when its driver fails.
@@ -34,7 +35,7 @@ lgreco_status lgreco_context_destroy(struct lgreco_context **context);
 
 // Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the compression error under
 // settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, also if it depends on
-// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. `context` may be NULL: the CPU.
+// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. NULL for `context` means the CPU.
 //
 // Adjacent settings that differ only in their first number are measured together. This takes about one pass for QSGD,
 // TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index` select
@@ -53,7 +54,7 @@ lgreco_status lgreco_measure(const struct lgreco_context *context,
 // Writes the table as JSON with a NUL after it. `length` must not be NULL and receives the number of bytes before the NUL.
 // Allocates.
 //
-// Fails with LGRECO_LENGTH unless `capacity` is above that number. `length` is set all the same, and `json` may be NULL.
+// Fails with LGRECO_LENGTH unless `capacity` is above that number. Even then `length` is set, and `json` may be NULL.
 lgreco_status lgreco_table_to_json(const struct lgreco_table *table,
                                    char *json,
                                    size_t capacity,
@@ -97,10 +98,11 @@ lgreco_status lgreco_plan_from_json(const struct lgreco_table *table,
 lgreco_status lgreco_plan_check(const struct lgreco_table_view *table,
                                 const struct lgreco_plan_view *plan);
 
-/* ---- 3. Compressors: other settings, what they remember, saved states, checksums of payloads ---- */
+/* ---- 3. Compressors: other settings, residuals, saved states, checksums of payloads ---- */
 
 // Tells whether `setting` suits the error feedback of a compressor's `options` on `layer`. All methods do, but QSGD only
-// with 4 or more bits in buckets of up to 512. lgreco_compressor_create makes the same check without values. Allocates.
+// with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
+// values. Allocates.
 //
 // QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
 // residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
@@ -113,7 +115,7 @@ lgreco_status lgreco_feedback_check(const struct lgreco_layer *layer,
                                     const char *const *options);
 
 // Changes the setting between two steps, for instance after a new plan; the residual stays. Allocates when the new setting
-// needs a larger workspace than all before.
+// needs a larger workspace than all earlier ones.
 //
 // Fails like lgreco_compressor_create when the setting does not fit the layer or the feedback. The setting is then
 // unchanged.
@@ -122,7 +124,7 @@ lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor
 
 // Writes the residual of the compressor's error feedback to `values`; `values_len` is the layer's number of elements.
 //
-// Fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback, like the calls below.
+// Like the other calls on the residual, it fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback.
 lgreco_status lgreco_compressor_memory(struct lgreco_compressor *compressor,
                                        float *values,
                                        size_t values_len);
@@ -154,7 +156,8 @@ lgreco_status lgreco_compressor_memory_norm(struct lgreco_compressor *compressor
 // Writes the residual as a saved state, versioned and the same on every machine. The state does not contain the layer's
 // name or the rank. `length` must not be NULL and receives the number of bytes, which is the same at every step.
 //
-// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `saved` may be NULL.
+// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `saved` may be
+// NULL.
 lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
                                      uint8_t *saved,
                                      size_t capacity,
@@ -163,8 +166,8 @@ lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
 // Loads the saved state of a compressor with the same layer and options; the run continues bit for bit. Any bytes are
 // allowed as input. Allocates.
 //
-// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are no saved state or one of another
-// shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
+// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are not a saved state or have
+// another shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
 lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
                                      const uint8_t *saved,
                                      size_t length);
@@ -224,26 +227,26 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
                                                struct lgreco_controller **controller);
 
 // Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
-// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
-// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
-// link once per other node.
+// their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers
+// with the same place in the other nodes. The workers of a node then gather the means. So each byte of a payload
+// passes a node's link once per other node.
 //
 // Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
-// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in
-// its node after LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before this last request, ranks of a node may have performed
-// different numbers of requests with their peers. So each bucket in flight needs separate groups. Otherwise the last
-// requests must start in the same order on all ranks, after all buckets have reached them.
+// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket gathers the
+// means in its node. Before it, ranks of a node may have performed different numbers of requests with their peers. So
+// each bucket in flight needs groups of its own. Otherwise the last requests must start in the same order on all
+// ranks, after all buckets have reached them.
 //
-// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals,
-// metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the
-// option `min_elements` are for whole layers. Errors number ranks as the collective does. A run may resume with
-// another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this node
-// replaces, and each rank finds its shards in them.
+// Inside nodes, the controller also asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH. Settings,
+// residuals, metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings`
+// and the option `min_elements` are for whole layers. Rank numbers in errors are those of the collective. A run may
+// resume with another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this
+// node replaces, and each rank finds its shards in them.
 //
-// A gradient that is not finite affects its bucket only, in lgreco_controller_step too. Buckets before it are
-// exchanged. LGRECO_NON_FINITE_GRADIENT ends the step, so it must not be repeated, and the gradients are to be
-// ignored. With the option `non_finite`, the outcome is as after a step of buckets in flight. If
-// lgreco_controller_step is called while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
+// A gradient that is not finite affects its bucket only, also in lgreco_controller_step. Earlier buckets have then
+// been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
+// option `non_finite`, the outcome is as after a step with buckets in flight. If lgreco_controller_step is called
+// while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
 //
 // Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *context,
@@ -280,7 +283,7 @@ lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
 //
 // A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
 // LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
-// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
+// collective cannot be performed, ranks may have different states. lgreco_controller_load then ends the step.
 lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
                                         struct lgreco_request *request);
 
@@ -289,10 +292,10 @@ lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
 // lgreco_bucket_close frees a bucket.
 typedef struct lgreco_bucket lgreco_bucket;
 
-// Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
-// exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
-// additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and up to
-// three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
+// Lends a bucket of these layers for one exchange in the step that has begun. `layers` are indices, in any order. All
+// workers exchange the same layers together, in the same order. For layers that have not been exchanged together
+// before, an additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and
+// up to three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
 //
 // Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 // unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
@@ -302,17 +305,17 @@ lgreco_status lgreco_bucket_open(struct lgreco_controller *controller,
                                  struct lgreco_bucket **bucket);
 
 // Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The submitted
-// values of the layer count as zeros. They are replaced by the mean, and the residual stays. Other ranks may have a
-// gradient.
+// values of the layer count as zeros. They are replaced by the mean, and the residual stays unchanged. Other ranks may
+// have a gradient for it.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
 // bucket.
 lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
                                      size_t layer);
 
-// Tells kind and size of collective number `index`, from 0, before lgreco_bucket_next asks for it, so that memory can be
-// reserved or registered. The kind is LGRECO_REQUEST_NONE beyond the last one, and pointers are NULL. An exchange that
-// fails asks for fewer.
+// Tells the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
+// registered. `index` counts the bucket's collectives from 0. Beyond the last one, the kind is LGRECO_REQUEST_NONE.
+// All pointers are NULL. An exchange that fails asks for fewer collectives.
 //
 // `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
 // - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
@@ -336,9 +339,9 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    size_t gradients_len);
 
 // Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
-// of it in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on
-// this rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the
-// layers stay unchanged.
+// of it in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
+// rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the layers
+// stay unchanged.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
@@ -363,8 +366,8 @@ lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
 // lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
 //
 // Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
-// earlier call on the bucket panicked. It is freed with its layers' state, and these layers stay LGRECO_IN_FLIGHT until a
-// saved state is loaded.
+// earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail
+// with LGRECO_IN_FLIGHT until a saved state is loaded.
 lgreco_status lgreco_bucket_close(struct lgreco_controller *controller,
                                   struct lgreco_bucket **bucket);
 
@@ -382,8 +385,8 @@ lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller
 // Undoes the last step's changes of the residuals because its means were not applied, for instance when a loss scaler
 // skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
 //
-// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. The options
-// `undo`, or a `non_finite` other than `error`, keep them. Nothing has changed then.
+// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. They are
+// available with the option `undo`, or with a `non_finite` other than `error`. On failure, nothing has changed.
 lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
 
 // Abandons the step under way because a collective failed; the step may be begun again. With the option `undo`, residuals
@@ -396,11 +399,11 @@ lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
 // Fails with LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
 lgreco_status lgreco_controller_abandon_step(struct lgreco_controller *controller);
 
-// Multiplies all residuals by `factor`, because the loss scale, and with it all later gradients, changed by this factor.
-// Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
+// Multiplies all residuals by `factor`. Call it when the loss scale, and so all later gradients, change by this
+// factor. Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
 //
 // Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its
-// format, LGRECO_STEP_ORDER while a step is under way. No residual has changed then.
+// format, LGRECO_STEP_ORDER while a step is under way. On failure, no residual has changed.
 lgreco_status lgreco_controller_rescale_residuals(struct lgreco_controller *controller,
                                                   float factor);
 
@@ -419,8 +422,8 @@ lgreco_status lgreco_controller_replan(struct lgreco_controller *controller,
 // (lgreco_controller_control), a rank that gives no settings does not expect the others' request and hangs.
 //
 // Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
-// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. Nothing
-// has changed then.
+// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. On
+// failure, nothing has changed.
 lgreco_status lgreco_controller_set_settings(struct lgreco_controller *controller,
                                              const struct lgreco_setting *settings,
                                              size_t settings_len);
@@ -446,12 +449,12 @@ lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *control
 // used or destroyed. A task can be run once. Allocates.
 //
 // Fails with the codes of measuring and planning. If the task is handed in nevertheless, the step of the decision fails
-// with the same code on every rank. LGRECO_STEP_ORDER when the task was already run.
+// with the same code on every rank. Fails with LGRECO_STEP_ORDER when the task was already run.
 lgreco_status lgreco_plan_task_run(struct lgreco_plan_task *task);
 
 // Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
-// nothing. A task is only freed if it is no longer needed, because a saved state was loaded, or because a fall of the
-// learning rate made the decision instead.
+// nothing. A task that is no longer needed is freed without any other effect. This happens when a saved state was
+// loaded, or when a fall of the learning rate made the decision instead.
 //
 // Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 // running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
@@ -463,10 +466,10 @@ lgreco_status lgreco_controller_hand_in(struct lgreco_controller *controller,
 // again.
 lgreco_status lgreco_plan_task_destroy(struct lgreco_plan_task **task);
 
-/* ---- 7. What a controller does ---- */
+/* ---- 7. Inspection of a controller ---- */
 
-// Fills `setting` with the setting of layer `layer` in the last step. Fails with LGRECO_LAYER_MISMATCH for an unknown
-// layer, like the calls below.
+// Fills `setting` with the setting of layer `layer` in the last step. Like lgreco_controller_metrics and
+// lgreco_controller_residual, it fails with LGRECO_LAYER_MISMATCH for an unknown layer.
 lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
                                         size_t layer,
                                         struct lgreco_setting *setting);
@@ -500,7 +503,7 @@ typedef struct lgreco_metrics {
     // Seconds for compressing and exchanging the layer's bucket, since the controller was made or loaded. All layers of a
     // bucket have the same value. -1 before the first exchange.
     double bucket_seconds;
-    // Number of decisions whose setting was refused because it does not suit error feedback.
+    // Number of decisions that chose a setting that does not suit error feedback and was refused.
     uint64_t not_contractive;
     // Why the layer is sent uncompressed, if it is.
     lgreco_uncompressed uncompressed;
@@ -523,7 +526,7 @@ lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
 // Why the settings changed.
 LGRECO_ENUM(lgreco_cause) {
     LGRECO_CAUSE_NONE = 0,  // There was no decision yet.
-    LGRECO_CAUSE_SCHEDULE = 1,  // The schedule's decision was due.
+    LGRECO_CAUSE_SCHEDULE = 1,  // A decision of the schedule was due.
     LGRECO_CAUSE_LEARNING_RATE = 2,  // The learning rate fell, and Accordion set all layers to low compression.
     LGRECO_CAUSE_CALLER = 3,  // The caller gave other settings.
 };
@@ -590,7 +593,7 @@ typedef struct lgreco_decision {
 lgreco_status lgreco_controller_decision(struct lgreco_controller *controller,
                                          struct lgreco_decision *decision);
 
-// Tells the number of steps taken, including skipped ones, and the number of those in which some rank's gradient was not
+// Tells the number of steps taken, including skipped ones, and in how many of them some rank's gradient was not
 // finite.
 lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
                                       uint64_t *steps,
@@ -645,8 +648,8 @@ LGRECO_ENUM(lgreco_save_contents) {
 // Every rank saves its own state, between the same two steps. `length` must not be NULL and receives the number of bytes.
 // Allocates.
 //
-// Fails with LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL. Fails with
-// LGRECO_IN_FLIGHT while a bucket is not closed.
+// Fails with LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be
+// NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
 lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
                                      lgreco_save_contents contents,
                                      uint8_t *saved,
@@ -699,15 +702,15 @@ typedef struct lgreco_loaded {
 // Continues from saved states; any bytes are allowed as input. `plan` is the state of any rank. `residuals` is an array of
 // states, with their lengths, from the plan's step or earlier ones.
 //
-// To resume, give this rank's state as both: the run continues bit for bit. With fewer workers, add the states of the
-// ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals. After the death of a rank,
-// all give the same surviving rank's state as `plan`, with their own residuals. The rank that replaces it gives the last
-// state that the dead rank saved.
+// To resume, give this rank's state as `plan` and as the residuals: the run continues bit for bit. With fewer workers,
+// add the states of the ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals.
+// After the death of a rank, all give the same surviving rank's state as `plan`, with their own residuals. The rank
+// that replaces it gives the last state that the dead rank saved.
 //
 // A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 //
-// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no
-// state. The controller is then unchanged.
+// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are not
+// a state. The controller is then unchanged.
 lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      const uint8_t *plan,
                                      size_t plan_len,

@@ -55,7 +55,7 @@ struct Calls {
 } // namespace detail
 
 // Layers that a controller lends for one exchange. The destructor returns them. If another thread is using the controller
-// at that moment, it cannot, and the layers stay in flight. Controller::close throws in this case.
+// at that moment, the layers stay in flight. Controller::close throws in this case.
 class Bucket {
 public:
     Bucket(Bucket &&other) noexcept
@@ -71,7 +71,7 @@ public:
 
     // Declares that the layer has no gradient on this rank in this step.
     void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
-    // Describes collective number `index`, from 0, that next() will ask for, without its memory.
+    // Describes a collective that next() will ask for, before its memory exists. `index` counts from 0.
     lgreco_request round(std::size_t index) const {
         lgreco_request announced = LGRECO_REQUEST_INIT;
         check(lgreco_bucket_round(get(), index, &announced));
@@ -227,16 +227,16 @@ public:
         check(status);
     }
 
-    // Asks for a decision before the schedule's next one, on all ranks. Returns the step at which it is due, or UINT64_MAX
-    // for none.
+    // Asks for a decision before the schedule's next one. All ranks must call it. Returns the step at which the
+    // decision is due, or UINT64_MAX for none.
     std::uint64_t replan() {
         std::uint64_t due = 0;
         check(lgreco_controller_replan(get(), &due));
         return due;
     }
 
-    // Gives new settings to a controller that was made with settings, on all ranks. They apply from the next step on, or
-    // from the end of the warm-up.
+    // Gives new settings to a controller that was made with settings. All ranks must call it. The settings apply from
+    // the next step on, or from the end of the warm-up.
     void set_settings(const std::vector<lgreco_setting> &settings) {
         check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
     }
@@ -244,11 +244,11 @@ public:
     // Undoes the last step's changes of the residuals, because its means were not applied.
     void roll_back() { check(lgreco_controller_roll_back(get())); }
 
-    // Abandons a step in which a collective failed; its buckets are closed. With the option `undo`, residuals return to
-    // their values before it.
+    // Abandons a step in which a collective failed; its buckets must be closed. With the option `undo`, residuals
+    // return to their values before the step.
     void abandon_step() { check(lgreco_controller_abandon_step(get())); }
 
-    // Multiplies all residuals by `factor`, because the loss scale changed by this factor.
+    // Multiplies all residuals by `factor`. Call it when the loss scale changes by this factor.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
     // The first element of a layer that this rank exchanges with its peers, and the number of these elements.

@@ -1,5 +1,5 @@
-//! Calls on memory of a CUDA device. Libraries without the feature `cuda` have no implementation of these traits, and so no
-//! handle.
+//! Calls on memory of a CUDA device. Libraries without the feature `cuda` do not implement these traits, so they never
+//! create a handle for such calls.
 
 use crate::failure::Result;
 use crate::status::lgreco_status;
@@ -80,7 +80,7 @@ pub(crate) struct Outcome {
     pub(crate) has_failed: bool,
     /// The first rank at fault in the last step.
     pub(crate) rank: Option<u32>,
-    /// The fault of this rank in the last step.
+    /// The fault of `rank` in the last step.
     pub(crate) fault: lgreco_status,
     /// The first value at fault: its layer in the bucket, and its index in the layer.
     pub(crate) value: (usize, usize),

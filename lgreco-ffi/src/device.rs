@@ -134,7 +134,8 @@ impl Device {
     }
 }
 
-/// If a GPU lacks kernels for some rows of a table, each row is measured separately, and those rows on the CPU.
+/// If a GPU lacks kernels for some rows of a table, each row is measured separately: those rows on the CPU, the others
+/// on the GPU.
 impl Backend for Device {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
         let words = self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0);

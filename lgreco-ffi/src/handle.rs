@@ -134,7 +134,7 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
         Ok(handle) => handle,
         Err(failure) => return message::failed(&failure),
     };
-    // SAFETY: the lock was free: no other call has the state.
+    // SAFETY: the lock was free, so no other call uses the state.
     let state = unsafe { &mut *handle.state.get() };
     let (status, next) = match catch_unwind(AssertUnwindSafe(|| call(state))) {
         Ok(Ok(())) => (LGRECO_OK, FREE),
@@ -174,11 +174,11 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
     let _lock = Lock(&handle.lock);
-    // SAFETY: the lock was free: no other call has the state.
+    // SAFETY: the lock was free, so no other call uses the state.
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// The place for a new handle, set to NULL.
+/// Sets the place for a new handle to NULL, and returns it.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.

@@ -4,7 +4,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `api` | the exported functions and the structs they take, one file per C noun |
+//! | `api` | the exported functions and the structs they take, one file per kind of object |
 //! | `cuda` | the calls on memory of a CUDA device; without the feature `cuda` each of them fails |
 //! | `device` | the device of a context: the CPU, or a GPU that the context's handles share |
 //! | `handle` | opaque handles: their tag, their lock, and the status that a panic becomes |
@@ -16,8 +16,8 @@
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
 //! | `sequences/structs` | structs of any size and content, for the fuzz target `c_structs` |
 //!
-//! Tables and plans cross into C as views: structs of pointers that the caller or the library fills. So a table of the
-//! caller's needs no handle, and one call reads a whole table or plan.
+//! Tables and plans cross into C as views: structs of pointers that the caller or the library fills. So the caller's
+//! own table needs no handle, and one call reads a whole table or plan.
 //!
 //! A message belongs to the thread of the failed call and lies in a fixed buffer. So a failed call allocates no text and
 //! needs no handle. A handle is locked during a call. A second thread, or a callback that uses the same handle, gets a

@@ -172,7 +172,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// The range of a layer of a model.
+    /// Adds the index of a layer to the range.
     pub(crate) fn of_layer(self, layer: usize) -> Range {
         Range { layer: Some(layer), ..self }
     }
@@ -216,7 +216,7 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
 /// the argument with the bytes, for messages.
 ///
 /// # Safety
-/// README.md, pointers; `'a` is within the call.
+/// Pointers are as README.md requires; `'a` ends within the call.
 pub(crate) unsafe fn encoded<'a>(
     what: &'static str,
     (bytes, length): (*const u8, usize),
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn arrays_are_checked_for_what_can_be_checked() {
         let status = |pointer: *const f32, len| {
-            // SAFETY: never valid, which the checks find.
+            // SAFETY: the checks refuse the pointers of these tests before any use.
             unsafe { slice(pointer, len, "values") }.map(<[_]>::len).map_err(|failure| failure.status())
         };
         assert_eq!(status(core::ptr::null(), 0), Ok(0));

@@ -68,11 +68,11 @@ pub const LGRECO_RULED_OUT: lgreco_status = 34;
 pub const LGRECO_PAYLOAD_HEADER: lgreco_status = 40;
 /// The body of a payload contradicts its header.
 pub const LGRECO_PAYLOAD_BODY: lgreco_status = 41;
-/// A header field of a payload is beyond what this version defines.
+/// A header field of a payload has a value that this version does not define.
 pub const LGRECO_PAYLOAD_FIELD: lgreco_status = 42;
-/// The method is neither one of the library's nor known to the program.
+/// Neither the library nor the program knows the method.
 pub const LGRECO_UNKNOWN_METHOD: lgreco_status = 43;
-/// Error feedback may amplify errors under this compressor.
+/// With this compressor, error feedback may amplify errors.
 pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
 /// A feedback rule is used where it does not work.
 pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;

@@ -18,7 +18,8 @@ const SIZES: usize = (1 << SIZE_BITS) - 1;
 /// A struct that starts with `struct_size`.
 ///
 /// # Safety
-/// `repr(C)`; the first field is a `usize`, which holds the size that the caller knows; every bit pattern is valid.
+/// The struct is `repr(C)`. Its first field is a `usize` that holds the size that the caller knows. Every bit pattern
+/// is valid.
 pub(crate) unsafe trait SizedStruct: Copy + Default {
     /// Name of the struct, for messages.
     const WHAT: &'static str;
@@ -31,7 +32,7 @@ macro_rules! sized_struct {
     ($what:literal, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
         const _: () = assert!(core::mem::offset_of!($name, struct_size) == 0);
 
-        // SAFETY: the comment where the macro is used.
+        // SAFETY: see the comment where the macro is used.
         unsafe impl $crate::structs::SizedStruct for $name {
             const WHAT: &'static str = $what;
         }
@@ -87,7 +88,7 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
         return Ok(Vec::new());
     }
     check_array(pointer, count, T::WHAT)?;
-    // SAFETY: within the array that the caller promised, as long as every struct before has the size of a `T`.
+    // SAFETY: the pointer stays in the caller's array, as long as all earlier structs have the size of a `T`.
     (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
 }
 
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn structs_of_another_size_are_refused() {
         let read = |pointer: *const Pair| {
-            // SAFETY: null, misaligned, or as long as the first element says.
+            // SAFETY: the pointer is null, misaligned, or to a struct as long as its first word states.
             unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
         };
         assert_eq!(read([PAIR, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn structs_are_filled_whole_and_no_further() {
         let mut words = [PAIR, 7, 8, 99];
-        // SAFETY: as long as the first element says.
+        // SAFETY: the struct is as long as its first word states.
         unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
         assert_eq!(words, [PAIR, 5, 6, 99]);
     }
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn every_struct_of_an_array_is_checked() {
         let read_all = |words: &[u64], count| {
-            // SAFETY: arrays of `count` structs, or of fewer before one of another size.
+            // SAFETY: the array has `count` structs, or fewer and then a struct of another size.
             unsafe { read_structs(words.as_ptr().cast::<Pair>(), count) }.map_err(|failure| failure.status())
         };
         assert_eq!(read_all(&[PAIR, 3, 4, PAIR, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));

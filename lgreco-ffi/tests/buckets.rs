@@ -1,5 +1,5 @@
-//! Buckets through their C functions: requests say what Rust's say, calls between decisions do not allocate, and a bucket
-//! outlives whatever becomes of its controller.
+//! Calls the C functions of buckets from Rust. Tests the requests of each method, and buckets whose controller is gone
+//! or has loaded another state.
 
 mod common;
 
@@ -15,7 +15,7 @@ unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
 const NAMES: [&CStr; 3] = [c"fc1", c"bias", c"fc2"];
 const DIMS: [&[usize]; 3] = [&[32, 24], &[24], &[32, 24]];
 
-/// A controller of a group of one, for three layers: its collectives leave everything as it is.
+/// A controller with a single rank and three layers. Its collectives change no memory.
 struct Alone(*mut lgreco_controller);
 
 impl Alone {
@@ -29,7 +29,7 @@ impl Alone {
         });
         let (options, mut controller) = (List::new(options.iter().copied()), null_mut());
         let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
-        // SAFETY: all point to values that live.
+        // SAFETY: all pointers are to values that outlive the call.
         let status = unsafe {
             let place = &raw mut controller;
             lgreco_controller_create(null(), &collective, layers.as_ptr(), 3, settings, options, place)
@@ -40,7 +40,7 @@ impl Alone {
 
     fn begin(&self) {
         let mut request = lgreco_request::default();
-        // SAFETY: live handles and values.
+        // SAFETY: handles and outputs are valid.
         unsafe {
             assert_eq!(lgreco_controller_begin_step(self.0, 0.1), LGRECO_OK);
             while lgreco_controller_control(self.0, &raw mut request) == LGRECO_OK
@@ -52,7 +52,7 @@ impl Alone {
 
     fn open(&self, layers: &[usize]) -> *mut lgreco_bucket {
         let mut bucket = null_mut();
-        // SAFETY: live handles and values.
+        // SAFETY: handles and outputs are valid.
         let status = unsafe { lgreco_bucket_open(self.0, layers.as_ptr(), layers.len(), &raw mut bucket) };
         assert_eq!(status, LGRECO_OK);
         bucket
@@ -60,14 +60,14 @@ impl Alone {
 
     fn finish(&self) -> lgreco_report {
         let mut report = lgreco_report::default();
-        // SAFETY: live handles and values.
+        // SAFETY: handles and outputs are valid.
         assert_eq!(unsafe { lgreco_controller_finish_step(self.0, &raw mut report) }, LGRECO_OK);
         report
     }
 
     fn save(&self) -> Vec<u8> {
         let (mut saved, mut length) = (vec![0; 1 << 16], 0);
-        // SAFETY: live handles and values.
+        // SAFETY: handles and outputs are valid.
         let status = unsafe {
             lgreco_controller_save(self.0, LGRECO_SAVE_EVERYTHING, saved.as_mut_ptr(), saved.len(), &raw mut length)
         };
@@ -78,7 +78,7 @@ impl Alone {
 
     fn load(&self, saved: &[u8]) {
         let (states, length) = ([saved.as_ptr()], saved.len());
-        // SAFETY: live handles and values.
+        // SAFETY: handles and outputs are valid.
         let status =
             unsafe { lgreco_controller_load(self.0, states[0], length, states.as_ptr(), &length, 1, null_mut()) };
         assert_eq!(status, LGRECO_OK);
@@ -86,7 +86,7 @@ impl Alone {
 
     fn residual(&self, layer: usize) -> (lgreco_status, Vec<f32>) {
         let mut values = vec![0.0; DIMS[layer].iter().product()];
-        // SAFETY: as many values as the layer has.
+        // SAFETY: there are as many values as the layer has.
         let status = unsafe { lgreco_controller_residual(self.0, layer, values.as_mut_ptr(), values.len()) };
         (status, values)
     }
@@ -96,14 +96,14 @@ impl Alone {
         unsafe { lgreco_bucket_close(self.0, bucket) }
     }
 
-    /// A step in which every layer has a bucket; the requests' kinds.
+    /// Takes a step with one bucket per layer. Returns the kinds of all requests.
     fn step(&self, number: u32) -> Vec<lgreco_request_kind> {
         self.begin();
         let mut kinds = vec![];
         let mut buckets = [2, 0, 1].map(|layer| (self.open(&[layer]), gradient(number, DIMS[layer].iter().product())));
         for (bucket, values) in &mut buckets {
             let pointers = [values.as_mut_ptr().cast::<c_void>()];
-            // SAFETY: as many values as the layer has, which stay until the bucket is done.
+            // SAFETY: there are as many values as the layer has, and they stay in place until the bucket is closed.
             assert_eq!(unsafe { lgreco_bucket_submit(*bucket, pointers.as_ptr(), 1) }, LGRECO_OK);
         }
         for (bucket, _) in &mut buckets {
@@ -132,7 +132,7 @@ impl Drop for Alone {
     }
 }
 
-/// Fields that the kind does not speak of are 0 or NULL, the others are not.
+/// Asserts that the fields that the kind uses are set, and that the others are 0 or NULL.
 fn check_fields(request: &lgreco_request) {
     let lgreco_request { kind, memory, root, buffer, count, length, lens, send, send_lens, .. } = *request;
     assert_eq!((memory, root), (LGRECO_DEVICE_CPU, 0));
@@ -170,7 +170,8 @@ fn buckets_ask_for_the_collectives_of_their_methods() {
         let alone = Alone::new(&[("start_iter", "2"), ("route", route)], Some(&fixed));
         for step in 0..8 {
             let kinds = alone.step(step);
-            // Nobody knows at step 0 that these layers are exchanged together, nor at step 2, when settings are new.
+            // At step 0, and at step 2 with its new settings, an extra all-gather checks that ranks exchange the same
+            // layers.
             if step > 2 {
                 let all = [&expected[..], &expected, &[LGRECO_REQUEST_ALL_REDUCE_SUM]].concat();
                 assert_eq!(kinds, all, "method {method}, step {step}");
@@ -179,7 +180,7 @@ fn buckets_ask_for_the_collectives_of_their_methods() {
     }
 }
 
-/// A bucket is taken back by the controller that lent it, and by no other; until then its layers are in flight.
+/// Only the controller that lent a bucket takes it back. Until then the bucket's layers are in flight.
 #[test]
 fn buckets_belong_to_their_controller() {
     let fixed = fixed("topk 40");
@@ -208,7 +209,8 @@ fn buckets_belong_to_their_controller() {
     assert_eq!(alone.close(&mut bucket), LGRECO_OK, "closing twice does nothing");
     alone.finish();
 
-    // A state is loaded while a bucket is on loan: what is loaded counts, also where the same layer is lent again.
+    // A state is loaded while a bucket is open. The loaded residual is kept, even when the old bucket is closed after
+    // the layer was lent again.
     alone.begin();
     let mut stale = alone.open(&[0]);
     alone.load(&saved);
@@ -221,7 +223,7 @@ fn buckets_belong_to_their_controller() {
     assert_eq!(alone.close(&mut again), LGRECO_OK);
     assert_eq!(alone.residual(0), before);
 
-    // The controller goes first.
+    // Destroys the controller before the bucket.
     let mut last = alone.open(&[1, 2]);
     // SAFETY: live handles.
     unsafe {

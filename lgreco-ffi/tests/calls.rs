@@ -1,4 +1,4 @@
-//! Calls through the C functions from Rust: the golden payloads, rows, and what a step allocates.
+//! Calls the C functions from Rust. Tests golden payloads, rows of errors, and the number of allocations in a step.
 
 mod common;
 
@@ -24,7 +24,7 @@ impl Handles {
         let options = List::new(options.iter().copied());
         let (name, dims_len) = (c"fc1".as_ptr(), dims.len());
         let layer = lgreco_layer { name, dims: dims.as_ptr(), dims_len, dtype, ..lgreco_layer::default() };
-        // SAFETY: all point to values that live.
+        // SAFETY: all pointers are to values that outlive the call.
         unsafe {
             let (setting, place) = (lgreco_setting::from(setting), &raw mut handles.compressor);
             let (text, options) = (setting.text.as_ptr(), options.pointer());
@@ -44,7 +44,7 @@ impl Handles {
     fn encode(&self, step: u32, values: *const u8, payload: &mut [u8]) -> usize {
         let mut length = 0;
         let (to, capacity) = (payload.as_mut_ptr(), payload.len());
-        // SAFETY: the tests' values are as many as the layer has.
+        // SAFETY: the tests pass as many values as the layer has.
         let status =
             unsafe { lgreco_compressor_encode(self.compressor, step, values.cast(), to, capacity, &mut length) };
         assert_eq!(status, LGRECO_OK);
@@ -53,7 +53,7 @@ impl Handles {
 
     fn decode(&self, payload: &[u8], values: &mut [f32]) {
         let (from, to) = (payload.as_ptr(), values.as_mut_ptr());
-        // SAFETY: slices with their lengths.
+        // SAFETY: the lengths are those of the slices.
         let status = unsafe { lgreco_compressor_decode(self.compressor, from, payload.len(), to, values.len()) };
         assert_eq!(status, LGRECO_OK);
     }
@@ -97,7 +97,7 @@ fn dtype_of(name: &str) -> lgreco_dtype {
     }
 }
 
-/// As text, of all its parameters.
+/// The setting of a case as text, with all parameters.
 fn setting_of(case: &serde_json::Value) -> String {
     let all = |name: &str, fields: &[&str]| {
         let words = fields.iter().map(|&field| match case[field].as_str() {
@@ -125,7 +125,7 @@ fn hex(digits: &str) -> Vec<u8> {
     digits.as_bytes().chunks(2).map(|two| u8::from_str_radix(str::from_utf8(two).unwrap(), 16).unwrap()).collect()
 }
 
-/// PowerSGD's sums may be taken in any order; elsewhere every bit is settled.
+/// PowerSGD may add in any order, so its payload bytes are not compared. Other methods must produce the same bits.
 #[test]
 fn payloads_are_the_golden_ones() {
     let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/golden/v0.1/payloads.json")).unwrap();
@@ -183,8 +183,8 @@ const SETTINGS: [&str; 11] = [
     "topk 100 bits 3",
 ];
 
-/// Payloads with error feedback are Rust's, whatever PowerSGD's products are made with, and steps allocate no more than
-/// Rust's: nothing, but for those products with the feature `gemm`.
+/// With error feedback, C and Rust produce the same payloads and allocate equally often. Only PowerSGD allocates, with
+/// the feature `gemm`.
 #[test]
 fn steps_do_what_rust_does_and_allocate_as_little() {
     for rust in SETTINGS.map(|text| text.parse::<Setting>().unwrap()) {
@@ -218,7 +218,8 @@ fn steps_do_what_rust_does_and_allocate_as_little() {
     }
 }
 
-/// One call for all methods, some of them in rows, gives what the core measures of each setting by itself.
+/// A single call that measures settings of all methods gives the same errors and sizes as Rust for each setting
+/// separately.
 #[test]
 fn rows_are_rusts() {
     let mut list = SETTINGS.to_vec();
@@ -233,7 +234,7 @@ fn rows_are_rusts() {
         values: values.as_ptr().cast(),
         ..Default::default()
     };
-    // SAFETY: all point to values that live, arrays with their lengths.
+    // SAFETY: all pointers are to values that outlive the call, and arrays have the stated lengths.
     unsafe {
         let (from, to, count) = (settings.as_ptr(), errors.as_mut_ptr(), settings.len());
         let status = lgreco_measure(null(), &layer, from, count, 5, 2, to, sizes.as_mut_ptr());
@@ -254,7 +255,7 @@ fn rows_are_rusts() {
     }
 }
 
-/// The codes in the sources of core and training, so that a new one cannot be forgotten here.
+/// Reads the error codes from the sources of lgreco-core and lgreco-train, so that no new code is forgotten here.
 #[test]
 fn every_code_of_core_and_training_has_a_constant() {
     let sources = [include_str!("../../lgreco-core/src/error.rs"), include_str!("../../lgreco-train/src/error.rs")];
@@ -274,7 +275,7 @@ fn every_code_of_core_and_training_has_a_constant() {
     assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
     assert!(codes.len() >= 37, "{codes:?}");
     let mut named = std::collections::HashSet::new();
-    // Of errors with one code the first gives its name.
+    // If errors share a code, the first error gives the name.
     for (variant, code) in codes.into_iter().filter(|&(_, code)| named.insert(code)) {
         let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
             true => format!("_{c}"),

@@ -1,5 +1,5 @@
-//! The controller through its C functions: what is remembered is what a Rust controller remembers, and steps between
-//! decisions do not allocate, whatever the method.
+//! Calls the C functions of a controller from Rust. Residuals equal those of a Rust controller, and steps between
+//! decisions do not allocate under any method.
 
 mod common;
 
@@ -21,7 +21,7 @@ unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
 const NAMES: [&CStr; 3] = [c"fc1", c"bias", c"fc2"];
 const DIMS: [&[usize]; 3] = [&[64, 48], &[48], &[64, 48]];
 
-/// A controller of a group of one, for three layers.
+/// A controller with a single rank and three layers.
 struct Alone {
     controller: *mut lgreco_controller,
     collective: lgreco_collective,
@@ -34,7 +34,7 @@ impl Alone {
         alone
     }
 
-    /// Without a controller where that fails.
+    /// Creates a controller. After a failure, the pointer to it is null.
     fn created(options: &[(&str, &str)], fixed: Option<&[lgreco_setting; 3]>) -> (Alone, lgreco_status) {
         let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
@@ -46,7 +46,7 @@ impl Alone {
         let options = List::new(options.iter().copied());
         let mut alone = Alone { controller: null_mut(), collective };
         let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
-        // SAFETY: all point to values that live.
+        // SAFETY: all pointers are to values that outlive the call.
         let status = unsafe {
             let (network, place) = (&raw const alone.collective, &raw mut alone.controller);
             lgreco_controller_create(null(), network, layers.as_ptr(), 3, settings, options, place)
@@ -54,7 +54,7 @@ impl Alone {
         (alone, status)
     }
 
-    /// QSGD's bits of the first layer; 0 while it is uncompressed.
+    /// Bits per value in the first layer's EDEN setting; 0 while the layer is uncompressed.
     fn bits(&self) -> u32 {
         let mut setting = lgreco_setting::default();
         // SAFETY: a live handle and a place.
@@ -64,12 +64,12 @@ impl Alone {
         text.strip_prefix("eden ").map_or(0, |bits| bits.parse().unwrap())
     }
 
-    /// Takes a step, and returns what it reports and how often it allocates.
+    /// Takes a step. Returns its report and its number of allocations.
     fn step(&self, gradients: &mut [Vec<f32>; 3]) -> (lgreco_report, u64) {
         let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
         let mut report = lgreco_report::default();
         let count = allocations(|| {
-            // SAFETY: as many values as the layers have.
+            // SAFETY: there are as many values as the layers have.
             let status = unsafe {
                 let (pointers, report) = (pointers.as_ptr(), &raw mut report);
                 lgreco_controller_step(self.controller, &self.collective, pointers, 3, 0.1, report)
@@ -91,7 +91,7 @@ fn gradients(step: u32) -> [Vec<f32>; 3] {
     [gradient(step, 64 * 48), vec![0.5; 48], gradient(step + 100, 64 * 48)]
 }
 
-/// A copy of a destroyed handle's pointer finds no tag behind it, as long as nobody else gets the memory.
+/// A call on a copy of a destroyed handle's pointer finds no tag, as long as the memory is not reused.
 #[test]
 fn destroyed_handles_have_no_tag() {
     drop(Alone::new(&[], None));
@@ -105,13 +105,13 @@ fn steps_allocate_at_first_and_at_decisions_only() {
         for step in 0..12 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, [3, 7, 11].contains(&step));
-            // The first takes what exchanges need.
+            // The first step allocates the memory for exchanges.
             assert_eq!(count > 0, report.switched == 1 || step == 0, "step {step} allocates {count} times");
         }
     }
 }
 
-/// Every method that plans do not choose, by itself.
+/// Tests each method that plans do not choose.
 #[test]
 fn steps_under_fixed_settings_allocate_at_first_and_once() {
     for method in ["clt-k 40", "hard-threshold 0.9", "sidco 0.05", "adacomp 64", "loco 512"] {
@@ -161,7 +161,7 @@ fn legacys_parameters_are_looked_at() {
     }
 }
 
-/// The same layers under the same options, in Rust: means and residuals are the same bits.
+/// A Rust controller with the same layers and options gives the same bits in means and residuals.
 #[test]
 fn residuals_are_kept_as_in_rust() {
     let half = Residual { gain: 0.5, reset_every: 4, storage: Storage::Bf16 };
@@ -202,7 +202,7 @@ fn residuals_are_kept_as_in_rust() {
             }
             for layer in [0, 2] {
                 let (mut of_c, mut of_rust) = (vec![1.0; 64 * 48], vec![2.0; 64 * 48]);
-                // SAFETY: as many values as the layer has.
+                // SAFETY: there are as many values as the layer has.
                 let status =
                     unsafe { lgreco_controller_residual(alone.controller, layer, of_c.as_mut_ptr(), of_c.len()) };
                 assert_eq!(status, LGRECO_OK);
@@ -213,7 +213,8 @@ fn residuals_are_kept_as_in_rust() {
         }
     }
     let differs = |a: usize, b: usize| assert_ne!(residuals[a], residuals[b], "runs {a} and {b}");
-    // TopK and LoCo, then AdaComp and QSGD, each with the defaults, nothing, other residuals, and another for LoCo.
+    // The entries are those of TopK and LoCo, then of AdaComp and QSGD. Each pair has four runs: the default, no
+    // feedback, another residual for all methods but LoCo, and another residual for LoCo.
     [(0, 2), (0, 4), (1, 3), (1, 7), (8, 10), (8, 12)].into_iter().for_each(|(a, b)| differs(a, b));
     assert_eq!((&residuals[1], &residuals[0]), (&residuals[5], &residuals[6]), "each has its own fields");
     assert!(residuals[9].iter().all(|&value| value == 0.0), "QSGD remembers nothing");

@@ -1,5 +1,5 @@
-//! Cuts through their C functions: saved settings are the core's bytes, what is remembered of a sample is what the core
-//! remembers, and calls made every step do not allocate.
+//! Calls the C functions of cuts from Rust. Settings as bytes and remembered samples equal those of lgreco-pipeline,
+//! and the calls of a step do not allocate.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::ptr::{null, null_mut};
 const BATCH: usize = 3;
 const FEATURES: usize = 40;
 
-/// The C setting of the same options, as text.
+/// Makes the C setting from the same options, as text.
 fn made(setting: &CutSetting) -> lgreco_cut_setting {
     let CutSetting { cut, batch, features, in_flight, forward, backward } = setting;
     let texts = [cut, batch, features, in_flight].map(u32::to_string);
@@ -22,12 +22,12 @@ fn made(setting: &CutSetting) -> lgreco_cut_setting {
     let names = ["cut", "batch", "features", "in_flight", "forward", "forward_memory", "backward", "backward_memory"];
     let values = texts.iter().chain(links.as_flattened()).map(String::as_str);
     let (options, mut made) = (List::new(names.into_iter().zip(values)), lgreco_cut_setting::default());
-    // SAFETY: a list and a place.
+    // SAFETY: the list and the output are valid.
     assert_eq!(unsafe { lgreco_cut_setting_make(options.pointer(), &raw mut made) }, LGRECO_OK, "{setting:?}");
     made
 }
 
-/// Every codec and every memory, forward or backward, and each number of a setting.
+/// Settings that cover every codec and every memory, forward or backward, and each number of a setting.
 fn settings() -> Vec<CutSetting> {
     let plain = CutSetting::new(2, 4, 96);
     let residual = Residual { gain: 0.5, reset_every: 9, storage: Storage::Int8 };
@@ -79,7 +79,7 @@ fn settings_are_compared_as_in_rust() {
     ];
     for other in others {
         let (setting, of_trained, mut compatibility, mut what) = (made(&other), made(&trained), 99, null());
-        // SAFETY: settings and places; the text is static.
+        // SAFETY: the settings and outputs are valid, and the text is static.
         let what = unsafe {
             let (compatibility, what_to) = (&raw mut compatibility, &raw mut what);
             assert_eq!(lgreco_cut_setting_compare(&setting, &of_trained, compatibility, what_to), LGRECO_OK);
@@ -115,13 +115,13 @@ impl Ends {
         ends
     }
 
-    /// There and back, and the end of the step.
+    /// Sends activations forward and gradients back, and commits the step.
     fn step(&self, activations: &[f32], ids: &[u64], message: &mut [u8], received: &mut [f32]) {
         let (mut length, mut ticket) = (0, 0);
         let (values, f32) = (activations.as_ptr().cast(), LGRECO_DTYPE_F32);
         let (bytes, capacity, to) = (message.as_mut_ptr(), message.len(), received.as_mut_ptr());
         let (length, ticket) = (&raw mut length, &raw mut ticket);
-        // SAFETY: all live, with their lengths.
+        // SAFETY: all pointers are valid, with the stated lengths.
         unsafe {
             let ids = ids.as_ptr();
             let sent =
@@ -158,7 +158,7 @@ fn steps_allocate_only_while_samples_are_new() {
         for step in 0..6 {
             let activations = gradient(step, BATCH * FEATURES);
             let count = allocations(|| ends.step(&activations, &[7, 8, 9], &mut message, &mut received));
-            // Updates wait in rows of their own, which are made at the second visit.
+            // The second visit of a sample allocates a separate row for its uncommitted update.
             assert!(count == 0 || (memory == samples && step < 2), "step {step}: {count} times");
         }
     }
@@ -183,7 +183,7 @@ fn what_is_remembered_is_what_rust_remembers() {
     }
     for end in [ends.above, ends.below] {
         let (mut ids, mut count) = ([0; 8], 0);
-        // SAFETY: a live handle, and as many places as it says.
+        // SAFETY: the handle is live, and the array has the stated length.
         assert_eq!(unsafe { lgreco_cut_remembered_samples(end, ids.as_mut_ptr(), 8, &raw mut count) }, LGRECO_OK);
         assert_eq!(ids[..count], rust.remembered_samples().collect::<Vec<_>>());
         assert_eq!(count, 6);

@@ -1,6 +1,6 @@
-//! Contexts of GPUs: rows, tables, payloads and memories are those of the CPU. `LGRECO_GPU` is cuda or wgpu, the default.
-//! Where there is no such GPU, nor a driver that runs on the processor, tests say so; `LGRECO_REQUIRE=wgpu` makes that a
-//! failure, and so does an `LGRECO_GPU` that is given.
+//! GPU contexts give the same rows, tables, payloads and residuals as the CPU. `LGRECO_GPU` is cuda or wgpu, the
+//! default. Without such a GPU, or a driver that imitates one on the CPU, tests are skipped with a message. They fail
+//! instead if `LGRECO_GPU` or `LGRECO_REQUIRE=wgpu` is set.
 
 mod common;
 
@@ -16,7 +16,7 @@ const ROWS: usize = 64;
 const COLS: usize = 48;
 const ELEMENTS: usize = ROWS * COLS;
 
-/// Numbers without a pattern, in [-1, 1): of full rank.
+/// Pseudo-random numbers in [-1, 1). As a matrix they have full rank.
 fn gradient(step: u32, count: usize) -> Vec<f32> {
     let mut state = step;
     let mut next = || {
@@ -34,7 +34,7 @@ fn gpu() -> &'static CStr {
     }
 }
 
-/// One context of each device: the CPU's, and a GPU's.
+/// Two contexts: one of the CPU and one of a GPU.
 struct Contexts([*mut lgreco_context; 2]);
 
 impl Contexts {
@@ -50,7 +50,7 @@ impl Contexts {
             let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|name| name == "wgpu"), "no GPU through wgpu, but LGRECO_REQUIRE");
             static SAID: Once = Once::new();
-            // Past what libtest captures.
+            // Writes to standard error directly, because libtest captures `eprintln!`.
             SAID.call_once(|| writeln!(std::io::stderr(), "SKIP: no GPU through wgpu").expect("standard error"));
             return None;
         }
@@ -88,12 +88,12 @@ fn layer(name: &'static CStr, dims: &[usize; 2], values: &[f32]) -> lgreco_layer
     lgreco_layer { name, dims, dims_len: 2, values, ..Default::default() }
 }
 
-/// What a compressor on `context` sends, decodes and remembers over some steps.
+/// The payloads of a compressor on `context` over some steps, with their decoded values and the residuals.
 fn trace(context: *mut lgreco_context, setting: &lgreco_setting, feedback: &str) -> Vec<(Vec<u8>, Vec<f32>)> {
     let layer = layer(c"fc1", &[ROWS, COLS], &[]);
     let options = List::new([("random_seed", "3"), ("error_feedback", feedback)]);
     let (mut compressor, mut bound) = (null_mut(), 0);
-    // SAFETY: all live, with their lengths.
+    // SAFETY: all pointers are valid, with the stated lengths.
     unsafe {
         let status =
             lgreco_compressor_create(context, &layer, setting.text.as_ptr(), options.pointer(), &raw mut compressor);
@@ -120,7 +120,7 @@ fn trace(context: *mut lgreco_context, setting: &lgreco_setting, feedback: &str)
     }
 }
 
-/// The handles outlive the contexts. PowerSGD's sums are taken in another order.
+/// A GPU adds in another order, so PowerSGD's results are only close to those of the CPU.
 #[test]
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn payloads_and_memories_are_those_of_the_cpu() {
@@ -155,14 +155,14 @@ fn rows_are_those_of_the_cpu() {
         let (mut errors, mut sizes) = ([0.0; 10], [0; 10]);
         assert_eq!(errors.len(), count);
         let (from, to, bits) = (settings.as_ptr(), errors.as_mut_ptr(), sizes.as_mut_ptr());
-        // SAFETY: all live, with their lengths.
+        // SAFETY: all pointers are valid, with the stated lengths.
         let status = unsafe { lgreco_measure(context, &layer, from, count, 1, 0, to, bits) };
         assert_eq!(status, LGRECO_OK);
         (errors, sizes)
     });
     assert_eq!(sizes, same);
     assert!(errors.iter().zip(&others).all(|(&a, &b)| near(a, b)), "{errors:?}, {others:?}");
-    // What has no kernels is the CPU's; sums of a GPU are not.
+    // Rows without GPU kernels are measured on the CPU, so they are equal. Rows of the GPU differ in the last bits.
     assert_eq!((errors[0], &errors[5..]), (others[0], &others[5..]));
     assert_ne!(errors[1..5], others[1..5], "the GPU has not been used");
 }
@@ -177,7 +177,7 @@ fn tables_are_those_of_the_cpu() {
         let Some(Contexts(contexts)) = &Contexts::new() else { return };
         let [expected, found] = contexts.map(|context| {
             let (mut table, mut view) = (null_mut(), lgreco_table_view::default());
-            // SAFETY: all live; the view's arrays are as long as it says, until the table is destroyed.
+            // SAFETY: all pointers are valid. The view's arrays have its lengths until the table is destroyed.
             unsafe {
                 let place = &raw mut table;
                 let status = lgreco_table_measure(context, layers.as_ptr(), 2, search.pointer(), place);
@@ -200,12 +200,12 @@ unsafe extern "C" fn perform(_: *mut std::ffi::c_void, _: *const lgreco_request)
     0
 }
 
-/// A controller decides on the GPU's rows, also when the context is gone.
+/// A controller decides from rows that the GPU measures, also after the context is destroyed.
 #[test]
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn decisions_are_those_of_the_cpu() {
     let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
-    // Rows of which the devices differ in the last bits.
+    // QSGD's rows differ between the devices in the last bits.
     let options = List::new([("method", "qsgd"), ("start_iter", "2"), ("period", "3")]);
     let layers = [layer(c"fc1", &[ROWS, COLS], &[]), layer(c"fc2", &[COLS, ROWS], &[])];
     let Some(contexts) = Contexts::new() else { return };
@@ -222,7 +222,7 @@ fn decisions_are_those_of_the_cpu() {
     drop(contexts);
     let decisions = controllers.each_mut().map(|controller| {
         let mut decision = lgreco_decision::default();
-        // SAFETY: a live handle, and as many values as its layers have.
+        // SAFETY: the handle is live, and there are as many values as its layers have.
         unsafe {
             for step in 0..3 {
                 let mut values = [gradient(step, ELEMENTS), gradient(step + 9, ELEMENTS)];
@@ -250,7 +250,7 @@ fn a_machine_has_so_many_devices() {
     let kind = gpu().to_str().unwrap();
     for (device, status) in [(format!("{kind}:1000"), LGRECO_UNAVAILABLE), ("gpu".into(), LGRECO_UNKNOWN_NAME)] {
         let device = CString::new(device).unwrap();
-        // SAFETY: text, a place, and a message that no call changes meanwhile.
+        // SAFETY: the text and the output are valid, and no call changes the message meanwhile.
         let reason = unsafe {
             assert_eq!(lgreco_context_create(device.as_ptr(), &raw mut context), status);
             CStr::from_ptr(lgreco_message()).to_str().unwrap()

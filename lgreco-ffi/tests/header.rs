@@ -1,5 +1,5 @@
-//! The headers in `include` are what the templates and the source make now, and their revision changes with every declaration.
-//! `LGRECO_BLESS=1` writes them instead of comparing.
+//! The headers in `include` match the templates and the source, and their revision changes with every declaration.
+//! `LGRECO_BLESS=1` writes the headers instead of comparing them.
 
 mod compose;
 
@@ -28,7 +28,7 @@ fn code(header: &str) -> String {
     (code + rest).lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// The revision, and a checksum of all declarations: of all but comments, spaces, version and revision.
+/// The revision, and a checksum of all declarations without comments, spaces, version and revision.
 fn revision(headers: &str) -> String {
     let code = code(headers);
     let declares = |line: &&str| !line.starts_with("#define LGRECO_VERSION") && !line.starts_with(REVISION);
@@ -41,7 +41,8 @@ fn revision(headers: &str) -> String {
     format!("revision {number} checksum {checksum:016x}\n")
 }
 
-/// A library refuses programs that were compiled with headers of another revision, so it must change with the declarations.
+/// A library refuses programs that were compiled with headers of another revision, so every changed declaration needs a
+/// new revision.
 #[test]
 fn other_declarations_have_another_revision() {
     let all: String = headers(folder()).into_iter().map(|(_, text)| text).collect();
@@ -84,12 +85,12 @@ fn the_headers_are_up_to_date() {
     }
 }
 
-/// Few functions, in order of use, and the first one where the reader looks for it.
+/// The first header has few functions, and the first of them appears early.
 #[test]
 fn the_first_header_is_short() {
     let (_, text) = headers(folder()).swap_remove(0);
     let code = code(&text);
-    // A call's name stands before its bracket, behind its type.
+    // A declaration of a function begins with its return type, at the start of a line.
     let functions = code.lines().filter(|line| line.starts_with("lgreco_") || line.starts_with("const char *lgreco_"));
     let count = functions.count();
     assert!((15..=20).contains(&count), "lgreco.h has {count} functions");
@@ -97,7 +98,7 @@ fn the_first_header_is_short() {
     assert!(first < 149, "the first function of lgreco.h is on line {}", first + 1);
 }
 
-/// What is said in the headers to be constants of the library is there.
+/// Every name of the library in the headers' comments is declared.
 #[test]
 fn comments_name_what_there_is() {
     let all: Vec<(&str, String)> = headers(folder());

@@ -1,12 +1,12 @@
-//! The structs of the header have the layout of the Rust ones, and their INIT macros hold the Rust defaults: a C program
-//! made of what Rust says asserts it.
+//! The structs of the header have the layout of the Rust structs, and their INIT macros have the Rust defaults. The
+//! test writes a C program that asserts this.
 
 use lgreco_c::*;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Appends assertions about one struct; the pattern without `..` makes sure that no field is missing.
+/// Appends assertions about one struct. The compiler reports missing fields, because the pattern has no `..`.
 macro_rules! struct_of {
     ($program:ident, $name:ident, $init:literal, $($field:ident),+) => {{
         $program.layout(stringify!($name), size_of::<$name>(), align_of::<$name>());

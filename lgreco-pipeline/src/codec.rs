@@ -90,8 +90,8 @@ pub enum Codec {
         /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
-    /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. This
-    /// is the exact derivative of that selection. No positions are sent.
+    /// For gradients: the values at the positions that the forward [`TopK`](Codec::TopK) of the same micro-batch kept.
+    /// This is the exact derivative of that selection. No positions are sent.
     SharedIndex {
         /// The `keep` of the forward codec.
         keep: u32,
@@ -250,8 +250,8 @@ impl Codec {
     }
 
     /// Compresses `values`, samples of `features` values each, into `body`, which has exactly
-    /// [`body_len`](Codec::body_len) bytes. `indices` are those of the forward body for shared-index, and empty for
-    /// other codecs. After an error, `body` must not be used.
+    /// [`body_len`](Codec::body_len) bytes. For shared-index, `indices` are the indices in the forward body. For other
+    /// codecs, they are empty. After an error, `body` must not be used.
     ///
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity. [`CoreError::ElementOverflow`] when a value does not

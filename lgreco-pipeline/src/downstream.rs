@@ -31,7 +31,7 @@ pub type Downstream = End<Below>;
 
 impl End<Below> {
     /// Decompresses a message of activations into `activations`, with which the stage then computes. Returns the
-    /// message's ticket. [`values_len`](Downstream::values_len) tells the number of values.
+    /// message's ticket. [`values_len`](Downstream::values_len) returns the number of values.
     ///
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
@@ -45,7 +45,8 @@ impl End<Below> {
     /// end is unchanged, and `activations` must not be used.
     ///
     /// # Complexity
-    /// Time of one decoding, and about two passes more with a memory. Allocates only while a memory of samples grows.
+    /// The time of one decoding, and with a memory about two more passes. Allocates only while a memory of samples
+    /// grows.
     pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], activations: &mut [f32]) -> Result<u64, Error> {
         let message = Message::parse(message)?;
         let ticket = self.forward.sequence;
@@ -85,7 +86,7 @@ impl End<Below> {
     }
 
     /// Compresses the gradients of a micro-batch into `message`, closes the ticket, and returns the message's length in
-    /// bytes. There are as many gradients as activations. `message` has at least
+    /// bytes. There must be as many gradients as activations. `message` has at least
     /// [`message_len`](Downstream::message_len) bytes. The gradients of different micro-batches may be sent in any
     /// order.
     ///
@@ -97,7 +98,7 @@ impl End<Below> {
     /// unchanged.
     ///
     /// # Complexity
-    /// Time of one encoding. With a memory also a decoding and about four passes.
+    /// The time of one encoding. With a memory, a decoding and about four passes are added.
     pub fn send(
         &mut self,
         ticket: u64,

@@ -49,7 +49,8 @@ pub(super) mod sealed {
 }
 
 /// One end of a cut. [`Upstream`](super::Upstream) sends activations and receives gradients.
-/// [`Downstream`](super::Downstream) does the reverse. Methods of both ends are here; the two types have examples.
+/// [`Downstream`](super::Downstream) does the reverse. This type has the methods of both ends, and the two types have
+/// examples.
 #[derive(Clone, Debug)]
 pub struct End<S: Side> {
     pub(super) setting: CutSetting,

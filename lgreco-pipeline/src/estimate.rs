@@ -1,4 +1,4 @@
-//! EF21: an estimate of the sender's batch, by position, which both ends hold and messages correct.
+//! EF21: both ends hold an estimate of the sender's batch, by position, and each message corrects it.
 
 use crate::compress::check_finite;
 use crate::gradient::{Element, Gradient, Shape, with_elements};

@@ -245,7 +245,8 @@ impl Half {
         Ok(rest)
     }
 
-    /// Returns an error unless a message has this direction, cut, setting, generation and kind of mode.
+    /// Returns an error unless a message has this direction, cut, setting and generation, and belongs to training or to
+    /// evaluation as `training` says.
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
@@ -260,7 +261,7 @@ impl Half {
     }
 }
 
-/// Returns an error unless both ends have the same number.
+/// Returns an error unless the number that this end expects and the number in the message are equal.
 pub(super) fn in_step(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::OutOfStep { what, expected, found }) }
 }
@@ -275,8 +276,8 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
     }
     if let LinkMemory::Samples { .. } = link.memory {
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
-        // While the codec has samples, the length is nearly linear in the number of first visits. So one of these three
-        // is longest.
+        // If the codec has samples, the length is nearly linear in the number of first visits. So the longest message
+        // is one of these three.
         for first in [0, batch - 1, batch] {
             let values = plain(first)?.saturating_add(link.codec.longest_body(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));

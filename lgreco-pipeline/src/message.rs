@@ -20,8 +20,8 @@
 //! | 56..60 | EF21: checksum of the estimate before this message, else 0 |
 //! | 60..64 | 0 |
 //!
-//! The body is usually the output of the codec. In [`Mode::EvalPlain`] it is the values in the sender's element type.
-//! Under AQ-SGD in training it has three parts. First come 16 bytes per sample: its id, the checksum of its row in
+//! The body is usually the output of the codec. In [`Mode::EvalPlain`], it has the values in the sender's element type.
+//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: its id, the checksum of its row in
 //! memory or 0, a kind, and three zeros. The kind is 0 for a first visit, 1 for a change and 2 for a sample without id.
 //! Then come the rows of first visits in the sender's element type, and then the codec's body for all other samples.
 
@@ -82,11 +82,11 @@ pub enum Mode {
 /// How a sample is sent under AQ-SGD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visit {
-    /// Uncompressed, and added to the memory.
+    /// The sample is sent uncompressed, and added to the memory.
     First,
-    /// As a change of its row in memory, which has this checksum.
+    /// The sample is sent as a change of its row in memory, which has this checksum.
     Change { checksum: u32 },
-    /// By the codec only, without memory.
+    /// The sample is compressed without memory.
     Unremembered,
 }
 
@@ -110,7 +110,7 @@ pub struct Header {
     pub direction: Direction,
     /// Purpose of the message.
     pub mode: Mode,
-    /// Kind of memory, 0 to 4 as in the table above.
+    /// Kind of memory: 0 none, 1 error feedback, 2 EF-mixed, 3 EF21, 4 AQ-SGD.
     pub memory: u8,
     /// The sender's element type.
     pub values: Dtype,
@@ -308,7 +308,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Splits the body into the bytes of uncompressed rows and those of the codec.
+    /// Splits the body into the bytes of uncompressed rows and the bytes of the codec.
     pub(super) fn parts(&self) -> (&'a [u8], &'a [u8]) {
         let shape = self.header.shape;
         let row = shape.cols() * self.header.values.bytes();

@@ -7,8 +7,8 @@ use crate::gradient::Element;
 use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
 /// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The chosen ones are the ⌈keep/2⌉
-/// largest by abs g and the ⌊keep/2⌋ largest by abs m. For each entry that is chosen twice, the largest of the others
-/// by abs (m + g) is chosen in addition. `remembered` holds m and is overwritten. `workspace` has the length that a
+/// largest by abs g and the ⌊keep/2⌋ largest by abs m. For each entry that is chosen twice, one more entry is chosen:
+/// the largest remaining one by abs (m + g). `remembered` holds m and is overwritten. `workspace` has the length that a
 /// selection needs.
 pub(super) fn restrict<T: Element>(
     keep: u32,
@@ -83,7 +83,7 @@ mod tests {
         support
     }
 
-    /// Tests several steps, where the error is added to the memory.
+    /// Tests several steps. After each step, the memory is the compression error.
     fn check(gradients: &[Vec<f32>], keep: u32) {
         let n = gradients[0].len();
         let mut memory = vec![0.0; n];

@@ -13,7 +13,7 @@ use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
 use lgreco::error::{expect_len, expect_room};
 
-/// Length, header and energies of a written message.
+/// Length and header of a written message, and the energies for the counters.
 pub(super) struct Written {
     pub(super) len: usize,
     pub(super) header: Header,

@@ -7,7 +7,7 @@ use crate::{CoreError, Error};
 use lgreco::checksum;
 use lgreco::error::expect_len;
 
-/// How AQ-SGD stores the samples' rows in memory. Rounding is to nearest, so that both ends hold the same bits.
+/// How AQ-SGD stores the samples' rows in memory. Values are rounded to nearest, so that both ends hold the same bits.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
@@ -58,10 +58,10 @@ pub enum LinkMemory {
     None,
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
-    /// EF-mixed on each sample, for TopK only: error feedback where abs x and abs e each choose half of the `k`
-    /// entries. Here x are the new values, and e the residuals. The largest abs x choose ⌈k/2⌉ entries, and the largest
-    /// abs e choose ⌊k/2⌋. An entry chosen twice frees a place for the largest abs p among the others, where p = x + e.
-    /// Every chosen entry sends `p`. So neither large fresh values nor old residuals can suppress the other.
+    /// EF-mixed on each sample, for TopK only: error feedback in which the new values x and the residuals e each choose
+    /// half of the `k` entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry
+    /// chosen twice frees a place for the largest abs p among the others, where p = x + e. Every chosen entry sends
+    /// `p`. So neither large fresh values nor old residuals can suppress the other.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
     Ef21,
@@ -119,7 +119,8 @@ pub struct CutSetting {
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,
-    /// Maximum number of micro-batches in flight, at least 1: sent forward, but without gradients yet.
+    /// Maximum number of micro-batches in flight, at least 1. A micro-batch is in flight until its gradients have been
+    /// sent.
     pub in_flight: u32,
     /// Compression of activations.
     pub forward: Link,
@@ -144,7 +145,7 @@ pub enum Compatibility {
         /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation gives other numbers than with the setting of training.
+    /// Evaluation gives other numbers than with the setting used in training.
     EvaluatesDifferently {
         /// Name of the first field that differs.
         what: &'static str,
@@ -170,8 +171,8 @@ impl CutSetting {
         CutSetting { cut, batch, features, in_flight: 8, forward: tiles(4), backward: tiles(8) }
     }
 
-    /// Returns an error unless every parameter is in range and fits the others. All constructors that take a setting
-    /// call this.
+    /// Returns an error unless every parameter is in range and fits the other parameters. All constructors that take a
+    /// setting call this.
     ///
     /// # Errors
     /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`] on parameters out of range. [`Error::FeedbackRule`]

@@ -226,8 +226,8 @@ impl Store {
         }
     }
 
-    /// Replaces all rows by those that [`save`](Store::save) wrote. Any bytes may be given. After an error, the store
-    /// must not be used.
+    /// Replaces all rows by the rows that [`save`](Store::save) wrote. Any bytes may be given. After an error, the
+    /// store must not be used.
     pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<(), Error> {
         expect_room("saved samples, bytes", 8, bytes.len())?;
         let (count, rows) = bytes.split_at(8);

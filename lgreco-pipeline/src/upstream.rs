@@ -107,8 +107,8 @@ impl End<Above> {
     /// end is unchanged.
     ///
     /// # Complexity
-    /// Time of one encoding. With a memory also a decoding and about four passes. Allocates only while a memory of
-    /// samples grows.
+    /// The time of one encoding. With a memory, a decoding and about four passes are added. Allocates only while a
+    /// memory of samples grows.
     pub fn send(
         &mut self,
         activations: Values<'_>,

@@ -1,4 +1,5 @@
-//! Codecs and messages allocate nothing: every codec there and back, shared indices, and the parser.
+//! Tests that codecs and messages do not allocate: encoding and decoding by every codec, shared indices, and the
+//! parser.
 
 use lgreco_pipeline::gradient::{Dtype, Shape};
 use lgreco_pipeline::{Codec, Direction, Error, HEADER_LEN, Header, Message, Mode, Scope, Tile};
@@ -12,15 +13,15 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: passes everything on to the system's allocator and counts.
+// SAFETY: every call is passed on to the system's allocator, and allocations are counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller keeps the promises that `System.alloc` requires.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller keeps the promises that `System.dealloc` requires.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -51,7 +52,8 @@ fn batch(seed: u64) -> [f32; SAMPLES * FEATURES] {
     })
 }
 
-/// A message under `codec` and what it decodes to; returns the message.
+/// Encodes a batch with `codec` as a message, decodes it, and adds both to the digest. Returns the message and its
+/// length.
 fn message(digest: &mut Digest, codec: Codec, indices: &[u8]) -> Result<([u8; 2048], usize), Error> {
     let header = Header {
         direction: if indices.is_empty() { Direction::Forward } else { Direction::Backward },
@@ -109,7 +111,7 @@ fn rotated() -> Result<u64, Error> {
     Ok(digest.0)
 }
 
-/// The digests hold for little-endian machines of any kind, whatever features are on.
+/// The digests are the same on all little-endian machines, with all features.
 #[test]
 fn messages_are_the_same_bits_everywhere_and_allocate_nothing() {
     let before = ALLOCATIONS.get();

@@ -2,10 +2,11 @@
 
     plain | powersgd | fsdp | hsdp | OPTIONS of LGreCoState, such as 'method="qsgd"' | 'fsdp: OPTIONS' | 'hsdp: OPTIONS' | 'outer: OPTIONS'
 
-A GPT-2 with 124 million parameters, or 350 million with --large, trains over Gloo for eight steps; the plan is made at the fourth. There
-are two ranks, with hsdp two nodes of two. The table has the resident memory in GB of the last step and at its peak, of all ranks,
-what that is more than without compression, in multiples of the f32 gradients, what ``memory()`` has foretold, and seconds. The
-largest figure without compression is taken. Needs 12 GB of memory, with --large 24.
+A GPT-2 with 124 million parameters, or 350 million with --large, trains over Gloo for eight steps. The plan is made at the fourth
+step. There are two ranks, with hsdp two nodes of two ranks. The table has the resident memory of all ranks in GB, in the last step
+and at its peak, and the seconds. It also has the excess over training without compression, and the prediction of ``memory()``, both
+in multiples of the f32 gradients. The excess is over the largest measurement without compression. Needs 12 GB of memory, with
+--large 24 GB.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def resident(key: str) -> float:
 
 
 def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any]:
-    """What is called in a step, what comes after it, and the state."""
+    """Returns the module to call in a step, a function to call after the step, and the state."""
     from lgreco.torch import LGreCoState, OuterStep, lgreco_hook, register
 
     kind, _, text = scheme.partition(":")

@@ -1,6 +1,6 @@
 """Sharded within a node, compressed between nodes: torchrun --nproc-per-node 4 examples/hsdp.py [--steps N].
 
-The four processes stand for two nodes of two processes. On real nodes, the inner group would be NCCL's.
+The four processes stand for two nodes of two processes. On real nodes, the inner group would use NCCL.
 """
 
 import argparse

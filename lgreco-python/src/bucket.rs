@@ -22,8 +22,8 @@ pub(crate) struct Bucket {
 
 #[pymethods]
 impl Bucket {
-    /// Makes an empty bucket, which the controller opens. If an interrupt comes in between, Python holds the bucket with
-    /// its layers.
+    /// Makes an empty bucket, which the controller then opens. So Python already holds the bucket if an interrupt comes while it
+    /// gets its layers.
     #[new]
     fn new() -> Bucket {
         let (tensors, names) = (Arc::from([]), Arc::from([]));

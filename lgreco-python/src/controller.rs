@@ -57,7 +57,7 @@ pub(crate) struct Controller {
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) place: Place,
-    /// Loss scale of the gradients in the residuals, as the bits of an f64.
+    /// The loss scale of the residuals' values, as the bits of an f64.
     scale: AtomicU64,
     /// Seed of the random numbers.
     pub(crate) seed: u64,
@@ -190,7 +190,7 @@ impl Controller {
         self.step(py, |levels| levels.begin_step(learning_rate))
     }
 
-    /// Returns the next request of the ranks' agreement before the step's buckets; in most steps None at once.
+    /// Returns the next collective by which the ranks agree before the step's buckets. In most steps the first call returns None.
     fn control(&self, py: Python<'_>) -> PyResult<Option<Request>> {
         self.step(py, |levels| on_cores(|| levels.control().map(|request| request.map(Request::within))))
     }
@@ -330,7 +330,7 @@ impl Controller {
         self.on_cores(py, |controller| controller.residuals().rescale(factor))
     }
 
-    /// Loss scale of the gradients in the residuals.
+    /// The loss scale of the residuals' values.
     #[getter]
     fn scale(&self) -> f64 {
         f64::from_bits(self.scale.load(Ordering::Relaxed))
@@ -348,7 +348,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Clears residuals where the f32 means at these addresses, one per layer, are not zero.
+    /// Sets a residual's value to 0 where the mean is not 0. `addresses` has the address of each layer's f32 means.
     fn forget_moved(&self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
         let tensors = &self.tensors;
         if addresses.len() != tensors.len() {

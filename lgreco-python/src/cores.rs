@@ -5,7 +5,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This process's pool. A forked child has no threads of it, and would wait for them forever.
+/// This process's pool. A forked child process does not have its threads, and would wait for them forever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
 /// Runs `work` as [`on_cores`] does, without the interpreter's lock.

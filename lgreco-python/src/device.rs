@@ -1,5 +1,5 @@
 //! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only unsafe
-//! code of this crate. In this module it is for device memory that is given by address.
+//! code of this crate. Here the unsafe code accesses device memory by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
@@ -29,7 +29,7 @@ pub(crate) struct Bucket {
     layers: Vec<usize>,
     settings: Vec<Setting>,
     names: Arc<[String]>,
-    /// Places in the bucket of layers without error feedback.
+    /// Positions in the bucket of the layers without error feedback.
     forgetful: Vec<usize>,
 }
 
@@ -41,8 +41,8 @@ impl Bucket {
         self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
     }
 
-    /// The exception for a wrong value on this rank, or a wrong payload of the rank at fault. Text and code are those of
-    /// the host's exchange.
+    /// The exception for a wrong value on this rank, or a wrong payload of the rank at fault. Text and code are the same as in an
+    /// exchange on the host.
     fn at_fault(&self, py: Python<'_>, rank: Option<u32>, fault: ExchangeFault) -> PyErr {
         let not_finite = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN };
         let (place, code, text) = match fault {
@@ -229,7 +229,7 @@ impl Device {
     }
 
     /// Waits: copies the residuals from before step `before` to the controller. This step is the last submitted one or the next
-    /// one. Layers in the places `forgotten` get zeros.
+    /// one. Layers at the positions `forgotten` get zeros.
     #[pyo3(signature = (controller, bucket, before, forgotten = None))]
     fn take_home(
         &mut self,
@@ -283,7 +283,7 @@ impl Bucket {
         self.bucket.residual_addresses()
     }
 
-    /// Places in the bucket of layers without error feedback.
+    /// Positions in the bucket of the layers without error feedback.
     #[getter]
     fn forgetful(&self) -> Vec<usize> {
         self.forgetful.clone()
@@ -295,8 +295,8 @@ impl Bucket {
         self.bucket.outcome_address()
     }
 
-    /// Reads an outcome: whether the step failed on some rank, and the first rank at fault. Then an error or None: this rank's own,
-    /// or one about another rank's payload. At last, whether only this rank knows of the failure.
+    /// Reads an outcome. Returns whether the step failed on some rank, the first rank at fault, an error or None, and whether only
+    /// this rank knows of the failure. The error is this rank's own, or describes another rank's payload.
     fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<Told> {
         let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
         let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());

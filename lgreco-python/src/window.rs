@@ -1,5 +1,5 @@
-//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. The unsafe code is for device memory
-//! that is given by address, as in `device`.
+//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. The unsafe code accesses device memory
+//! by address, as in `device`.
 
 use crate::controller::Controller;
 use crate::cores::{detached, on_cores};
@@ -92,7 +92,7 @@ impl Window {
     ) -> PyResult<PlanResult> {
         let task = task.take()?;
         let mut observed = OnDevice { cuda: device.inner(), window: &self.window, allocate, failed: None };
-        // It must not run on the pool's threads for compressors, which would wait for the device.
+        // The plan must not run on the pool's threads. They would wait for the device, but compressors need them.
         let result = py.detach(|| task.run_with(&mut observed, &mut OnCores));
         match observed.failed {
             None => Ok(PlanResult(Some(result))),

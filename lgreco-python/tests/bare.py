@@ -1,4 +1,4 @@
-"""What the package does where there is nothing but Python, to be run there."""
+"""Tests of the package in an environment without any other package. Run it in such an environment."""
 
 import array
 import ctypes
@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 class Packed:
-    """A matrix of f32 that has DLPack alone: a DLManagedTensor by hand, without a deleter."""
+    """A matrix of f32 that supports only DLPack. It builds a DLManagedTensor by hand, without a deleter."""
 
     def __init__(self, values: array.array, rows: int) -> None:
         self.values, self.dims = values, (ctypes.c_int64 * 2)(rows, len(values) // rows)

@@ -1,4 +1,4 @@
-"""Tests marked ``slow`` run where LGRECO_FULL is set."""
+"""Tests marked ``slow`` run only if LGRECO_FULL is set."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Installs the package for this Python as a wheel is installed, with an extension module that has been compiled: install.py EXTENSION."""
+"""Installs the package for this Python as from a wheel, with a compiled extension module: install.py EXTENSION."""
 
 import pathlib
 import re

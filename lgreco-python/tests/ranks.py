@@ -1,4 +1,4 @@
-"""Runs a function, or a program, on several ranks, a process each.
+"""Runs a function or a program on several ranks, with one process per rank.
 
 The processes are forked from this one, which has imported torch: importing it takes six seconds of processor time.
 """
@@ -32,7 +32,7 @@ def _in_group(rank: int, world: int, folder: str, work: Callable[..., Any], argu
 
 
 def _program(rank: int, world: int, port: int, path: str, arguments: list[str]) -> str:
-    """What a program prints that makes its own group, from the environment that torchrun gives it."""
+    """Runs a program that makes its own group, in the environment of torchrun, and returns its output."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     sys.argv = [path, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -52,7 +52,7 @@ def _main(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any
     except BaseException:
         print(f"rank {rank}:\n{traceback.format_exc()}", flush=True)
         os._exit(1)
-    # Threads of a backward pass that has failed would keep the interpreter.
+    # Threads of a failed backward pass would keep the interpreter from exiting.
     os._exit(0)
 
 
@@ -73,13 +73,13 @@ def _forked(world: int, folder: str, work: Callable[..., Any], *arguments: Any) 
 
 
 def on_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``work(rank, *arguments)`` returns on each rank of a Gloo group; fails when one fails."""
+    """Runs ``work(rank, *arguments)`` on each rank of a Gloo group, and returns the results. Fails if one rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         return _forked(world, folder, _in_group, world, folder, work, arguments)
 
 
 def printed_on_ranks(world: int, path: str, *arguments: str) -> list[str]:
-    """What a program prints that is started on each rank as torchrun does; fails when one fails."""
+    """Starts a program on each rank as torchrun does, and returns the outputs. Fails if one rank fails."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What is sent is what plans say."""
+"""Ranks send as many bytes as plans predict."""
 
 from typing import Any
 
@@ -39,12 +39,12 @@ def _registered(door: str, options: dict[str, Any]) -> tuple[torch.nn.Module, An
 
 
 def parts(door: str) -> int:
-    """Into how many layers are divided before they are exchanged."""
+    """The number of parts into which layers are divided before the exchange."""
     return 2 if door == "HSDP" else 1
 
 
 def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[int, int]]]:
-    """Bytes of each step, counted and predicted, scheme by scheme."""
+    """Returns for each scheme the counted and the predicted bytes of each step."""
     every = []
     dense, bias = (reduce_dtype.itemsize * values // parts(door) for values in (VALUES, BIAS))
     for options in SCHEMES:
@@ -69,7 +69,7 @@ def test_counted_bytes_are_those_of_plans(door: str, reduce_dtype: torch.dtype) 
 
 
 def _summed(rank: int) -> list[tuple[set[torch.dtype], torch.Tensor]]:
-    """In which types sums travel, and what comes of them."""
+    """Returns the types in which sums travel, and their results."""
     summed: set[torch.dtype] = set()
     all_reduce = dist.all_reduce
 

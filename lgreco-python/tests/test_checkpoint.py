@@ -1,4 +1,4 @@
-"""States in a folder, a file of every rank: resumed by as many ranks and by others."""
+"""States in a folder with one file per rank. Runs resume with the same number of ranks, or with another."""
 
 import pathlib
 import resource
@@ -26,7 +26,7 @@ def _state() -> tuple[torch.nn.Module, LGreCoState]:
 
 
 def _all_residuals(state: LGreCoState) -> torch.Tensor:
-    """Of all ranks together."""
+    """The sum of the residuals over all ranks."""
     values = torch.cat([state.residual(name) for name in SHAPES])
     dist.all_reduce(values)
     return values
@@ -74,7 +74,7 @@ def test_other_ranks_take_over_all_that_is_remembered(before: int, after: int, t
     saved = on_ranks(before, _saved, str(tmp_path))[0]
     assert saved.any()
     for found, settings, _ in on_ranks(after, _loaded, str(tmp_path)):
-        # What is remembered is of a mean.
+        # Residuals count towards a mean, so they are divided by the number of ranks.
         torch.testing.assert_close(found / after, saved / before)
         assert any(setting.startswith("topk") for setting in settings.values())
 
@@ -179,7 +179,8 @@ def test_outer_steps_go_on_from_a_folder(tmp_path: pathlib.Path) -> None:
 
 
 def _unwritable(rank: int, folder: str) -> list[tuple[str, str | None, list[str]]]:
-    """On a full disk, in a folder that is a file, and where something else is in the way: errors, paths and what is left."""
+    """Saves to a full disk, to a folder that is a file, and where a directory is in the way. Returns errors, paths, and the files
+    that are left."""
     module, state = _state()
     train(module, rank, range(3))
     place, told = pathlib.Path(folder) / str(rank), []

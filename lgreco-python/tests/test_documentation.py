@@ -1,4 +1,4 @@
-"""The blocks of Python on the pages of the documentation, each run on two ranks."""
+"""Runs each block of Python in the pages of the documentation on two ranks."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ BLOCKS = [
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
 WRAPS = ["DDP(model)", "fully_shard(model)", "OuterStep(model"]
-"""What a block does with a model that nothing has wrapped yet."""
+"""Blocks with these texts wrap a plain model themselves."""
 
 
 def _small() -> torch.nn.Sequential:
@@ -35,7 +35,7 @@ def _small() -> torch.nn.Sequential:
 
 
 def _run(rank: int, block: str, folder: str) -> dict[str, Any]:
-    """Runs a block with what the text around it takes for granted; returns what it has made."""
+    """Runs a block with the names that its page assumes, and returns its results."""
     ddp = DistributedDataParallel(_small())
     ddp(torch.ones(1, 64)).sum().backward()
     os.chdir(tempfile.mkdtemp(dir=folder))

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on one rank is the same exception on all, well within the group's timeout, and training can go on."""
+"""A failure on one rank is the same exception on all ranks, well within the group's timeout, and training can continue."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
 
 
 class Without:
-    """An object whose method of one name has no memory."""
+    """Wraps an object. One of its methods fails for lack of memory."""
 
     def __init__(self, of: Any, name: str) -> None:
         self.of, self.name = of, name
@@ -57,7 +57,7 @@ class Without:
 
 
 class Scant:
-    """A bucket whose methods of some names have no memory, once it is opened."""
+    """A bucket. Once it is opened, some of its methods fail for lack of memory."""
 
     def __init__(self) -> None:
         self.of, self.names = Bucket(), [""]
@@ -67,7 +67,7 @@ class Scant:
 
 
 class Lending(Without):
-    """A controller that lends to such buckets."""
+    """A controller that lends layers to such buckets."""
 
     def __init__(self, of: Any, names: list[str], fails: Callable[[list[int]], bool]) -> None:
         super().__init__(of, "")
@@ -83,7 +83,7 @@ class Lending(Without):
 
 @contextmanager
 def scant(state: Any, names: list[str], fails: Callable[[list[int]], bool] = lambda layers: True) -> Iterator[None]:
-    """No memory for these methods of buckets, of those whose layers ``fails`` holds for."""
+    """Within this context, these methods lack memory in buckets for whose layers ``fails`` is true."""
     controller = state._controller
     state._controller, steps.Bucket = Lending(controller, names, fails), Scant  # type: ignore[assignment, misc]
     yield
@@ -94,7 +94,7 @@ Told = tuple[type[Exception], str, str, list[torch.Tensor], list[torch.Tensor]]
 
 
 def _without_memory(rank: int, kind: str, first: bool) -> Told:
-    """With no room for a bucket's gradients on rank 1."""
+    """Rank 1 lacks memory for a bucket's gradients."""
     module = wrapped(kind)
     state = register(module, **OPTIONS)
     means, found, kept = [], None, []
@@ -127,8 +127,8 @@ def test_a_rank_without_memory_is_an_error_on_all(kind: str, first: bool) -> Non
 
 
 def _cut_off(rank: int, told: bool) -> tuple[str, bool]:
-    """With no room on rank 1 for starting a collective, or even for telling of it, so that rank 0 waits in vain: a group of a
-    short timeout."""
+    """Rank 1 lacks memory to start a collective. Without ``told``, it even lacks memory to submit a failure, and rank 0 waits until
+    the group's short timeout."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     for at in range(FAILING):
@@ -154,7 +154,7 @@ def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypa
 
 
 class Raising(torch.autograd.Function):
-    """Whose backward pass raises an exception of the user's own, while it is told to."""
+    """Its backward pass raises the user's own exception while ``raises`` is set."""
 
     raises = False
 
@@ -170,7 +170,7 @@ class Raising(torch.autograd.Function):
 
 
 class Layers(torch.nn.Module):
-    """Of which the second sends its gradients before the first's backward pass raises."""
+    """Two layers. The second one's gradients are sent before the backward pass of the first one raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,8 @@ class Layers(torch.nn.Module):
 
 
 def _interrupted(rank: int, kind: str, everywhere: bool) -> tuple[str, bool, int]:
-    """An exception in the middle of a step: what is heard, whether residuals are as before, steps taken in all."""
+    """An exception comes in the middle of a step. Returns the error that is raised, whether residuals are as before, and the number
+    of steps."""
     model: torch.nn.Module = Layers()
     if kind == "fsdp2":
         mesh = init_device_mesh("cpu", (2,))
@@ -207,7 +208,7 @@ def _interrupted(rank: int, kind: str, everywhere: bool) -> tuple[str, bool, int
     Raising.raises = False
     kept = all(torch.equal(state.residual(name), values) for name, values in before.items()) and bool(state.state_dict())
     if everywhere and kind == "ddp":
-        # DDP itself does not go on: another takes over the model.
+        # This DDP cannot continue, so a new DDP wraps the model.
         del wrapped
         wrapped = DDP(model, bucket_cap_mb=0.005)
         wrapped.register_comm_hook(state, lgreco_hook)
@@ -232,7 +233,7 @@ def test_an_exception_on_one_rank_takes_the_step_back_on_all(monkeypatch: pytest
 
 
 def _unplanned(rank: int) -> tuple[list[str], int]:
-    """Of the steps, those that fail: Accordion's levels are not among the plan's options, whose values have two bits."""
+    """Accordion's levels are not among the candidates, which have 2-bit values. Returns the errors of the steps."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS, accordion=(0.2, 0.05), widths=[2])
     told = []
@@ -251,7 +252,7 @@ def test_a_plan_that_cannot_be_made_is_an_error_on_all_at_every_step() -> None:
 
 
 def _misread(rank: int) -> tuple[list[str], torch.Tensor, bool]:
-    """Rank 1 gets a plan that is damaged."""
+    """Rank 1 receives a damaged plan."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     start, told = collectives.start, []
@@ -286,7 +287,7 @@ def test_a_plan_that_one_rank_cannot_read_is_an_error_on_all_and_made_again() ->
 
 
 def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
-    """The thread that plans has no memory, once."""
+    """The planning thread lacks memory once."""
     steps: list[int] = []
     module = wrapped("ddp")
     state = register(module, on_plan=lambda state: steps.append(state.plan["step"]), **{**OPTIONS, "start_iter": 3, "lead": 1})
@@ -340,7 +341,7 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
 
 
 def _scaled(rank: int) -> list[str]:
-    """A scale that residuals of rank 1 have no room for, for one step."""
+    """For one step, the scale is so large that residuals of rank 1 overflow."""
 
     class Scaler:
         scale = 1.0

@@ -1,4 +1,4 @@
-"""The examples in the documentation of lgreco.torch, each module's on two ranks."""
+"""Runs the examples in the docstrings of lgreco.torch on two ranks, one module after another."""
 
 import doctest
 import importlib
@@ -49,7 +49,7 @@ def _described(rank: int, text: str) -> tuple[float, int, int]:
 
 
 def test_the_package_indexs_page_needs_no_repository() -> None:
-    """It has no relative links, and its lines train."""
+    """The page has no relative links, and its code trains."""
     page = importlib.metadata.metadata("lgreco").get_payload()  # type: ignore[attr-defined]
     assert isinstance(page, str) and page.startswith("# lgreco")
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", page)) and "src=" not in page

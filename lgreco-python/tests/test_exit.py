@@ -1,4 +1,4 @@
-"""A process that ends while Gloo's threads still need the interpreter."""
+"""A process may end while Gloo's threads still need the interpreter."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Ranks that die or stop and links that are cut: the others hear of it, and nothing is lost that need not be."""
+"""Ranks die or stop, and links are cut. The other ranks get an error, and no more is lost than necessary."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ REQUIRED = "python" in os.environ.get("LGRECO_REQUIRE", "").split(",")  # then i
         dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="killed"),
         dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=22.0, world=2),
         pytest.param(
-            # A step has more bytes than a cut link lets through within the timeout.
+            # A step sends more bytes than a cut link transmits within the timeout.
             dataclasses.replace(SMALL, scheme="lgreco TopK 5 % in few bits", kind="cut", seconds=22.0, world=2, width=64),
             marks=[
                 pytest.mark.slow,

@@ -1,4 +1,4 @@
-"""fully_shard on Gloo, sharded over all ranks or over pairs of them."""
+"""Tests fully_shard on Gloo, with shards over all ranks or over pairs of ranks."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SCHEMES: list[dict[str, Any]] = [
 
 
 def train(module: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
-    """What parameters have moved by, with steps as long as gradients: sums of means."""
+    """Trains with a learning rate of 1. Returns by how much the parameters have moved, which is the sum of the means."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -97,7 +97,7 @@ POLICIES: dict[str, dict[str, torch.dtype]] = {
 
 
 def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> torch.Tensor:
-    """Several FSDP modules, gradients in bfloat16; with replicas, two nodes of two."""
+    """Trains several FSDP modules with gradients in bfloat16. With replicas, there are two nodes of two ranks."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
     policy = MixedPrecisionPolicy(**POLICIES[precision])
@@ -125,7 +125,7 @@ def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> to
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("precision", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in POLICIES if one != "both")])
 def test_several_modules_in_bfloat16(replicated: bool, precision: str) -> None:
-    """With replicas, against FSDP's own on a mesh of two dimensions."""
+    """With replicas, the reference is FSDP's own replication on a mesh of two dimensions."""
     world = 4 if replicated else 2
     plain, compressed = (on_ranks(world, _layers, replicated, compressed, precision) for compressed in (False, True))
     for expected, found in zip(plain, compressed):
@@ -170,12 +170,12 @@ def test_errors_under_fully_shard() -> None:
 
 
 def _without_first(step: int) -> tuple[str, ...]:
-    """In the step of a plan, among others."""
+    """Parameters with a gradient in this step. The first one has none in three steps, one of them the step of a plan."""
     return tuple(SHAPES)[1:] if step in (4, 5, 6) else tuple(SHAPES)
 
 
 def _partly(rank: int, replicated: bool) -> bool:
-    """A parameter that has a gradient in some steps alone: whether sums are whole."""
+    """One parameter has a gradient only in some steps. Returns whether the sums are complete."""
     mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh["shard"])
     group = {"replicate_group": mesh.get_group("replicate")} if replicated else {}
@@ -203,7 +203,7 @@ def test_parameters_without_gradient_are_left_out(replicated: bool) -> None:
 
 
 def _untold(rank: int) -> str:
-    """By a PyTorch in which FSDP does not tell which parameters have a gradient."""
+    """Simulates a version of PyTorch in which FSDP does not tell which parameters have a gradient."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     (group,) = module._get_fsdp_state()._fsdp_param_groups
     prepare = group.__dict__.pop("_prepare_reduce_scatter_inputs")
@@ -238,7 +238,8 @@ def test_parameters_that_are_trained_later_are_named() -> None:
 
 
 def _scaled(rank: int) -> tuple[list[float], bool]:
-    """Under a GradScaler, with a gradient of rank 1 that is not finite: scales, and whether that step has moved anything."""
+    """Trains with a GradScaler. One gradient of rank 1 is not finite. Returns the scales, and whether that step has moved any
+    parameter."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
     register(module, **OPTIONS, method="topk", grad_scaler=scaler)
@@ -275,7 +276,8 @@ def test_register_knows_what_a_module_is() -> None:
 
 
 def _divided(rank: int, replicated: bool, factor: float | None, summed: bool, compressed: bool) -> list[torch.Tensor]:
-    """Gradients of three steps, the first two of which are accumulated within the node where it has peers."""
+    """Accumulates gradients over three backward passes, twice, and returns them. With several nodes, only every third pass averages
+    between nodes."""
     mesh = init_device_mesh("cpu", (2, 2) if replicated else (1, 4), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh if replicated and not compressed else mesh["shard"])
     state = None
@@ -313,7 +315,7 @@ def test_factors_and_accumulation_are_those_of_fsdp(replicated: bool, factor: fl
 
 
 def _premultiplied(rank: int, replicated: bool) -> list[torch.Tensor]:
-    """As where FSDP has the communication divide by the factor, which Gloo does not do."""
+    """Simulates a backend that divides by the factor itself, which Gloo does not do."""
     mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh["shard"])
     LGreCoShardedState(module, settings={}, **({"replicate_group": mesh.get_group("replicate")} if replicated else {}))
@@ -330,7 +332,7 @@ def test_a_divide_factor_needs_no_communication_that_multiplies(replicated: bool
 
 
 def _made_again(rank: int) -> int:
-    """How many functions of states made before a module calls."""
+    """Number of functions of earlier states that a module still calls."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     for _ in range(3):
         register(module, **OPTIONS)

@@ -49,7 +49,7 @@ def test_mass_is_whole(world: int, strategy: ShardingStrategy, options: dict[str
 
 
 def _layers(rank: int, compressed: bool) -> torch.Tensor:
-    """Several units, gradients in bfloat16."""
+    """Trains several units with gradients in bfloat16."""
     torch.manual_seed(0)
     parts = [torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)]
     policy = MixedPrecision(reduce_dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What states leave behind when nobody uses them any more."""
+"""States that are no longer used free their sockets and threads."""
 
 import gc
 import os
@@ -81,7 +81,7 @@ def _again(rank: int, makes: list[Callable[[int], None]], times: int) -> list[tu
             if rank == 1:
                 gc.collect()  # at other times than rank 0
         found.append((before, _held()))
-    # What is destroyed altogether has nothing left to be destroyed.
+    # After all groups are destroyed, freeing a state destroys nothing more.
     kept = LGreCoState(None, Linear())
     dist.destroy_process_group()
     del kept

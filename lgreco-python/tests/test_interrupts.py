@@ -1,4 +1,4 @@
-"""The user may interrupt a step anywhere: it is taken back, or has been taken, and nothing is lost or freed too early."""
+"""The user may interrupt a step anywhere. The step is then undone or complete, and no memory is lost or freed too early."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from lgreco.torch import OuterStep, collectives, exchange, lgreco_hook, register
 
 
 class Interrupting:
-    """A controller at whose call of one name, or at the return from it, the user interrupts; once."""
+    """A controller. The user interrupts one of its methods once, at the call or at the return."""
 
     def __init__(self, of: Any, name: str, after: bool) -> None:
         self.of, self.name, self.after = of, name, after
@@ -35,7 +35,8 @@ class Interrupting:
 
 
 def _stopped_by_the_user(rank: int, where: str, after: bool, again: str | None = None) -> tuple[bool, int, bool]:
-    """In a step with a plan, and ``again`` while it is taken back: whether residuals are as before it, steps taken in all, whether ranks go on alike."""
+    """The user interrupts a step with a plan, and with ``again`` also its undoing. Returns whether residuals are as before, the
+    number of steps, and whether ranks continue alike."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS, undo=True)
     for at in range(6):
@@ -76,7 +77,7 @@ def test_an_interrupt_while_the_step_is_taken_back_leaves_it_to_be_taken_back(af
 
 
 class Scaler:
-    """A GradScaler, as far as states ask it."""
+    """The part of a GradScaler that states use."""
 
     def __init__(self) -> None:
         self.scale = 4.0
@@ -111,7 +112,8 @@ def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
 
 
 def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[str], int, bool, bool]:
-    """Which nobody has then that could wait for it: what is said, buckets that are kept, steps after a saved state is loaded."""
+    """An interrupt comes while a collective starts, which then cannot be waited for. Returns the error texts, the number of kept
+    buckets, whether they are open, and whether ranks continue alike from a saved state."""
     model, module = Linear(), wrapped("ddp")
     state: Any = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64) if outer else register(module, **OPTIONS)
 
@@ -153,7 +155,7 @@ def test_a_bucket_whose_collective_nobody_can_wait_for_is_never_freed(outer: boo
 
 
 def _controlled(rank: int) -> list[bool]:
-    """Of what ranks say to each other before a step: whether it travels in memory that is not the controller's."""
+    """Returns for each collective before a step whether it uses memory outside the controller."""
     module, start, found = wrapped("ddp"), collectives.start, []
     register(module, **OPTIONS)
 
@@ -173,7 +175,7 @@ def test_what_ranks_say_before_a_step_travels_in_memory_that_outlives_an_interru
 
 
 def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
-    """The user interrupts an outer step that waits for the others."""
+    """The user interrupts an outer step while it waits for other ranks."""
     model = Linear()
     outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64, undo=True)
     for at in range(3):
@@ -195,7 +197,7 @@ def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
 
 
 class Torn(list[torch.Tensor]):
-    """After whose first tensor the user interrupts."""
+    """A list of tensors. The user interrupts after the first one."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield self[0]
@@ -203,7 +205,7 @@ class Torn(list[torch.Tensor]):
 
 
 def _outer_torn(rank: int) -> tuple[list[str], bool]:
-    """The user interrupts an outer step that has moved one layer of four."""
+    """The user interrupts an outer step after it has updated one of four layers."""
     model = Linear()
     outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64)
     for at in range(3):

@@ -1,4 +1,4 @@
-"""What sharded and compiled models learn under compression, over steps enough for residuals to matter."""
+"""Sharded and compiled models learn under compression, over enough steps for residuals to matter."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ STEPS = 150
 
 
 def _losses(rank: int, kind: str) -> dict[str, tuple[float, float, float]]:
-    """First and last loss and ratio by method, of a model that learns another's; "plain" without lgreco."""
+    """Trains a model on another model's outputs. Returns the first and last loss and the ratio of each method; "plain" is without
+    lgreco."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     found = {}
     for name, options in METHODS.items():

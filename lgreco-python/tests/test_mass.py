@@ -25,7 +25,7 @@ def make(ddp_options: dict[str, Any] | None = None, **options: Any) -> tuple[DDP
 
 
 def step(ddp: DDP, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The means that DDP gives back."""
+    """Returns the means that DDP has computed."""
     ddp.zero_grad()
     ddp(given).backward()
     return {name: p.grad.clone() for name, p in ddp.module.named_parameters() if p.grad is not None}
@@ -37,7 +37,7 @@ def add(to: dict[str, torch.Tensor], means: dict[str, torch.Tensor]) -> None:
 
 
 def total(sums: dict[str, torch.Tensor], state: LGreCoState) -> dict[str, torch.Tensor]:
-    """Means so far and the mean residual."""
+    """The sum of all means so far and the mean residual."""
     whole = {}
     for name, shape in SHAPES.items():
         residual = state.residual(name).reshape(shape)
@@ -174,7 +174,7 @@ def test_steps_that_a_loss_scaler_skips_are_taken_back() -> None:
 
 
 def _amp(rank: int) -> tuple[list[float], list[bool], torch.Tensor]:
-    """torch's own scaler: an overflow on one rank."""
+    """A gradient overflows on one rank under torch's GradScaler."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
     ddp, state = make(grad_scaler=scaler)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)

@@ -1,4 +1,5 @@
-"""How much memory a run takes beside its gradients, at a size at which that can be told from PyTorch's own."""
+"""Tests how much memory a run takes beside its gradients. The model is large enough to distinguish this from PyTorch's own
+memory."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -66,9 +67,10 @@ def _plain(sharded: bool) -> list[tuple[int, int, int]]:
 )
 def test_memory_is_little_and_known(sharded: bool, options: dict[str, object], allowed: float) -> None:
     gradients = 4 * LAYERS * WIDTH * WIDTH
-    # Rank 0 has the gradients that a plan looks at, until it is made, and the allocator some of it afterwards.
+    # Until the plan is made, rank 0 stores gradients for it. The allocator may keep some of that memory afterwards, so rank 1 is
+    # compared.
     found = on_ranks(2, _train, sharded, options)[1]
-    # The peak of fully_shard alone differs by more than a gradient from run to run.
+    # For fully_shard, the peak is not compared: it differs by more than a gradient from run to run.
     for what, at in [("resident", 0)] if sharded else [("resident", 0), ("peak", 1)]:
         plain = max(rank[at] for rank in _plain(sharded))
         taken = (found[at] - plain) / gradients
@@ -78,7 +80,8 @@ def test_memory_is_little_and_known(sharded: bool, options: dict[str, object], a
 
 
 def _kept(rank: int) -> list[tuple[int, int]]:
-    """After each unit's exchange: elements of the buffers that exchanges keep, and bytes of the memory that FSDP was given to fill."""
+    """Returns, after each unit's exchange, the elements of the buffers that exchanges keep, and the bytes that FSDP was given to
+    fill."""
     model = fully_shard(nn.Sequential(*(fully_shard(nn.Linear(64, 64), mesh=_mesh()) for _ in range(3))), mesh=_mesh())
     state = register(model, method="qsgd", policy="uniform", start_iter=2, min_elements=64)
     inputs: list[torch.Tensor] = []
@@ -91,7 +94,7 @@ def _kept(rank: int) -> list[tuple[int, int]]:
 
     def exchanged(*arguments: Any) -> None:
         exchange(*arguments)
-        # Each unit has an input and, half as large, an output; the output is FSDP's.
+        # Each unit has an input, and an output of half its size. FSDP owns the output.
         filled = sum(tensor.untyped_storage().size() for tensor in inputs[::2])
         found.append((sum(unit.buffer.numel() for unit in state._under_way()), filled))
 

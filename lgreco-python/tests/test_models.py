@@ -1,4 +1,4 @@
-"""Models that are out of the ordinary, and what is done to them besides training."""
+"""Unusual models, and operations on models besides training."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ GIVEN = {"weight": (40, 48), "tied": (40, 48), "frozen": (32, 32), "empty": (0,)
 
 
 class Odd(torch.nn.Module):
-    """Whose gradients are what it is given."""
+    """A model whose gradients are given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def given(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def _odd(rank: int, options: dict[str, Any], ddp_options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What parameters have moved by, with what is remembered."""
+    """Returns by how much the parameters have moved, plus the residuals."""
     ddp = DDP(Odd(), **ddp_options)
     state = register(ddp, **{**OPTIONS, **options})
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
@@ -79,7 +79,7 @@ def test_nothing_is_lost_of_odd_parameters(options: dict[str, Any], ddp_options:
 
 
 class Stored(torch.nn.Module):
-    """A matrix that is stored transposed, as some libraries' weights are; its columns may be a convolution's channels."""
+    """A matrix that is stored transposed, like some libraries' weights. Its columns may be the channels of a convolution."""
 
     def __init__(self, dims: list[int]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def _ignored(rank: int) -> list[list[str]]:
 
 
 def test_layers_are_what_ddp_exchanges() -> None:
-    """Which calls a parameter of the root itself ".own", and a tied one by every name."""
+    """DDP calls a parameter of the root module ".own", and a tied parameter by each of its names."""
     every = ["own", "0.weight", "0.bias", "1.weight", "1.bias"]
     for part, without, whole, delayed, tied in on_ranks(2, _ignored):
         assert tied == ["own", "0.bias", "1.weight", "1.bias"]
@@ -191,7 +191,7 @@ def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], tuple[float
 def test_sparse_gradients_are_refused_before_training_or_left_to_ddp() -> None:
     for told, layer, (expected, found), (ratio, _, sent) in on_ranks(2, _sparse):
         assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found)
-        # Five rows of the embedding with their indices, and the linear layer.
+        # DDP sends five rows of the embedding with their indices, and the linear layer.
         assert ratio == 1.0 and sent == 5 * (32 * 4 + 8) + (32 * 8 + 8) * 4
 
 
@@ -244,7 +244,7 @@ def test_what_is_not_a_model_or_a_state_is_told() -> None:
 
 
 def _forked(rank: int) -> int:
-    """With a plan made on a thread while workers of a DataLoader, and a child, come and go."""
+    """A thread makes a plan while workers of a DataLoader and a child process begin and end."""
     torch.manual_seed(0)
     ddp = DDP(torch.nn.Linear(32, 32))
     state = register(ddp, **{**OPTIONS, "start_iter": 3}, lead=1)
@@ -266,7 +266,7 @@ def test_processes_may_be_forked_while_a_state_trains() -> None:
 
 
 def _destroyed(rank: int, folder: str) -> tuple[int, str]:
-    """A state outlives its process group, and another goes on from it in a new one."""
+    """A state outlives its process group. Another state continues from it in a new group."""
     ddp = DDP(Linear())
     state = register(ddp, **OPTIONS)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""The tables of tests/network, from runs that are made up."""
+"""Tests the tables of tests/network with invented runs."""
 
 import pathlib
 import sys
@@ -70,7 +70,7 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
     assert "The loss to be reached is 2.010" in table
     assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 (20 to 20) | 39.8 s | 39.8 s |" in table, table
     assert f"| {ours} | 2.510 (2.410 to 2.610) | 25 (24 to 26) | 12.5 s | 12.5 s |" in table, table
-    # By the seconds of its own steps, at each rate.
+    # Times follow from the scheme's own seconds per step at each rate.
     assert f"| {seconds} | 1.510 (1.010 to 2.010) | 15 to 20 (15 to 20) | 15.0 s | 80.0 s |" in table, table
     assert "| never | 3.000 (3.000 to 3.000) | more than 30 (more than 30 to more than 30) | more than 15.0 s |" in table, table
     with pytest.raises(KeyError):

@@ -15,7 +15,7 @@ TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "peri
 
 
 def train(model: Linear, outer: OuterStep, rank: int, steps: range) -> list[bool]:
-    """Inner SGD of rate 1/8 on gradients that do not depend on the model."""
+    """Takes inner steps of SGD with learning rate 1/8, on gradients that do not depend on the model."""
     made = []
     for step in steps:
         with torch.no_grad():
@@ -34,7 +34,7 @@ def residuals(outer: OuterStep) -> torch.Tensor:
 
 
 def _whole(rank: int, fragments: int, delay: int) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
-    """Without momentum and decay: what the model has moved by, plus the mean residual."""
+    """Trains without momentum and decay. Returns the model's movement plus the mean residual."""
     model = Linear()
     with torch.no_grad():
         for p in model.parameters():
@@ -85,7 +85,7 @@ def test_parameters_of_several_types_are_averaged_as_what_holds_all() -> None:
 
 
 def _dense(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Against an outer optimizer of torch's."""
+    """Compares outer steps with an outer optimizer of torch."""
     model, plain = Linear(), Linear()
     outer = OuterStep(model, every=3, momentum=0.9, policy="uncompressed")
     sgd = torch.optim.SGD(plain.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -105,7 +105,7 @@ def test_the_outer_step_is_sgd_with_nesterovs_momentum() -> None:
 
 
 def _delayed(rank: int) -> None:
-    """Between sending and averaging each process trains on, and keeps what it learns."""
+    """Between sending and averaging, each process continues to train, and keeps its own changes."""
     model = Linear()
     outer = OuterStep(model, every=3, delay=2, learning_rate=1.0, momentum=0.0, policy="uncompressed")
     start = torch.zeros_like(flat(model))
@@ -173,7 +173,7 @@ def test_budgets_in_bits_are_for_all_fragments() -> None:
 
 
 class Flat(torch.nn.Module):
-    """The same parameters as one column."""
+    """The same parameters as a single column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Flat(torch.nn.Module):
 
 
 def _joined(rank: int, forget: bool) -> None:
-    """Layers that are joined, and a model that has them as one."""
+    """Compares joined layers with a model that has them as one layer."""
     model, whole = Linear(), Flat()
     options: dict[str, Any] = {**TOPK, "every": 2, "widths": [1], "learning_rate": 1.0, "momentum": 0.0, "forget_moved": forget}
     outer, expected = OuterStep(model, joined=True, **options), OuterStep(whole, **options)

@@ -1,4 +1,4 @@
-"""Outer steps whose collectives are on their way or fail, and parameters that are not finite."""
+"""Outer steps whose collectives are under way or fail, and parameters that are not finite."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ from lgreco.torch import ExchangeError, OuterStep, exchange
 
 
 def _both_collectives(rank: int) -> None:
-    """Biases are summed first, payloads gathered then: neither waits for the outer step."""
+    """Biases are summed first, and payloads gathered afterwards. Both are done before the outer step is due."""
     model = Linear()
     outer = OuterStep(model, every=4, delay=3, min_elements=64, **TOPK)
     started, start = [], exchange.start
@@ -44,7 +44,7 @@ def test_all_collectives_are_on_their_way_meanwhile() -> None:
 
 
 def _cut_on_its_way(rank: int, has_come: bool) -> list[torch.Tensor]:
-    """The network fails when a fragment is sent, and another is on its way or has come."""
+    """The network fails when one fragment is sent, while another is under way or already received."""
     model = Linear()
     outer = OuterStep(model, every=4, fragments=2, delay=3, **TOPK)
     train(model, outer, rank, range(9))
@@ -83,7 +83,7 @@ def test_without_a_network_nothing_is_on_its_way(has_come: bool) -> None:
 
 
 def _not_finite_in_one(rank: int) -> list[dict[str, int]]:
-    """Of two fragments that have their turns in the same step."""
+    """One of two fragments has a parameter that is not finite. Both fragments have their turns in the same step."""
     model = Linear()
     outer = OuterStep(model, every=4, fragments=2, delay=2, **TOPK)
     if rank == 1:
@@ -129,7 +129,7 @@ def test_parameters_that_are_not_finite_are_an_error_on_all_and_change_nothing()
 
 
 def _cut(rank: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A network that fails for one outer step, which is taken again."""
+    """The network fails in one outer step, which is repeated."""
     model = Linear()
     outer = OuterStep(model, every=2, **TOPK)
     train(model, outer, rank, range(after))

@@ -1,4 +1,4 @@
-"""Saved states of outer steps, also where workers leave or join."""
+"""Saved states of outer steps, also when workers leave or join."""
 
 import io
 import pathlib
@@ -65,7 +65,7 @@ def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
 
 
 def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With these ranks' residuals: the start, what is remembered, and parameters after a step."""
+    """Loads states with the residuals of these ranks. Returns the start, the residuals, and the parameters after a step."""
     model = Linear()
     outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
     outer.load_state_dict(saved[min(rank, len(saved) - 1)], [saved[at] for at in taken[rank]])
@@ -77,7 +77,7 @@ def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> 
 def test_one_may_leave_and_another_join() -> None:
     saved = on_ranks(3, _saved)
     states, before, _ = zip(*saved)
-    # Rank 2 leaves, and rank 0 takes over what it has remembered, or nobody does; or a fourth joins, who has nothing to.
+    # Rank 2 leaves, and rank 0 or no rank takes over its residuals. Or a fourth rank joins without residuals.
     for taken, kept in (([[0, 2], [1]], 3), ([[0], [1]], 2), ([[0], [1], [2], []], 3)):
         found = on_ranks(len(taken), _changed, list(states), taken)
         starts, after, parameters = zip(*found)
@@ -111,7 +111,7 @@ def test_states_that_do_not_fit_change_nothing() -> None:
 
 
 def _told_of_plans(rank: int) -> list[int]:
-    """A state that is saved when a plan is told of has the outer step."""
+    """A state that ``on_plan`` saves includes the outer step of the plan."""
     model, told = Linear(), []
 
     def on_plan(_: Any) -> None:
@@ -129,7 +129,7 @@ def test_plans_are_told_of_when_the_outer_step_is_made() -> None:
 
 
 def _saved_when_planned(rank: int, folder: str) -> list[tuple[int, bool]]:
-    """What is told of plans is the OuterStep, which saves what it loads."""
+    """``on_plan`` gets the OuterStep itself, and the states that it saves there can be loaded."""
     model, told = Linear(), []
 
     def on_plan(planned: OuterStep) -> None:

@@ -1,4 +1,4 @@
-"""Outer steps after the user has changed the model: weights that are loaded, parameters that are unfrozen, copies, shards."""
+"""Outer steps after the user has changed the model: loaded weights, unfrozen parameters, copies, and shards."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ UNCOMPRESSED: dict[str, Any] = {"policy": "uncompressed", "learning_rate": 1.0, 
 
 
 def _given(rank: int, how: str) -> tuple[list[torch.Tensor], str]:
-    """Weights that are changed after the OuterStep was made: where ranks are before and after the next outer steps."""
+    """Weights are changed after the OuterStep was made. Returns the ranks' parameters before and after the next outer steps."""
     model, told = Linear(), ""
     outer = OuterStep(model, every=2, **({**TOPK, "momentum": 0.9} if how == "topk" else UNCOMPRESSED))
     generator = torch.Generator().manual_seed(1 if how != "differing" else 1 + rank)
@@ -61,7 +61,7 @@ def test_ranks_that_have_not_loaded_the_same_are_told(how: str) -> None:
 
 
 def _loaded_meanwhile(rank: int) -> list[str]:
-    """Rank 1 alone loads weights while an outer step is on its way: what the next ones say."""
+    """Only rank 1 loads weights while an outer step is under way. Returns the errors of the next outer steps."""
     model, told = Linear(), []
     outer = OuterStep(model, every=4, delay=3, **TOPK)
     for at in range(20):
@@ -80,7 +80,7 @@ def test_what_is_loaded_while_an_outer_step_is_on_its_way_the_next_one_compares(
 
 
 def _copied(rank: int) -> bool:
-    """A copy of the model, and one that is pickled: loading into it is no business of the OuterStep's."""
+    """Loading weights into a copied or unpickled model has no effect on the OuterStep."""
     model = Linear()
     outer = OuterStep(model, every=1, **UNCOMPRESSED)
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -95,7 +95,7 @@ def test_copies_of_the_model_may_be_loaded() -> None:
 
 
 def _all_refuse(rank: int, how: str) -> bool:
-    """Whether residuals are what they were after an outer step that all ranks refuse."""
+    """Returns whether residuals are unchanged after an outer step that all ranks refuse."""
     model = Linear()
     outer = OuterStep(model, every=2, **TOPK)
     train(model, outer, rank, range(10))
@@ -141,7 +141,8 @@ def test_parameters_that_are_trained_later_are_told_of() -> None:
 
 
 def _sharded(rank: int, kind: str, rows: int) -> tuple[list[str], bool]:
-    """A model that is sharded over pairs of ranks, and averaged over one of each pair: refusals, and whether its mean is right."""
+    """A model is sharded within pairs of ranks, and averaged between the pairs. Returns the refusals, and whether the mean is
+    right."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model: Any = torch.nn.Sequential(torch.nn.Linear(16, rows), torch.nn.Linear(rows, 16))
     if kind == "fsdp1":

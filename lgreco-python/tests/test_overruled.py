@@ -1,4 +1,4 @@
-"""What is asked for at resume wins over what a saved run had decided."""
+"""Options that are given at resume take precedence over the decisions of the saved run."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_options_of_now_win(sharded: bool, stop: int) -> None:
     for found in on_ranks(2, _continued, sharded, stop):
         for (before, after, expected), settings in zip(CASES, found, strict=True):
             if after.get("method") == "qsgd" and "policy" not in after:
-                # A plan's: of that method.
+                # These are a plan's settings, which use that method.
                 assert all(setting.startswith("qsgd") for name, setting in settings[0].items() if name != "bias"), (before, after)
             elif not (sharded and after.get("policy") == "uncompressed"):
                 assert {name: settings[0][name] for name in expected} == expected, (before, after)

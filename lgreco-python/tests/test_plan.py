@@ -44,7 +44,7 @@ def test_plans_are_the_same_for_all_kinds_of_arrays(method: str) -> None:
 
 
 class Packed:
-    """An array that has DLPack alone."""
+    """An array that supports only DLPack."""
 
     def __init__(self, values: Any, device: int = 1) -> None:
         self.values, self.device = values, device
@@ -146,7 +146,7 @@ def test_sizes_may_be_limited() -> None:
 
 
 def safetensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """The file format by hand."""
+    """Writes the file format by hand."""
     header, end = {}, 0
     for name, values in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
@@ -193,7 +193,7 @@ def test_plans_as_pages(tmp_path: pathlib.Path) -> None:
     assert hostile not in page and "&lt;script&gt;alert(&#39;1&#39;)" in page
     assert "Size and error" in page and "relative error" in page and "128×64" in page
     plan.save(tmp_path / "plan.json")
-    # Only the plan file is there, without its error table.
+    # These plans have only the plan file, without the error table.
     for other in (lgreco.Plan.load(tmp_path / "plan.json"), pickle.loads(pickle.dumps(plan))):
         page = other.html()
         assert hostile not in page and "Size and error" not in page and plan.settings["fc1.weight"].split()[0] in page

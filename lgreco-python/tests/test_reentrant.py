@@ -1,4 +1,4 @@
-"""One backward pass is one step, also where reentrant checkpoints run passes of their own within it."""
+"""One backward pass is one step, even if reentrant checkpoints run further passes within it."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ STEPS = 7
 
 
 class Stack(torch.nn.Module):
-    """Layers under reentrant checkpoints, one in each, or pairs of them, each in one within the pair's."""
+    """Layers under reentrant checkpoints. ``how`` selects how many layers each checkpoint contains, and whether checkpoints are
+    nested."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ def test_a_backward_pass_is_one_step(kind: str, hows: list[str]) -> None:
 
 
 def _not_finite(rank: int, kind: str, how: str) -> tuple[list[str], int, bool]:
-    """A gradient of rank 1 that is not finite: what is raised, steps in all, and whether training goes on."""
+    """A gradient of rank 1 is not finite. Returns the errors, the number of steps, and whether training continues."""
     wrapped, state = _wrapped(kind, how)
     told = []
     for at in range(STEPS):
@@ -131,7 +132,8 @@ def test_training_goes_on_after_a_gradient_that_is_not_finite(kind: str) -> None
 
 
 def _broken_off(rank: int, how: str) -> tuple[bool, int, bool]:
-    """The user's exception after some inner passes: whether residuals are those before it, steps, whether training goes on."""
+    """The user's code raises after some inner passes. Returns whether residuals are as before, the number of steps, and whether
+    training continues."""
     wrapped, state = _wrapped("ddp", how)
     for at in range(4):
         _backward(wrapped, rank, at)

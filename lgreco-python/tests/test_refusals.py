@@ -1,4 +1,4 @@
-"""What is refused is told in the words of whoever asked for it: the option, or the layer."""
+"""Refusals name the option or the layer in the user's terms."""
 
 import re
 from collections.abc import Callable
@@ -123,7 +123,7 @@ def test_outer_steps_and_states_refuse_in_words() -> None:
 
 
 def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
-    """Models that are changed after the state has been made."""
+    """Models are changed after the state was made."""
 
     def after(model: torch.nn.Module, change: Callable[[torch.nn.Module], Any], given: Any) -> None:
         state = LGreCoState(None, model, **OPTIONS)

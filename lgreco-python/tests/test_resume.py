@@ -1,4 +1,4 @@
-"""Runs that are resumed under sharded modules, by as many ranks or by others."""
+"""Resumes runs of sharded modules, with the same number of ranks or another."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_resuming_continues_bit_for_bit(door: str, world: int) -> None:
 
 
 def residuals(state: State) -> torch.Tensor:
-    """Those of all layers and ranks together."""
+    """The residuals of all layers, summed over the ranks."""
     values = torch.cat([state.residual(name) for name in SHAPES])
     dist.all_reduce(values)
     return values
@@ -91,7 +91,7 @@ def _taken_over(rank: int, door: str, saved: list[dict[str, Any]]) -> torch.Tens
 
 @pytest.mark.parametrize("door", ["FSDP1", "FSDP2"])
 def test_fewer_ranks_take_the_residuals_over(door: str) -> None:
-    """A third of 40 rows is padded, and half of them is not."""
+    """With three ranks the shards of 40 rows are padded, and with two ranks they are not."""
     saved = on_ranks(3, _saved, door)
     assert saved[0][1].any()
     for found in on_ranks(2, _taken_over, door, [state for state, _ in saved]):

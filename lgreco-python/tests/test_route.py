@@ -1,4 +1,4 @@
-"""The route that is chosen, against bytes that are counted."""
+"""Compares the chosen route with counted bytes."""
 
 import logging
 import os
@@ -46,7 +46,7 @@ def test_published_counts() -> None:
 
 
 def _counted(rank: int, route: str, method: str) -> tuple[float, float]:
-    """Bytes that leave rank 0's node in a step by rings, and those of a rank's payloads."""
+    """Returns the bytes that leave rank 0's node in a step, in rings, and the bytes of a rank's payloads."""
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     ddp = DDP(Linear())
     state = LGreCoState(None, ddp, method=method, default=4, policy="uniform", start_iter=2, min_elements=64, route=route)
@@ -58,7 +58,7 @@ def _counted(rank: int, route: str, method: str) -> tuple[float, float]:
 
     def noting(request: Any, group: dist.ProcessGroup, *memory: Any) -> Any:
         if request.kind == "all_to_all":
-            # Parts for the other node's ranks.
+            # Counts the parts for ranks of the other node.
             left[0] += sum(request.lens[of] for of in range(4) if of // 2 != rank // 2)
         elif request.group != "node":
             # A ring over all ranks crosses the node's border once.
@@ -82,7 +82,7 @@ def test_counted_bytes_are_those_by_which_routes_are_chosen(route: str) -> None:
     left, payload = on_ranks(4, _counted, route, "qsgd")[0]
     between = "scatter_reduce" if route == "scatter_reduce" else "all_gather"
     expected = payloads_per_link(Route(route, between), 2, 2) * payload
-    # The bias is summed on the way. Statuses and the heads of pieces come on top.
+    # The bias is summed uncompressed. Status records and headers add a few bytes.
     assert 0.85 * expected < left < 1.15 * expected, (left, expected)
 
 

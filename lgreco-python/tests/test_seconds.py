@@ -1,4 +1,4 @@
-"""Plans by measured seconds: what is measured differs from run to run, what is made of it may not."""
+"""Plans by measured seconds. Measurements differ from run to run, but ranks must agree and no gradient may be lost."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""Several threads of one process, which without a GIL run at the same time."""
+"""Several threads of one process. Without a GIL they run at the same time."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def test_plans_on_several_threads_are_those_of_one() -> None:
 
 
 def _watched(rank: int, is_watched: bool) -> tuple[torch.Tensor, int]:
-    """Trains while other threads ask what a display would; the parameters, and how often they were told."""
+    """Trains while other threads read the state as a display would. Returns the parameters and the number of reads."""
     ddp, state = make(method="topk", default=0.1, start_iter=2, period=4)
     told, done, wrong = [0], threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""Gradients that are too large: together with what is remembered, or when they are summed."""
+"""Gradients that are too large together with their residuals, or when they are summed."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def _trained(rank: int, kind: str) -> tuple[float, int, list[str]]:
     dtype = torch.float16 if kind == "ddp" else torch.float32
     for at in range(24):
         module.zero_grad()
-        # Of rank 1 alone they are too large in some steps.
+        # In some steps, only rank 1's gradients are too large.
         size = 7500.0 if rank == 1 or at < 12 else 100.0
         try:
             module({name: torch.full(shape, size * scaler.scale, dtype=dtype) for name, shape in SHAPES.items()}).backward()
@@ -85,7 +85,7 @@ def _averaged(rank: int, kind: str, options: dict[str, Any]) -> float:
     ids=["qsgd", "topk", "scatter-reduce", "fsdp2"],
 )
 def test_means_are_right_where_sums_leave_f32(kind: str, options: dict[str, Any]) -> None:
-    """As plain DDP's are, which divides before it sums: also in the first steps, which are not compressed."""
+    """Means are right as in plain DDP, which divides before it sums. This includes the first, uncompressed steps."""
     assert max(on_ranks(4, _averaged, kind, options)) < 0.02
 
 

@@ -1,4 +1,4 @@
-"""The trainers of examples/: what they train has learned, in fewer bytes."""
+"""Runs the trainers of examples/. Their models learn, in fewer bytes."""
 
 import os
 import pathlib
@@ -16,7 +16,8 @@ RUNS: dict[str, tuple[int, list[str], float, float]] = {
     "hsdp.py": (4, ["--steps", "60"], 0.5, 2.0),
     "outer.py": (2, ["--steps", "150"], 0.3, 10.0),
 }
-"""Processes, arguments, the most that is left of the first loss that is printed, the least ratio at the end."""
+"""By script: the number of processes, the arguments, the largest allowed last loss relative to the first one, and the smallest
+allowed ratio."""
 
 
 def _started_by_torchrun(processes: int, path: str, *arguments: str) -> str:
@@ -29,7 +30,7 @@ def _started_by_torchrun(processes: int, path: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_examples_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started as their users do where LGRECO_FULL is set; importing torch takes most of the time then."""
+    """With LGRECO_FULL, scripts are started as users do, and importing torch takes most of the time."""
     processes, arguments, most, least = RUNS[name]
     monkeypatch.chdir(FOLDER)
     run = [processes, f"examples/{name}", *arguments]

@@ -1,4 +1,4 @@
-"""What trainers do besides: mixed types, saved states, several models, other collectives, compiled models, bad input."""
+"""Further features of trainers: mixed types, saved states, several models, other collectives, compiled models, and bad input."""
 
 import copy
 import io
@@ -139,7 +139,7 @@ def _two_models(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     (one, _), (other, _) = make(group=groups[0]), make(group=groups[1], method="powersgd", default=2)
     for at in range(8):
-        # Both in one backward pass, with a collective of the user's own in between.
+        # Both models are in one backward pass, with the user's own collective in between.
         loss = one(gradients(rank, at)) + other(gradients(rank, at))
         loss.register_hook(lambda gradient: dist.all_reduce(torch.ones(3)) and None)
         loss.backward()
@@ -156,7 +156,7 @@ def test_two_models_in_one_backward_pass() -> None:
 
 
 def _with_collectives(rank: int, between: bool) -> tuple[torch.Tensor, list[str]]:
-    """With a collective of the user's own between two buckets, on DDP's group."""
+    """Trains with the user's own collective on DDP's group, between two buckets."""
     ddp, state = make(method="powersgd", default=2)
     events: list[str] = []
     exchange = state.exchange
@@ -272,7 +272,7 @@ def test_compiling_in_a_way_that_has_no_buckets_is_told() -> None:
 
 
 def test_a_tensor_in_a_buckets_place_is_told() -> None:
-    """Which is what a hook is given there."""
+    """Some compiled models give a hook a tensor instead of a bucket."""
     with pytest.raises(TypeError, match="given a Tensor instead of a GradBucket.*optimize_ddp='ddp_optimizer'"):
         lgreco_hook(None, torch.ones(4))  # type: ignore[arg-type]
 
@@ -351,7 +351,7 @@ def test_compression_ramps_up() -> None:
 
 
 def _policies(rank: int) -> tuple[list[str], list[dict[str, str]]]:
-    """Settings of the larger layers, decided at steps 2, 4, 6 and 8: Accordion's of one layer, LEGACY's of three."""
+    """Returns settings that are decided at steps 2, 4, 6 and 8: those of one layer under Accordion, and of three under LEGACY."""
     options: dict[str, Any] = {"method": "topk", "default": None, "min_elements": 64, "period": 2}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     ddp, state = make(policy="accordion", accordion=(0.2, 0.02), optimizer=optimizer, **options)
@@ -420,7 +420,7 @@ def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
     until = time.monotonic() + 60
     for at in range(1000):
         parameters = train(ddp, rank, range(at, at + 1))
-        # All ranks go on until all have seen two plans.
+        # All ranks continue until all have seen two plans.
         enough = torch.tensor(float(len(steps) >= 2 or time.monotonic() > until))
         dist.all_reduce(enough, dist.ReduceOp.MIN)
         if enough:
@@ -463,7 +463,7 @@ def test_a_plan_may_be_asked_for() -> None:
 
 
 def test_threads_are_had_after_a_fork() -> None:
-    """The parent's threads, which have planned, are not in its children."""
+    """Child processes do not have the parent's planning threads."""
     assert lgreco.plan({"second": torch.randn(64, 40)}).proven
     (plans, _), _ = on_ranks(2, _planned, {})
     assert len(plans) == 3
@@ -481,7 +481,7 @@ def test_states_as_pictures(tmp_path: pathlib.Path) -> None:
 
 
 def _order(rank: int) -> list[str]:
-    """What happens to collectives in a step of PowerSGD, with buckets that ranks know."""
+    """Returns the order of events of the collectives in a step of PowerSGD, with buckets that ranks have exchanged before."""
     ddp, _ = make(method="powersgd", default=1, policy="uniform", min_elements=1)
     train(ddp, rank, range(6))
     events: list[str] = []

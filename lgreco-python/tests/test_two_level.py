@@ -1,4 +1,4 @@
-"""Two nodes of two ranks: gradients are summed inside the nodes, and exchanged between them."""
+"""Tests two nodes of two ranks. Gradients are summed inside nodes, and exchanged between nodes."""
 
 import os
 import pathlib
@@ -43,7 +43,7 @@ def step(ddp: DDP, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def shard(name: str, per_node: int, local: int) -> slice:
-    """The elements of a local rank's shard: rows, of which the first ranks have one more."""
+    """The elements of a local rank's shard. Shards consist of whole rows, and the first ranks may have one row more."""
     rows = SHAPES[name][0]
     start, end = (of * (rows // per_node) + min(of, rows % per_node) for of in (local, local + 1))
     each = torch.Size(SHAPES[name]).numel() // rows
@@ -51,7 +51,7 @@ def shard(name: str, per_node: int, local: int) -> slice:
 
 
 def mean_residual(state: LGreCoState, name: str) -> torch.Tensor:
-    """The mean over the nodes, or over the ranks if there are none. The same on all ranks."""
+    """The mean residual over the nodes, or over the ranks if there are no nodes. It is the same on all ranks."""
     nodes, _, per_node, local = state._place()
     whole = torch.zeros(torch.Size(SHAPES[name]).numel())
     whole[shard(name, per_node, local)] = state.residual(name)
@@ -96,7 +96,7 @@ def test_means_are_the_same_on_all_ranks_and_nothing_is_lost() -> None:
     "nodes, places",
     [
         ([[0, 2], [1, 3]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
-        # Ranks 3 and 2 are peers, and a group's ranks are in the order of their numbers.
+        # Ranks 3 and 2 are peers. Groups order their ranks by number.
         ([[0, 3], [1, 2]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
     ],
 )
@@ -151,7 +151,7 @@ class _Scaler:
 
 
 def _scaled(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bool]:
-    """A step that overflows on rank 2 and is skipped, as a GradScaler does."""
+    """A step overflows on rank 2, and is skipped as by a GradScaler."""
     scaler = _Scaler()
     ddp, state = make(grad_scaler=scaler)
     sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -182,7 +182,7 @@ def test_steps_that_a_scaler_skips_are_taken_back() -> None:
 
 
 def _unused(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A layer that no rank uses in every other step."""
+    """In every other step, no rank uses one of the layers."""
     ddp, state = make(ddp_options={"find_unused_parameters": True})
     sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     for at in range(STEPS):

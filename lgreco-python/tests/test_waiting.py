@@ -1,4 +1,4 @@
-"""Hooks of the user's own around lgreco_hook, which wait for its future in whatever way."""
+"""The user's own hooks around lgreco_hook, which wait for its future in different ways."""
 
 import threading
 from collections.abc import Callable
@@ -53,7 +53,7 @@ _LAST: list[Future] = []
 
 
 def _waits_for_last(state: LGreCoState, bucket: dist.GradBucket) -> Future:
-    """For the future of the bucket before, and on rank 0 alone."""
+    """Waits for the future of the previous bucket, but only on rank 0."""
     if _LAST and dist.get_rank() == 0:
         _LAST.pop().wait()
     _LAST.append(lgreco_hook(state, bucket))
@@ -82,7 +82,7 @@ def test_hooks_may_wait() -> None:
 
 
 def _alone(rank: int) -> torch.Tensor:
-    """With a hook of its own on rank 1 alone, which waits."""
+    """Only rank 1 has its own hook, which waits."""
     return _trained(rank, [_waits if rank == 1 else lgreco_hook])[0]
 
 

@@ -1,9 +1,9 @@
-//! TopK in few bits on a million values, one core, against one sum-of-squares pass over the same buffer, at as many bytes
-//! as TopK in full takes for 1, 3 and 5 % of them.
+//! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass over the
+//! values. Payloads have as many bytes as TopK in full takes for 1, 3 and 5 % of the values.
 //!
-//! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`: with a name nothing else is done and nothing
-//! is timed, for counting instructions. Prints a row per setting: times as ratios to the floor and per kept value. What is
-//! decoded is asserted; times are not.
+//! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation runs,
+//! without timing, to count instructions. Otherwise prints a row per setting, with times relative to the floor and per kept
+//! value. Decoded values are checked; times are not.
 
 use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed};
 use lgreco::compress::wire::Payload;
@@ -17,7 +17,7 @@ use std::time::Instant;
 const ELEMENTS: usize = 1 << 20;
 const ROUNDS: usize = 25;
 
-/// The floor: as fast as memory delivers.
+/// The floor: reads all values once, at the speed of memory.
 fn sum_of_squares(values: &[f32]) -> f32 {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -33,7 +33,7 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     )
 }
 
-/// Normal values whose scale changes from stretch to stretch, and a few far out: heavy tails, as gradients have.
+/// Normal values whose scale changes every 4096 values, with a few outliers. Like gradients, they have heavy tails.
 fn heavy_tailed() -> Vec<f32> {
     let stream = Stream { seed: 1, ..Stream::default() };
     let unit = |word: u32| (word as f32 + 0.5) * (1.0 / 4_294_967_296.0);
@@ -47,7 +47,7 @@ fn heavy_tailed() -> Vec<f32> {
         .collect()
 }
 
-/// As much as TopK in full may keep in as many bytes as `percent` of f32 take.
+/// TopK in full, with `percent` of the values, and TopK in 2, 3 and 4 bits with the largest k that takes no more bytes.
 fn settings(shape: Shape, percent: usize) -> [Setting; 4] {
     let len = |setting: Setting| setting.payload_len(shape, Dtype::F32).expect("a setting");
     let full = Setting::TopK(TopK { keep: (ELEMENTS * percent / 100) as u32, values: Dtype::F32 });
@@ -64,7 +64,7 @@ fn settings(shape: Shape, percent: usize) -> [Setting; 4] {
     [full, few(2), few(3), few(4)]
 }
 
-/// The least time of each of `tasks`, taken in turns.
+/// Runs `tasks` in turn, and returns the least time of each.
 fn least<const N: usize>(mut tasks: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut best = [f64::INFINITY; N];
     for _ in 0..ROUNDS {
@@ -77,7 +77,7 @@ fn least<const N: usize>(mut tasks: [&mut dyn FnMut(); N]) -> [f64; N] {
     best
 }
 
-/// Adds a payload up as an exchange does.
+/// Adds a payload to `values`, like an exchange.
 fn add(payload: &Payload<'_>, values: &mut [f32]) {
     let mut place = [0; 2];
     for (start, stretch) in (0..).step_by(STRETCH).zip(values.chunks_mut(STRETCH)) {

@@ -1,13 +1,14 @@
-//! EDEN with a rotation per rank, as it is, against one rotation that all ranks share.
+//! Compares EDEN, in which each rank has its own rotation, with a variant in which all ranks share one rotation.
 //!
 //! `cargo bench -p lgreco-testing --bench rotations`. With a shared rotation, payloads can be added first, and their sum is
-//! rotated back once. But ranks with similar gradients then have similar errors, which do not average out. Rounding at random, to
-//! a grid of equal steps, prevents that.
+//! rotated back once. But ranks with similar gradients then have similar errors, which do not average out. Random rounding to a
+//! grid of equal steps prevents that.
 //!
-//! For 2 to 16 ranks and 1 to 4 bits, a row has the squared error of the mean with a shared rotation, rounded at random and to
-//! nearest, and the time to decode and add all payloads, all as multiples of EDEN's. The grid of equal steps ends where its error
-//! is least. The shared rotation was not built: its time is that of adding as many QSGD payloads with a bucket per block, and of
-//! one rotation. That its error is larger is asserted.
+//! There is a row for each number of bits (1 to 4) and of ranks (2 to 16). It has the squared error of the mean with a shared
+//! rotation, first with random rounding, then with rounding to nearest. It also has the time to decode and add all payloads.
+//! All numbers are multiples of EDEN's. The range of the grid of equal steps is the one with the least error. The shared
+//! rotation is not implemented. Its time is estimated as the time of adding as many QSGD payloads with a bucket per block, and
+//! of one rotation. The bench asserts that its error is larger.
 
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::compress::wire::Payload;
@@ -19,7 +20,7 @@ use std::time::Instant;
 
 const BLOCK: usize = 4096;
 const ELEMENTS: usize = 16 * BLOCK;
-/// Elements of a payload whose time is taken.
+/// Number of elements of the payloads that are timed.
 const TIMED: usize = 1 << 22;
 
 /// The positive points of EDEN's grids (Max, 1960).
@@ -34,7 +35,7 @@ fn unit(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }
 
-/// Normal values, of which half of the energy is common to all ranks.
+/// A rank's gradient of normal values. Half of its energy is common to all ranks.
 fn gradient(rank: u32) -> Vec<f32> {
     let normal = |layer: u32, i: usize| {
         let [a, b, ..] = Stream { seed: 5, layer, ..Stream::default() }.block(i as u32);
@@ -43,7 +44,7 @@ fn gradient(rank: u32) -> Vec<f32> {
     (0..ELEMENTS).map(|i| (normal(0, i) + normal(1 + rank, i)) as f32).collect()
 }
 
-/// `H D x / √d` of each block, with signs that all ranks share.
+/// Returns `H D x / √d` for each block. All ranks share the signs `D`.
 fn rotated(x: &[f32]) -> Vec<f64> {
     let sign = |i: usize| if (Stream { seed: 9, ..Stream::default() }).word(i as u64) & 1 == 0 { 1.0 } else { -1.0 };
     let mut r: Vec<f64> = x.iter().enumerate().map(|(i, &x)| sign(i) * f64::from(x)).collect();
@@ -63,7 +64,7 @@ fn rotated(x: &[f32]) -> Vec<f64> {
     r
 }
 
-/// Each block rounded by `point`, a function of a coordinate of unit variance and its index, with EDEN's unbiased scale.
+/// Rounds each block by `point`, a function of a coordinate of unit variance and its index. Applies EDEN's unbiased scale.
 fn rounded(r: &[f64], point: impl Fn(f64, usize) -> f64) -> Vec<f64> {
     let block = |(at, r): (usize, &[f64])| {
         let norm = r.iter().map(|r| r * r).sum::<f64>();
@@ -83,7 +84,8 @@ fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
 }
 
-/// Squared errors of the mean: EDEN's; of a shared rotation rounded at random; and rounded to nearest.
+/// Squared errors of the mean: with EDEN, with a shared rotation and random rounding, and with a shared rotation and rounding
+/// to nearest.
 fn errors(ranks: u32, bits: u8) -> [f64; 3] {
     let gradients: Vec<Vec<f32>> = (0..ranks).map(gradient).collect();
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();

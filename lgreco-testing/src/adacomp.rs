@@ -97,8 +97,8 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     Some(units.into_iter().map(|unit| if unit == 0.0 { 0.0 } else { scale.copysign(unit) }).collect())
 }
 
-/// Asserts [`check`] on instances made from arbitrary bytes. One byte chooses the bin; the others are values. Each
-/// element type is tried, with the values themselves and with a shifted copy as fresh values.
+/// Runs [`check`] on instances made from arbitrary bytes. One byte chooses the bin; the others are values. Each element
+/// type is tried, with the values themselves and with a shifted copy as fresh values.
 ///
 /// # Panics
 /// If a check fails.

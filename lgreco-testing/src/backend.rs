@@ -53,7 +53,7 @@ impl Tensor {
     }
 }
 
-/// Draw `index` of a fixed sequence, in [0, 1).
+/// Number `index` of a fixed random sequence, in [0, 1).
 fn draw(seed: u64, index: usize) -> f32 {
     let stream = Stream { seed, layer: 77, ..Stream::default() };
     (stream.word(index as u64) >> 8) as f32 / (1 << 24) as f32
@@ -350,7 +350,7 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     });
     let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
     let gradient = tensor.gradients()[0];
-    // Neighbours, so that changing one bit makes their positions equal.
+    // The two nonzero values are neighbours, so that changing one bit makes their positions equal.
     let neighbours = Tensor::new(&values(1000, |i| if i / 2 == 50 { 1.0 } else { 0.0 }), 1000, 1);
     let two = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
     check_damaged(backend, &payload(&two, &neighbours.gradients()[0]).expect("a finite gradient"), 1000);
@@ -559,7 +559,7 @@ pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
     check_rows(backend, &jobs[..3], relative);
 }
 
-/// Checks all of the above. Rows must be within `relative` of [`Portable`]'s.
+/// Runs all checks of this module. Rows must be within `relative` of [`Portable`]'s.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].

@@ -1,4 +1,5 @@
-//! Checks any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
+//! Checks any sequence of controller calls, on threads: all ranks have the same bits, no gradient mass is lost, and
+//! nothing panics.
 
 use crate::reseal;
 use core::cell::Cell;
@@ -43,22 +44,22 @@ pub struct Script {
 pub enum Event {
     /// Gradients of this scale, a power of two.
     Step(f32),
-    /// As `Step(1.0)`, but one rank has a value that is NaN or infinite.
+    /// Like `Step(1.0)`, but one rank has a value that is NaN or infinite.
     NonFinite(u32, f32),
-    /// As `Step(1.0)`, but one rank's gradients have another shape.
+    /// Like `Step(1.0)`, but one rank's gradients have another shape.
     Misshaped(u32),
-    /// As `Step(1.0)`, at half the learning rate of the previous step.
+    /// Like `Step(1.0)`, at half the learning rate of the previous step.
     SlowDown,
     /// All ranks stop, and new ones continue from their saved states.
     Restart,
-    /// As `Step(1.0)`. Before it, the task of the next decision, if there is one, is dropped, run or kept.
+    /// Like `Step(1.0)`. If the next decision has a task before this step, the task is dropped, run or kept.
     Plan(Planning),
 }
 
 /// What happens to the task of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Planning {
-    /// The task is dropped, so the step does it.
+    /// The task is dropped, so the step plans itself.
     Dropped,
     /// The task is run and its result handed in, even if the decision no longer needs it.
     Run,
@@ -69,7 +70,7 @@ pub enum Planning {
 /// Observations of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
-    /// Per step its result, or the code of its error.
+    /// The result of each step, or the code of its error.
     pub steps: Vec<Result<Taken, u32>>,
     /// Means minus gradients, summed over the exchanged steps.
     pub balance: Vec<f64>,
@@ -124,7 +125,7 @@ pub fn model() -> Vec<Tensor> {
 /// decision every three steps. For examples.
 ///
 /// # Errors
-/// Those of [`Controller::new`].
+/// The errors of [`Controller::new`].
 pub fn alone(method: Method) -> Result<(Controller, ThreadCollective), Error> {
     alone_on(method, Schedule { warmup: 2, period: 3, window: 2, lead: 0 })
 }
@@ -136,10 +137,11 @@ fn alone_on(method: Method, schedule: Schedule) -> Result<(Controller, ThreadCol
     Ok((Controller::new(config, layers, worker.rank(), worker.world_size())?, worker))
 }
 
-/// As [`alone`], with three steps of warm-up, a window of one and a [`lead`](lgreco_train::controller::Schedule::lead).
+/// Like [`alone`], with three steps of warm-up, a window of one and a
+/// [`lead`](lgreco_train::controller::Schedule::lead).
 ///
 /// # Errors
-/// Those of [`Controller::new`].
+/// The errors of [`Controller::new`].
 pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadCollective), Error> {
     alone_on(method, Schedule { warmup: 3, period: 3, window: 1, lead })
 }
@@ -147,7 +149,7 @@ pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadC
 /// A step of [`alone`] on generated gradients.
 ///
 /// # Errors
-/// Those of [`Controller::step`].
+/// The errors of [`Controller::step`].
 pub fn step_alone(controller: &mut Controller, worker: &mut ThreadCollective) -> Result<Report, Error> {
     let mut gradients = [4096, 64].map(|len| uniform(0, controller.steps() as u32, 0, len, 1.0));
     controller.step(worker, &mut gradients.each_mut().map(|gradient| ValuesMut::F32(gradient)), 0.1)

@@ -14,7 +14,7 @@ pub struct Worker {
     pub memory: Memory<Vec<u64>>,
     /// The compressor's setting.
     pub setting: Setting,
-    /// Seed, layer and rank of the random bits; the step is the memory's.
+    /// Seed, layer and rank of the random bits. The step is the memory's number of steps.
     pub stream: Stream,
 }
 
@@ -27,10 +27,10 @@ pub struct Sent {
 }
 
 impl Worker {
-    /// A worker with a new memory. Its payloads are sent from point to point.
+    /// A worker with a new memory.
     ///
     /// # Errors
-    /// Those of [`Memory::new`].
+    /// The errors of [`Memory::new`].
     pub fn new(rule: Residual, setting: Setting, shape: Shape, stream: Stream) -> Result<Worker, Error> {
         let words = vec![!0; rule.state_len(shape)];
         Ok(Worker { memory: Memory::new(rule, shape, words)?, setting, stream })
@@ -40,7 +40,7 @@ impl Worker {
     /// an error leaves the memory unchanged.
     ///
     /// # Errors
-    /// Those of [`Memory::step`].
+    /// The errors of [`Memory::step`].
     pub fn step(&mut self, gradient: &Gradient<'_>) -> Result<Sent, Error> {
         let dtype = gradient.values().dtype();
         let mut workspace = vec![!0; self.memory.workspace_len(&self.setting, dtype)];
@@ -91,7 +91,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// gradients, within the rounding of one addition and one subtraction per step.
 ///
 /// # Errors
-/// Those of [`Memory::step`]; the balance of the earlier steps has been asserted by then.
+/// The errors of [`Memory::step`]. The balance of the earlier steps has been checked before.
 pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
     let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default())?;
     let (mut owed, mut allowed) = (vec![0.0f64; shape.elements()], vec![0.0f64; shape.elements()]);
@@ -103,7 +103,7 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
                 for i in 0..values.len() {
                     let (p, d) = (before[i] as f64 + values[i] as f64, sent.decoded[i] as f64);
                     owed[i] += values[i] as f64 - d;
-                    // Half a unit in the last place for each, and for p once more inside p − d.
+                    // Half a unit in the last place for the addition that gives p, and for the subtraction p − d.
                     allowed[i] += (p.abs() + (p - d).abs()) * 1.001 * power_of_two(-24) + power_of_two(-148);
                 }
             }

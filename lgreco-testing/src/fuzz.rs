@@ -69,7 +69,7 @@ pub fn payload(bytes: &[u8]) {
 }
 
 /// Checks dense payloads of any bit patterns in each element type. Decoding must return the exact values, or encoding
-/// must name the first that is not finite.
+/// must name the first value that is not finite.
 ///
 /// # Panics
 /// If a check fails.
@@ -114,8 +114,9 @@ pub fn topk(bytes: &[u8]) {
 }
 
 /// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. Columns are zero or
-/// dependent where the bytes run out. It makes one of four checks: the row equals the errors of real encodes; ranks
-/// nest; the public steps make the same payload; exactly the zero matrices decode to zeros.
+/// dependent where the bytes run out. It makes one of four checks: the row equals the errors of real encodes; a
+/// smaller rank's factors are the first ones of a larger rank; the public steps make the same payload; only a matrix
+/// of zeros decodes to zeros.
 ///
 /// # Panics
 /// If the check fails.

@@ -48,11 +48,11 @@ fn check(
 pub fn check_qsgd(backend: &mut dyn Backend) {
     let [zero, fifth, one, three] = [0.0f32, 0.2, 1.0, 3.0].map(f32::to_le_bytes);
     let nearest = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
-    // In sevenths: 7, -3.5, 1.75, 0 become 7, -4, 2, 0.
+    // In units of 1/7, the values are 7, -3.5, 1.75 and 0. They are rounded to 7, -4, 2 and 0.
     let header = b"L\x01\x01\x03\x00\x02\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00";
     let decoded = [1.0, -4.0 / 7.0, 2.0 / 7.0, 0.0];
     check(backend, Setting::Qsgd(nearest), &[1.0, -0.5, 0.25, 0.0], (header, &[&one, &[0xc7, 0x02]]), &decoded);
-    // The random numbers added: 0.399, 0.880, 0.735, 0.605.
+    // Rounding adds the random numbers 0.399, 0.880, 0.735 and 0.605.
     let two = Setting::Qsgd(Qsgd { bits: 2, bucket: 3, ..Qsgd::default() });
     let header = b"L\x01\x01\x01\x03\0\0\0\x04\0\0\0\x01\0\0\0";
     let body: &[&[u8]] = &[&one, &fifth, &[0b01_00_11_01]];
@@ -61,7 +61,8 @@ pub fn check_qsgd(backend: &mut dyn Backend) {
     let header = b"L\x01\x01\x09\0\x02\0\0\x04\0\0\0\x01\0\0\0";
     let body: &[&[u8]] = &[&zero, &three, &[0b11_01_11_00]];
     check(backend, min_max, &[-0.0, 3.0, 1.0, 2.75], (header, body), &[0.0, 3.0, 1.0, 3.0]);
-    // (1 + x/N)/2 is 1, 0.25, 0.625, 0.5 for the first gradient, and 1, 0.1, 0.775, 0.35 for the second.
+    // The probability of code 1, (1 + x/N)/2, is 1, 0.25, 0.625 and 0.5 for the first gradient. For the second, it is
+    // 1, 0.1, 0.775 and 0.35.
     let one_bit = Setting::Qsgd(Qsgd { bits: 1, ..Qsgd::default() });
     let header = b"L\x01\x01\x00\x00\x02\0\0\x04\0\0\0\x01\0\0\0";
     check(backend, one_bit, &[1.0, -0.5, 0.25, 0.0], (header, &[&one, &[0b1111]]), &[1.0; 4]);
@@ -78,11 +79,12 @@ pub fn check_topk(backend: &mut dyn Backend) {
     // Everything is kept, so there are no positions.
     let all = [0x80, 0x3f, 0x00, 0xc0];
     check(backend, top(2, Dtype::Bf16), &[1.0, -2.0], (&header(2, 2, 2), &[&all]), &[1.0, -2.0]);
-    // A bitmap. Of the two equal values 1 the first is kept.
+    // Positions are a bitmap. The first of the two equal values 1 is kept.
     let bitmap = [0x00, 0x3c, 0x00, 0xc0, 0b01010];
     let values = [0.0, 1.0, 1.0, -2.0, 0.5];
     check(backend, top(2, Dtype::F16), &values, (&header(5, 2, 5), &[&bitmap]), &[0.0, 1.0, 0.0, -2.0, 0.0]);
-    // Elias–Fano of 3, 66, 99 below 100 with 5 low bits: 3, 2, 3 packed; high bits 0, 2, 3 at bits 0, 3, 5.
+    // Positions 3, 66 and 99 of 100 elements, in Elias–Fano coding with 5 low bits. The low bits are 3, 2 and 3,
+    // packed. The high bits are 0, 2 and 3, which set bits 0, 3 and 5.
     let mut sparse = [0.0; 100];
     (sparse[3], sparse[66], sparse[99]) = (1.0, 2.0, 3.0);
     let low = 3 | 2 << 5 | 3 << 10u32;
@@ -106,13 +108,13 @@ pub fn check_quantised_topk(backend: &mut dyn Backend) {
     let values = [4.0, -1.5, 2.0];
     let body: &[&[u8]] = &[&three_quarters, &four, &[0b00_10_01]];
     check(backend, top(3, 2), &values, (&header(2, 3, 3), body), &[4.0, -1.75, 1.75]);
-    // A bitmap. Of the two equal values 1 the first is kept. The bins begin at 1, 1.75, 3 and 5.
+    // Positions are a bitmap. The first of the two equal values 1 is kept. The bins begin at 1, 1.75, 3 and 5.
     let values = [0.0, 1.0, 1.0, -8.0, 4.0, 0.5, 8.0, 0.0];
     let [eight] = [8f32].map(f32::to_le_bytes);
     let body: &[&[u8]] = &[&one, &zero, &four, &eight, &[0b10_111_000, 0b0110], &[0b0101_1010]];
     let decoded = [0.0, 1.0, 0.0, -8.0, 4.0, 0.0, 8.0, 0.0];
     check(backend, top(4, 3), &values, (&header(3 | 1 << 4, 4, 8), body), &decoded);
-    // Elias–Fano as in TopK's payloads.
+    // Positions are in Elias–Fano coding, as in TopK's payloads.
     let mut sparse = [0.0; 100];
     (sparse[3], sparse[66], sparse[99]) = (1.0, -5.0, 7.0);
     let low = 3 | 2 << 5 | 3 << 10u32;

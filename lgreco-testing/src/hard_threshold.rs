@@ -9,7 +9,7 @@ use lgreco::gradient::{Dtype, Gradient, Shape};
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// Bytes of a payload with `count` of `elements`, as for TopK.
+/// Bytes of a payload that sends `count` of `elements` values. It is as long as TopK's.
 pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
     if count == 0 {
         return 16;
@@ -100,7 +100,7 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
     }
 }
 
-/// Asserts [`check`] for each value type on `bits` read as f32, f16 and bf16.
+/// Runs [`check`] for each value type on `bits` read as f32, f16 and bf16.
 ///
 /// # Panics
 /// If a check fails.
@@ -108,13 +108,13 @@ pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
     (0..9).for_each(|types| check_types(bits, lambdas, types));
 }
 
-/// Asserts [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`. `types % 3` selects the type in which values
-/// are sent.
+/// Runs [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`. `types % 3` selects the type in which values are
+/// sent.
 fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
     with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
 }
 
-/// Asserts [`check`] on an instance made from arbitrary bytes. The first words are thresholds, the others values; the
+/// Runs [`check`] on an instance made from arbitrary bytes. The first words are thresholds, the others values; the
 /// first byte also chooses the types.
 ///
 /// # Panics
@@ -123,7 +123,7 @@ pub fn check_bytes(bytes: &[u8]) {
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().take(300).map(|&word| u32::from_le_bytes(word)).collect();
     let (first, values) = words.split_at(words.len().min(3));
     let lambdas = first.iter().map(|word| f32::from_bits(word & 0x7fff_ffff));
-    // A value as a threshold, so that there is a tie.
+    // One value is also a threshold, so that there is a tie.
     let tie = values.last().map(|word| f32::from_bits(word & 0x7fff_ffff));
     let lambdas: Vec<f32> = lambdas.chain(tie).filter(|lambda| *lambda > 0.0 && lambda.is_finite()).collect();
     check_types(values, &lambdas, bytes.first().map_or(0, |&byte| usize::from(byte % 9)));

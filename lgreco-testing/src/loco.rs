@@ -91,7 +91,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Asserts [`check`] on instances made from arbitrary bytes. Two bytes choose the group; the others are values, in each
+/// Runs [`check`] on instances made from arbitrary bytes. Two bytes choose the group; the others are values, in each
 /// type.
 ///
 /// # Panics

@@ -40,7 +40,7 @@ pub enum Rows {
     Qsgd,
     /// Low rank: the error falls fast, then slowly; sizes are multiples of rows plus columns.
     PowerSgd,
-    /// The three above in one row.
+    /// The options of TopK, QSGD and PowerSGD in one row.
     Hybrid,
     /// Errors that fall in random steps; sizes and errors of layers span many magnitudes.
     Spread,

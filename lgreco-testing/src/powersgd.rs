@@ -29,7 +29,7 @@ pub struct RoundTrip {
 /// Encodes and decodes with stale buffers.
 ///
 /// # Errors
-/// Those of encode and decode.
+/// The errors of encode and decode.
 pub fn round_trip(gradient: &Gradient<'_>, compressor: PowerSgd, stream: Stream) -> Result<RoundTrip, Error> {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let mut workspace = vec![!0; compressor.encode_workspace_len(shape, dtype)];

@@ -1,5 +1,4 @@
-//! Error feedback with the residual on a device: the promises of every such backend, checked against the core's
-//! memories.
+//! Checks of backends that keep the residual of error feedback on a device, against the core's memories.
 
 use super::backend::Tensor;
 use super::powersgd::uniform;
@@ -28,7 +27,7 @@ pub trait ResidualDevice {
     /// One step of classic error feedback with a gain. The gradient is first uploaded to the device.
     ///
     /// # Errors
-    /// Those of [`Memory::step`].
+    /// The errors of [`Memory::step`].
     fn step(
         &mut self,
         setting: &Setting,

@@ -125,8 +125,8 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     sent
 }
 
-/// Asserts [`check`] on a gradient made from arbitrary bytes, repeated and scaled until a fit makes sense. The first
-/// three bytes choose density, stages and fit.
+/// Runs [`check`] on a gradient made from arbitrary bytes, repeated and scaled until a fit makes sense. The first three
+/// bytes choose density, stages and fit.
 ///
 /// # Panics
 /// If a check fails.

@@ -25,7 +25,7 @@ pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     }
 }
 
-/// Positions by magnitude, largest first; of equal magnitudes, lowest first.
+/// Positions sorted by magnitude, largest first. Among equal magnitudes, the lowest position is first.
 ///
 /// ```
 /// # use lgreco_testing::topk::order;
@@ -218,7 +218,7 @@ pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
     (0..9).for_each(|types| check_types(bits, keeps, types));
 }
 
-/// Asserts [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once. `types / 3` selects
+/// Runs [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once. `types / 3` selects
 /// whether `bits` are read as f32, f16 or bf16. `types % 3` selects the type in which values are sent.
 ///
 /// # Panics
@@ -248,7 +248,7 @@ pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradie
     check(&Gradient::new(values, shape).unwrap());
 }
 
-/// Asserts [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the others are values.
+/// Runs [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the others are values.
 ///
 /// # Panics
 /// If a check fails.

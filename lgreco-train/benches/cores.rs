@@ -1,7 +1,8 @@
-//! A whole exchange with error feedback on one core and on more: how many times as fast, with the same means and residuals.
+//! Measures by how much several cores accelerate a whole exchange with error feedback. Means and residuals must stay the
+//! same.
 //!
-//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`; 2 unless given. The exchange is that of a worker
-//! alone, so that nothing but its own work is timed.
+//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`. By default, it uses 2 cores. There is only one
+//! worker, so that only its own work is timed.
 
 use lgreco_train::Error;
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
@@ -15,7 +16,8 @@ use std::time::Instant;
 
 const STEPS: usize = 12;
 
-/// Means and residuals after some steps over layers of so many rows and columns, and seconds of the fastest step.
+/// Trains `layers` layers of `rows` × `cols` for some steps. Returns means and residuals, and the seconds of the fastest
+/// step.
 fn train(setting: Setting, layers: usize, [rows, cols]: [usize; 2]) -> Result<(Vec<f32>, f64), Error> {
     let mut worker = ThreadCollective::group(1).remove(0);
     let mut config = Config::new(Search::new(Method::TopK));
@@ -26,7 +28,7 @@ fn train(setting: Setting, layers: usize, [rows, cols]: [usize; 2]) -> Result<(V
     let mut controller =
         Controller::new(config, tensors.collect::<Result<_, _>>()?, worker.rank(), worker.world_size())?;
     let stream = Stream { seed: 3, ..Stream::default() };
-    // Heavier tails than a uniform's, as gradients have.
+    // Like gradients, these values have heavier tails than a uniform distribution.
     let value = |i| ((stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).powi(3);
     let gradient: Vec<f32> = (0..(layers * rows * cols) as u64).map(value).collect();
     let (mut values, mut fastest) = (gradient.clone(), f64::INFINITY);

@@ -1,9 +1,11 @@
-//! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes
-//! to read and write as many values once; the same of bf16 without feedback.
+//! Times a whole exchange of two ranks with error feedback, one thread per rank. The unit is a pass: the time in which
+//! each thread reads and writes as many values once. Then it times bf16 gradients without error feedback.
 //!
-//! At last the exchange of a transformer's 76 layers, by TopK in few bits at the bytes of TopK in full.
+//! At last, it times the exchange of a transformer's 76 layers. It compares TopK in few bits with TopK in full at equal
+//! bytes.
 //!
-//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`; all of it with 2^20 and 2^24 unless given.
+//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`. Without arguments, it runs everything, with
+//! 2^20 and 2^24 elements.
 
 use lgreco_train::Error;
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
@@ -18,7 +20,7 @@ use transformer::{Row, noise};
 
 mod transformer;
 
-/// Repetitions, of which the fastest counts.
+/// Number of repetitions. The fastest one counts.
 const TIMES: u32 = 9;
 
 fn shape(elements: usize) -> Shape {
@@ -39,7 +41,7 @@ fn meet(worker: &mut ThreadCollective) {
     worker.all_gather(&mut [0; 2]).expect("both are there");
 }
 
-/// One exchange; the seconds of computing in it, without waiting for the other rank.
+/// Performs one exchange, and returns its seconds. Both ranks start it at the same time.
 fn exchange(
     controller: &mut Controller,
     worker: &mut ThreadCollective,
@@ -64,8 +66,8 @@ fn exchange(
     Ok(seconds)
 }
 
-/// Seconds per exchange, with feedback if gradients are f32, and of a pass over as many f32, by the slower of both
-/// ranks.
+/// Returns the seconds of an exchange and of a pass over as many f32, each on the slower rank. Only f32 gradients have
+/// error feedback.
 fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
     let results = threads::run(2, |mut worker| {
         let mut config = Config::new(Search::new(Method::TopK));
@@ -119,8 +121,8 @@ fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
     results.into_iter().fold((0.0, 0.0), |(a, b), (x, y)| (f64::max(a, x), f64::max(b, y)))
 }
 
-/// A row per setting: the exchange of a transformer's layers, each of which keeps the same share, such that there are as
-/// many bytes as of TopK in full.
+/// Prints a row per setting for the exchange of a transformer's layers. All layers keep the same share of their values.
+/// TopK in few bits keeps as many as fit into the bytes of TopK in full.
 fn transformers() {
     let shapes = transformer::shapes();
     let elements = shapes.iter().map(|shape| shape.elements()).sum::<usize>();

@@ -1,4 +1,4 @@
-//! Seconds to make, save and load a controller of 100,000 layers, and what loading finds; per layer they are those of 10,000.
+//! Times creating, saving and loading a controller of 10,000 and of 100,000 layers. The times per layer should be the same.
 
 use lgreco_train::controller::{Config, Controller, Loaded, Tensor};
 use lgreco_train::exchange::threads::ThreadCollective;

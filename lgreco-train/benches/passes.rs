@@ -1,9 +1,9 @@
-//! What a step with error feedback does on one rank of two, pass by pass, for the layers of a transformer under TopK, in
-//! full and in few bits at as many bytes: each as a multiple of reading and writing as many f32 once.
+//! Times each pass of a step with error feedback, on one rank of two, for a transformer's layers under TopK. It compares TopK in
+//! full with TopK in few bits at equal bytes. The unit is the time to read and write as many f32 once.
 //!
-//! `cargo bench -p lgreco-train --bench passes [-- once] [PERCENT]`; `once` does each pass once, for counting instructions. The least
-//! time of each pass over each layer counts, so that other programs disturb little; the passes of a layer follow each other.
-//! Means and residuals are compared with what decoding each payload gives.
+//! `cargo bench -p lgreco-train --bench passes [-- once] [PERCENT]`. With `once`, each pass runs once, to count instructions. For
+//! each layer, the passes run in turn, and the least time of each pass counts, so that other programs disturb little. Means and
+//! residuals are compared with the decoded payloads.
 
 use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch};
 use lgreco::compress::select::{kth_largest_magnitude, workspace_len};
@@ -20,7 +20,7 @@ mod transformer;
 
 const PASSES: [&str; 6] = ["read and write once", "select", "compensate", "encode", "mean", "take off"];
 
-/// The floor: as fast as memory delivers.
+/// Reads and writes each value once. No pass can be faster than memory.
 struct Once<'a>(&'a mut [f32]);
 
 impl Kernel for Once<'_> {
@@ -93,7 +93,7 @@ impl Layer {
         }
     }
 
-    /// Looks at what the passes have left.
+    /// Checks the mean and the residual after all passes.
     fn check(&self) {
         let decoded = [0, 1].map(|rank| {
             let mut decoded = vec![0.0; self.gradient.len()];
@@ -129,7 +129,7 @@ fn main() {
             let mut layer = Layer::new(*setting, *shape, &own[here.clone()], &other[here]);
             let mut least = [f64::INFINITY; PASSES.len()];
             for _ in 0..rounds {
-                // Selection alone is part of encoding.
+                // Selection (1) reads the compensated gradient (2). It is also a part of encoding (3).
                 for pass in [0, 2, 1, 3, 4, 5] {
                     let start = Instant::now();
                     layer.pass(pass);

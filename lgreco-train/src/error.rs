@@ -209,9 +209,9 @@ pub enum OptionValue {
     Real(f64),
     /// One of several choices.
     Name(&'static str),
-    /// A name, as little-endian bytes with zeros behind it.
+    /// A name, as little-endian bytes, padded with zeros.
     Text([u64; 4]),
-    /// The checksum of a value that is too long for a message: names of layers, say.
+    /// The checksum of a value that is too long for a message, such as the names of all layers.
     Checksum(u64),
     /// No value.
     None,

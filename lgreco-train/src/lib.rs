@@ -6,7 +6,7 @@
 //! plans are in [`lgreco`]. Its modules are available here under the same names.
 //!
 //! Training is a separate crate. So the core has only the paper's subject, works without an allocator, and does not depend on
-//! training. GPU crates need training for residuals and for the exchange of buckets. Their feature `train` adds it. The `lgreco`
+//! training. GPU crates need this crate for residuals and for the exchange of buckets. Their feature `train` adds it. The `lgreco`
 //! command does not need it.
 //!
 //! # Features

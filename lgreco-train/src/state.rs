@@ -54,8 +54,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks magic number, version and checksum, and begins to read behind the version. `versions` are the allowed ones. Another
-    /// version gives another error than damaged bytes.
+    /// Checks magic number, version and checksum, and begins to read after the version. `versions` are the allowed ones. A version
+    /// that is not allowed gives another error than damaged bytes.
     pub(crate) fn open(bytes: &'a [u8], magic: u64, versions: &[u64]) -> Result<Reader<'a>, Error> {
         let mut reader = Reader { rest: bytes, version: 0 };
         let found = reader.number()?;
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         Ok(Reader { rest: &checksum::open(bytes)?[16..], version })
     }
 
-    /// `Err` unless all has been read.
+    /// `Err` unless all bytes have been read.
     pub(crate) fn end(&self, what: &'static str) -> Result<(), Error> {
         Ok(expect_len(what, 0, self.rest.len())?)
     }
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A finite number of at least 0, or none.
+    /// Reads a finite number of at least 0, or `None`, which is stored as NaN.
     pub(crate) fn measured(&mut self, what: &'static str) -> Result<Option<f64>, Error> {
         let found = self.number()?;
         let value = f64::from_bits(found);

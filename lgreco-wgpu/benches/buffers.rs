@@ -1,10 +1,10 @@
-//! Rows (of one layer, and of 150), payloads and error feedback of 2^26 f32 values in a buffer of the device:
-//! milliseconds, what share of the bandwidth of a copy in the same run they reach by the bytes that they have to read and write,
-//! and how many times as long the CPU takes. These 256 MiB are more than the caches of GPUs hold. `LGRECO_BENCH_ELEMENTS` takes
-//! the place of 2^26; it is a multiple of 4096.
+//! Benchmarks of rows (of one layer and of 150 layers), payloads and error feedback, for 2^26 f32 values in a buffer of
+//! the device. It prints the time in milliseconds, the bandwidth as a share of a copy's bandwidth in the same run, and
+//! the CPU's time as a multiple. The bandwidth counts the bytes that must be read and written. These 256 MiB exceed the
+//! caches of GPUs. `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
 //!
-//! Every figure's answer is asserted. On llvmpipe, which runs shaders on the processor, the figures say nothing of GPUs.
-//! `tests/run` runs it there with few values, for its answers.
+//! Every measured result is also checked. On llvmpipe, which runs shaders on the CPU, the times say nothing about GPUs.
+//! `tests/run` runs this bench there with few values, for the checks.
 
 use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::eden::Eden;
@@ -20,19 +20,19 @@ use lgreco_train::feedback::Storage;
 use lgreco_wgpu::{BufferGradient, BufferJob, BufferResidual, WgpuBackend, wgpu};
 use std::time::Instant;
 
-/// Layers that a model is divided into.
+/// Number of layers into which the values are divided.
 const LAYERS: usize = 150;
-/// Of payloads of PowerSGD.
+/// Rank of PowerSGD's payloads.
 const RANK: u32 = 4;
 
-/// Values below which times mean nothing, so that one run does.
+/// With fewer values than this, times mean nothing, so one run is enough.
 const FEW: usize = 1 << 20;
 
 fn elements() -> usize {
     std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 26)
 }
 
-/// Seconds of the fastest of some runs.
+/// Measures the fastest of several runs, in seconds.
 fn seconds(mut run: impl FnMut()) -> f64 {
     let mut once = || {
         let start = Instant::now();
@@ -46,14 +46,14 @@ fn seconds(mut run: impl FnMut()) -> f64 {
     (0..5).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
-/// The device, its gradient, and what a copy reaches.
+/// The device, its gradient, and the bandwidth of a copy.
 struct Bench {
     backend: WgpuBackend,
     shape: Shape,
     values: Vec<f32>,
     held: wgpu::Buffer,
     other: wgpu::Buffer,
-    /// Bytes per second, read and written.
+    /// Bytes that a copy reads and writes per second.
     bandwidth: f64,
 }
 
@@ -74,12 +74,12 @@ impl Bench {
         bench
     }
 
-    /// Of the gradient.
+    /// Size of the gradient in bytes.
     fn bytes(&self) -> u64 {
         4 * self.shape.elements() as u64
     }
 
-    /// Brings the gradient back to its place.
+    /// Writes the gradient to its buffer again.
     fn refill(&self) {
         self.backend.queue().write_buffer(&self.held, 0, bytemuck::cast_slice(&self.values));
     }
@@ -92,7 +92,7 @@ impl Bench {
         Gradient::new(Values::F32(&self.values), self.shape).expect("a value per element")
     }
 
-    /// Prints an operation that must move so many bytes.
+    /// Prints a line about an operation that must move this many bytes.
     fn line(&self, name: &str, bytes: u64, here: f64, cpu: f64) {
         let rate = bytes as f64 / here;
         let share = 100.0 * rate / self.bandwidth;
@@ -119,7 +119,7 @@ fn buffer(backend: &mut WgpuBackend, size: u64) -> wgpu::Buffer {
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// Rows of the gradient, or of as many layers of some of its rows each.
+/// Measures rows of the gradient, divided into this many layers of equal size.
 fn rows(bench: &mut Bench, layers: usize) {
     let shape = Shape::new(bench.shape.rows() / layers, bench.shape.cols()).expect("a shape");
     let elements = shape.elements();
@@ -189,7 +189,7 @@ fn payloads(bench: &mut Bench) {
     }
 }
 
-/// Asserts that values are the expected ones, or nearly so.
+/// Asserts that values equal the expected ones, or nearly so unless `exact`.
 fn check_near(name: &str, found: &[f32], expected: &[f32], exact: bool) {
     if exact {
         let differs = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
@@ -202,7 +202,7 @@ fn check_near(name: &str, found: &[f32], expected: &[f32], exact: bool) {
     assert!(apart <= 1e-8 * norm, "{name}: another matrix, {} of its norm away", (apart / norm).sqrt());
 }
 
-/// A step of error feedback: reads gradient and residual, writes payload and residual.
+/// Measures a step of error feedback, which reads the gradient and residual, and writes the payload and residual.
 fn feedback(bench: &mut Bench) {
     let setting = Setting::Qsgd(Qsgd::default());
     let len = setting.payload_len(bench.shape, Dtype::F32).expect("a size");

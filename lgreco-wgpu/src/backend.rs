@@ -73,7 +73,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](WgpuBackend::new).
+    /// The errors of [`new`](WgpuBackend::new).
     pub fn with_adapter(adapter: &wgpu::Adapter) -> Result<Self, Error> {
         let descriptor = wgpu::DeviceDescriptor {
             required_features: adapter.features() & wgpu::Features::SUBGROUP,

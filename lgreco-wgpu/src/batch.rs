@@ -1,7 +1,7 @@
 //! Batches of work for a device. Its commands are recorded and submitted together, and all its errors are captured.
 //!
 //! A batch can also be rehearsed. Recording it then allocates buffers and compiles kernels, and leaves out everything
-//! else. `reserve` uses rehearsals, so sizes need no second computation that could differ.
+//! else. `reserve` uses rehearsals, so the sizes need no separate computation.
 
 use crate::Error;
 use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};
@@ -22,7 +22,7 @@ pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
     parameters: Vec<u8>,
-    /// Approximate number of bytes that the commands read or write that have not been submitted yet.
+    /// Approximate number of bytes that the commands not yet submitted read or write.
     given: u64,
     scopes: Scopes,
 }
@@ -109,8 +109,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records a command that sets the first `bytes` of a buffer to zeros. The limit of a submission counts these bytes
-    /// with the dispatches to which the buffer is bound.
+    /// Records a command that sets the first `bytes` of a buffer to zeros. For the limit of a submission, these bytes
+    /// are counted with the dispatches that bind the buffer.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));

@@ -76,8 +76,8 @@ pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, 
     Ok(blocks)
 }
 
-/// Records the writing of kept values and positions to the places that the parameters name. These places must hold
-/// zeros before. `within` sets the range of words that is bound.
+/// Records the writing of kept values and positions to the places that the parameters name. These places must be zero
+/// before. `within` sets the range of words that are bound.
 pub(crate) fn write(
     batch: &mut Batch<'_>,
     blocks: &Blocks,

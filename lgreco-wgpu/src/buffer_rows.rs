@@ -1,4 +1,4 @@
-//! Rows of the error table whose results stay on the device. The caller brings them to the host.
+//! Rows of the error table whose results stay on the device. The caller copies them to the host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -14,7 +14,7 @@ impl WgpuBackend {
     /// neither uses the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that cannot be measured, independent of its values.
+    /// The first job that is invalid regardless of its values.
     pub fn rows_bytes(&self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
@@ -64,8 +64,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit.
-    /// Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
+    /// The errors of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not
+    /// fit. Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
     /// driver's calls within this call: [`Error::Refused`], for example for a mapped buffer, and
     /// [`Error::OutOfMemory`]. After an error the content of `results` must not be used. If the device is lost during
     /// the work, the next call returns [`Error::Lost`], and mapping the buffer fails.
@@ -82,12 +82,12 @@ impl WgpuBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. Then the
-    /// call waits, and the gradients must still exist.
+    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
+    /// case the call waits, and the gradients must still exist.
     ///
     /// # Errors
-    /// Those of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job: [`Length`](lgreco::Error::Length),
-    /// also if the number of bytes is wrong.
+    /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:
+    /// [`Length`](lgreco::Error::Length), also if the number of bytes is wrong.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

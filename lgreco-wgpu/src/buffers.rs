@@ -52,7 +52,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`reserve`](WgpuBackend::reserve).
+    /// The errors of [`reserve`](WgpuBackend::reserve).
     pub fn reserve_buffers(&mut self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         self.reserve_for(&work(jobs))
     }
@@ -118,7 +118,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
+    /// The errors of [`Compressor::encode`](lgreco::compress::Compressor::encode), and errors of the device.
     pub fn encode_buffer(
         &mut self,
         setting: &Setting,
@@ -133,7 +133,7 @@ impl WgpuBackend {
     /// an error none of the values may be used. [`encode_buffer`](WgpuBackend::encode_buffer) has an example.
     ///
     /// # Errors
-    /// Those of [`decode`](lgreco::compress::decode), and those of the device.
+    /// The errors of [`decode`](lgreco::compress::decode), and errors of the device.
     pub fn decode_to_buffer(&mut self, payload: &[u8], buffer: &Buffer, offset: u64) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
         let bytes = 4 * parsed.header.shape.elements() as u64;

@@ -105,12 +105,12 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// The words of a TopK payload behind the header.
+/// The words of a TopK payload after the header.
 fn of_topk(written: &topk_encode::Written) -> Vec<Part> {
     body(&written.sent).into_iter().chain(written.positions.parts()).collect()
 }
 
-/// The words of a payload behind the header.
+/// The words of a payload after the header.
 fn body(payload: &Tensor) -> Vec<Part> {
     let mut parts: Vec<Part> = payload.parts().collect();
     parts[0].offset += HEADER_LEN as u64;
@@ -128,7 +128,7 @@ fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes an uncompressed payload: the core writes the values behind a header.
+/// Makes an uncompressed payload: the core writes the header and the values.
 fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut [u8]) -> Result<usize, Error> {
     let gradient = match input {
         Input::Host(gradient) => return Ok(Dense.encode(gradient, stream, &mut [], payload)?),
@@ -182,8 +182,8 @@ impl<'p> Body<'p> {
     }
 }
 
-/// Decodes into `target`, or else into a new buffer, and then returns the decoded bytes. Returns `None` if the core
-/// must decode, for the reasons in [`Body::of`] or because the device has found an error in the payload.
+/// Decodes into `target`. Without a target, decodes into a new buffer and returns the decoded bytes. Returns `None` if
+/// the core must decode, for the reasons in [`Body::of`] or because the device has found an error in the payload.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;

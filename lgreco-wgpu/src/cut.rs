@@ -2,7 +2,7 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Number of words of a layer's tables, and of the counters behind them, as in `topk_counters.wgsl`. The tables are
+/// Number of words of a layer's tables, and of the counters after them, as in `topk_counters.wgsl`. The tables are
 /// cleared after the sample has been evaluated.
 pub(crate) const TABLES: usize = 3 * 4096;
 pub(crate) const COUNTERS: usize = 4512;
@@ -25,8 +25,9 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// The sample for the `keep` largest of `elements` values. Of up to 2^18 values it draws a sixteenth; of up to
-    /// 2^22, down to a 64th. Of more values it draws between 2^15 and 2^16, or at least one per workgroup.
+    /// The sample for the `keep` largest of `elements` values. It draws a sixteenth of up to 2^18 values, and smaller
+    /// shares of up to 2^22 values, down to a 64th. From more values it draws between 2^15 and 2^16, but at least one
+    /// per workgroup.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
@@ -43,8 +44,8 @@ impl Sample {
 }
 
 /// Largest number of magnitudes that are gathered of `elements` values. Up to 32,768 values are all gathered, because a
-/// sample of so few values is too small. For more values the room is ample, unless many values lie within a sixteenth
-/// of an octave.
+/// sample of so few values is too small. For more values the room is large enough, unless many values lie within a
+/// sixteenth of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
     const ALL: usize = 1 << 15;
     if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }
@@ -78,7 +79,7 @@ mod tests {
         ] {
             assert_eq!(Sample::new(1, elements).stratum, stratum, "{elements}");
         }
-        // Of 16 values one or none may be drawn, so nothing is known.
+        // One or none of 16 values may be drawn, so nothing is known.
         assert_eq!(Sample::new(8, 16), Sample { stratum: 4, most: 14, least: 0 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
         // 65,536 of 2^22 values are drawn. Among a tenth of the values, 6,554 ± 76.8 draws are expected.
@@ -86,9 +87,9 @@ mod tests {
         assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
     }
 
-    /// The number of gathered values: those between both ends of the sample's interval, and those in the bins of the
-    /// ends. The first number allows six standard deviations for the values between that many draws. A bin is a
-    /// sixteenth of an octave; two bins have 45 of 1000 values of a normal distribution.
+    /// Checks the room for gathered values. These are the values between the ends of the sample's interval, and those
+    /// in the bins of the ends. The first number allows for six standard deviations. A bin is a sixteenth of an octave;
+    /// two bins have 45 of 1000 values of a normal distribution.
     #[test]
     fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
         for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {

@@ -1,8 +1,8 @@
 //! EDEN: launches of `eden.wgsl`, and of `eden_payloads.wgsl` for payloads.
 //!
 //! A workgroup takes a block. Workgroup memory has room for half a block of 4096 values. So the values lie in
-//! registers, and invocations exchange them in two halves. Payloads have the core's bits: arithmetic in f32 is done in
-//! integers, and so is that of norms and scales in f64.
+//! registers, and invocations exchange them in two halves. Payloads have the core's bits, because all f32 arithmetic is
+//! done in integers. The f64 arithmetic of norms and scales is done in integers too.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -37,7 +37,7 @@ fn halves(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 
-/// The parameters that depend on scale and stream.
+/// The parameters that depend on the scale and the stream of random words.
 pub(crate) fn params(scale: Scale, stream: Stream) -> Params {
     let [seed_low, seed_high] = halves(seed(stream));
     Params { least_squares: (scale == Scale::LeastSquares) as u32, seed_low, seed_high, ..Params::default() }

@@ -18,7 +18,7 @@ pub(crate) struct Factor {
     height: usize,
 }
 
-/// Rows of a factor, in a separate buffer or behind other values.
+/// Rows of a factor, in a separate buffer or after other values.
 pub(crate) struct Band {
     pub(crate) buffer: Buffer,
     /// Number of values before this band in the buffer.
@@ -28,7 +28,7 @@ pub(crate) struct Band {
     pub(crate) rows: usize,
 }
 
-/// Number of rows of a band of at most `window` bytes: at least those of one tile, which fit even under the lowest
+/// Number of rows of a band of at most `window` bytes: at least the rows of one tile, which fit even under the lowest
 /// accepted limits.
 pub(crate) fn height(window: u64, rank: usize) -> usize {
     ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
@@ -51,7 +51,7 @@ impl Factor {
         Ok(Factor { bands: bands.collect::<Result<_, Error>>()?, rank, height })
     }
 
-    /// A factor that lies behind `at` values of a buffer.
+    /// A factor that begins after `at` values of a buffer.
     pub(crate) fn within(buffer: &Buffer, at: usize, rows: usize, rank: usize) -> Factor {
         let band = Band { buffer: buffer.clone(), at, first: 0, rows };
         Factor { bands: vec![band], rank, height: rows.next_multiple_of(SIDE) }
@@ -85,7 +85,7 @@ impl Factor {
         Cuts { band: self.height, most }
     }
 
-    /// The parts of its columns, one after the other.
+    /// The parts of a buffer with the columns, one after another.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let part = |band: &Band, offset, size| Part { buffer: band.buffer.clone(), offset, size };
         if let [band] = &self.bands[..] {

@@ -23,7 +23,7 @@ params! {
 const _: () = assert!(lgreco_train::feedback::GROUP == 512, "as in feedback.wgsl");
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// A worker's residual of one layer, in a buffer of the device. It is zeros before the first step.
+/// A worker's residual of one layer, in a buffer of the device. It must be zero before the first step.
 ///
 /// ```
 /// use lgreco_train::feedback::Storage;
@@ -48,7 +48,7 @@ pub struct BufferResidual<'a> {
 }
 
 impl BufferResidual<'_> {
-    /// Bytes of the buffer for `elements` elements: those of [`Storage::bytes`], padded to a whole word.
+    /// Bytes of the buffer for `elements` elements: [`Storage::bytes`], padded to a whole word.
     pub fn bytes(storage: Storage, elements: usize) -> u64 {
         storage.bytes(elements).next_multiple_of(4)
     }
@@ -64,7 +64,7 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// For int8, the part behind the last whole word of codes: up to three codes, and the exponents.
+    /// For int8, the part after the last whole word of codes: up to three codes, and the exponents.
     fn tail(&self, elements: usize) -> Part {
         let offset = elements as u64 / 4 * 4;
         Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
@@ -74,7 +74,7 @@ impl BufferResidual<'_> {
 impl WgpuBackend {
     /// One step of error feedback for a gradient on the device. It compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload and residual
-    /// have the same bits as those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
+    /// have the same bits as with the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
     /// PowerSGD's payloads may differ from the core's; the residual then has the bits that belong to this backend's
     /// payload.
     ///
@@ -114,13 +114,13 @@ impl WgpuBackend {
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) unless `gain` is in (0, 1]. [`NonFinite`](lgreco::Error::NonFinite) with
     /// the gradient's first such element. [`Overflow`](lgreco::Error::Overflow) if a sum leaves the range of f32, or
-    /// the residual that of its format. [`Error::Buffer`] if the residual's buffer lacks a usage or is too short.
-    /// [`Error::Method`] for [`Setting::Dense`], which leaves no residual, and for AdaComp, which has no kernels.
-    /// Errors of [`encode_buffer`](WgpuBackend::encode_buffer). After an error the residual is unchanged.
+    /// the residual leaves the range of its format. [`Error::Buffer`] if the residual's buffer lacks a usage or is too
+    /// short. [`Error::Method`] for [`Setting::Dense`], which leaves no residual, and for AdaComp, which has no
+    /// kernels. Errors of [`encode_buffer`](WgpuBackend::encode_buffer). After an error the residual is unchanged.
     ///
     /// # Complexity
-    /// Encode, decode and, for bf16 and int8, three passes; for f32, two passes and a copy. The workspace has eight
-    /// bytes per element.
+    /// Encoding and decoding, and three further passes for bf16 and int8, or two passes and a copy for f32. The
+    /// workspace has eight bytes per element.
     pub fn encode_with_feedback(
         &mut self,
         setting: &Setting,
@@ -213,7 +213,7 @@ fn pass(
     base: Params,
 ) -> Result<(), Error> {
     let tail = match residual.storage {
-        // Bound, but never read.
+        // This binding is never read.
         Storage::F32 | Storage::Bf16 => (&batch.scratch(Scratch::Results, 16)?).into(),
         Storage::Int8 => {
             let there = residual.tail(values.elements);
@@ -238,7 +238,7 @@ fn pass(
 }
 
 /// A part of a scratch buffer, as large as the residual's tail at `there`. It is needed because the exponents may begin
-/// at an offset that no binding may have.
+/// at an offset that is not aligned for a binding.
 fn scratch_tail(batch: &mut Batch<'_>, there: &Part) -> Result<Part, Error> {
     let buffer = batch.scratch(Scratch::Exponents, there.size)?;
     Ok(Part { buffer, offset: 0, size: there.size })
@@ -259,8 +259,8 @@ fn store_int8(
     Ok(())
 }
 
-/// Records the rounding of `values` into the residual by this kernel. `more` has bindings in addition to those of
-/// values and residual.
+/// Records the rounding of `values` into the residual by this kernel. `more` has further bindings, besides the values
+/// and the residual.
 fn store(
     batch: &mut Batch<'_>,
     entry: &'static str,

@@ -1,7 +1,7 @@
 //! Rows of TopK in few bits: launches of `few_bits_errors.wgsl`.
 //!
 //! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once.
-//! They are read once per k, to be added to the bins for that k: `O(n + k · candidates)`. The bins' statistics are
+//! For each k, they are read once and added to the bins of that k: `O(n + k · candidates)`. The bins' statistics are
 //! exact integers, so subtracting nearly equal sums loses nothing.
 
 use crate::Error;
@@ -23,7 +23,7 @@ const SUMS: u64 = 4 * 6 * 128;
 /// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Result words of [`measure`]: those of TopK in full, then mantissa and exponent for each candidate and number of
+/// Result words of [`measure`]: the words of TopK in full, then mantissa and exponent for each candidate and number of
 /// bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
@@ -120,7 +120,7 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     Ok(())
 }
 
-/// A tensor, the index of its first k in `state`, and that of its first value among the written values.
+/// A tensor, the index of its first k in `state`, and the index of its first value among the written values.
 struct Layer<'a> {
     sought: &'a Sought<'a>,
     first_keep: usize,

@@ -12,8 +12,8 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 /// Elements that a workgroup works on.
 pub(crate) const PER_GROUP: usize = 2048;
 
-/// Smallest binding that the kernels accept. It fits the tables of QSGD and TopK, and those of PowerSGD except for high
-/// ranks of long matrices. WebGPU's default is 128 MiB.
+/// Smallest binding that the kernels accept. It fits the tables of QSGD and TopK, and the tables of PowerSGD except for
+/// high ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
 /// Smallest limit of workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;
@@ -29,7 +29,7 @@ pub(crate) const PARAMETERS: usize = 1 << 20;
 const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     match of {
         wgpu::DeviceType::DiscreteGpu => 256 << 20,
-        // Most of these share the processor's memory, which is slower.
+        // Most of these devices share the CPU's memory, which is slower.
         _ => 128 << 20,
     }
 }
@@ -101,7 +101,8 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
 }
 
-/// The limit stays within u32: for longer bindings, some drivers give shaders a wrong length.
+/// The largest binding in bytes. It stays within u32, because some drivers give shaders a wrong length for longer
+/// bindings.
 fn largest_binding(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into()) / 4 * 4
 }
@@ -169,7 +170,7 @@ impl Gpu {
         groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK
     }
 
-    /// Most workgroups in each dimension of a dispatch.
+    /// Largest number of workgroups in each dimension of a dispatch.
     pub(crate) fn most_groups(&self) -> usize {
         self.limits.max_compute_workgroups_per_dimension as usize
     }

@@ -1,8 +1,8 @@
 //! The kernels: WGSL that is compiled once per device, on first use.
 //!
 //! Subgroup operations only add integers and find maxima, so no bit depends on the width of subgroups or on their
-//! presence. A scan may number lanes in any order, so kernels take each lane's place from a scan as well. Sums of
-//! floats are added in shared memory, in the order of a tree.
+//! presence. A scan may number lanes in any order, so a kernel also takes a lane's place in the order from a scan. Sums
+//! of floats are added in shared memory, in the order of a tree.
 
 use std::collections::HashMap;
 
@@ -183,8 +183,8 @@ pub(crate) fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, en
         layout: None,
         module,
         entry_point: Some(entry),
-        // Every shader writes workgroup memory before it reads it. Zeroing is therefore off; on Metal one lane would do
-        // it all.
+        // Every shader writes workgroup memory before it reads it. Zeroing is therefore off; on Metal, a single lane
+        // would do it.
         compilation_options: wgpu::PipelineCompilationOptions {
             zero_initialize_workgroup_memory: false,
             ..Default::default()

@@ -1,22 +1,22 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
 //! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also takes
-//! gradients in the caller's [`wgpu::Buffer`]s. Only rows of the error table and payloads then come back to the host.
+//! gradients in the caller's [`wgpu::Buffer`]s. Then only payloads and rows of the error table come back to the host.
 //!
 //! # Exactness
 //! Payloads of QSGD, TopK and EDEN, and the values they decode to, have the core's bits. WGSL leaves rounding,
 //! contraction and subnormal numbers to the driver. So the shaders compute f32 arithmetic on bits, and every decision
 //! uses integers. Rows agree with the core's f64 within 1e-4. They are sums in f32 with separate exponents, added in
-//! the order of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device,
-//! whatever its load. Subgroups change no bit; they are used where a device has them, except on DirectX 12.
+//! the order of a tree, so nothing overflows or vanishes. The same input always gives the same bits on the same device.
+//! Subgroups change no bit; they are used where a device has them, except on DirectX 12.
 //!
 //! # Limits
 //! WebGPU's default limits are enough. Tensors, payloads and PowerSGD factors that exceed a binding, a buffer or a
 //! dispatch are processed in pieces. A gradient on the device is one buffer. Error feedback needs two buffers of four
 //! bytes per element. Data that does not fit gives [`Error::TooLarge`]. QSGD, EDEN, TopK, TopK in few bits and PowerSGD
-//! have kernels. For PowerSGD the limits are sides of 2^22, rank 1024 and 2^31 values of a `P`. The core's other
-//! methods are refused by name ([`Error::Method`]). Tests rehearse tensors of 2^31 to 2^32 - 1 values without running
-//! them: they compare all offsets with 64-bit arithmetic.
+//! have kernels. For PowerSGD the limits are sides of 2^22, rank 1024 and 2^31 values of a `P`. Calls with the core's
+//! other methods return [`Error::Method`]. Tests rehearse tensors of 2^31 to 2^32 - 1 values without running them: they
+//! compare all offsets with 64-bit arithmetic.
 //!
 //! # Memory
 //! Device buffers are allocated on first use, or beforehand by [`WgpuBackend::reserve`]. They are kept for calls of
@@ -52,10 +52,10 @@
 //! | `adapters`, `error`, `scopes` | the machine's adapters; errors; their capture |
 //!
 //! In `shaders/`, `tasks` lets a dispatch do many tasks, of one tensor or of many. `float` has f32 arithmetic on bits,
-//! `double` positive f64, and `wide` sums with separate exponents. `record` has eight of them per workgroup. `values`
-//! has f32, f16 and bf16, `tile` a workgroup's values, and `tally` its histograms. `lanes` and `lanes_subgroups` have
-//! the same sums of whole numbers, without and with subgroups.
-// The function that compiles shaders allows it.
+//! `double` positive f64, and `wide` sums with separate exponents. `record` has eight such sums per workgroup. `values`
+//! has f32, f16 and bf16, `tile` a workgroup's values, and `tally` its histograms. `lanes` and `lanes_subgroups` define
+//! the same sums of integers, without and with subgroups.
+// The function that compiles shaders allows unsafe code.
 #![deny(unsafe_code)]
 
 mod adapters;

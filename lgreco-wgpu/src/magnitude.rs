@@ -44,8 +44,8 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Magnitude, entry }
 }
 
-/// Each tensor comes with the index of a word of `results`. Records that this word is raised to at least the bits of
-/// the tensor's largest magnitude.
+/// Records the search for the largest magnitude of each tensor. Each tensor comes with the index of a word of
+/// `results`, which is raised to at least the bits of that magnitude.
 pub(crate) fn largest(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) {
     let tasks = tensors.iter().flat_map(|&(tensor, result)| tasks(batch, tensor, 0, (results, result))).collect();
     batch.run(kernel("largest"), tasks);
@@ -89,8 +89,8 @@ pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<E
     }
 }
 
-/// Records the sums of squares of tensors, one record per workgroup, and their addition. Each tensor gets two records
-/// of `results`, from the record with its number on: the largest magnitude, and eight sums.
+/// Records the sums of squares of tensors: one record per workgroup, and their sum. Each tensor gets two records of
+/// `results`, from the given record on: the largest magnitude, and eight sums.
 pub(crate) fn squares(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) -> Result<(), Error> {
     let groups = |tensor: &Tensor| tensor.all(batch).iter().map(Piece::groups).sum::<usize>();
     let output = sums::bytes(tensors.iter().map(|(tensor, _)| groups(tensor)).sum());

@@ -1,4 +1,4 @@
-//! Device memory that is kept from call to call: scratch buffers by name, others by size and usage.
+//! Device memory that is kept from call to call. Scratch buffers are kept by name, other buffers by size and usage.
 
 use crate::Error;
 use std::collections::HashMap;
@@ -129,8 +129,8 @@ impl Memory {
     }
 }
 
-/// The size of a buffer for `bytes`: up to a quarter more, so that a few sizes serve all requests. If `bytes` fit a
-/// binding, so does the size.
+/// The size of a buffer for `bytes`: up to a quarter more, so that a few sizes serve all requests. If `bytes` is within
+/// the limit of a binding, the returned size is too.
 fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
     if bytes > largest.buffer {
         return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });

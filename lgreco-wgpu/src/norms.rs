@@ -1,4 +1,4 @@
-//! Squared norms of gradients on the device. `enqueue_norms` submits the work. After the caller has brought the results
+//! Squared norms of gradients on the device. `enqueue_norms` submits the work. After the caller has copied the results
 //! to the host, `read_norms` makes the norms from them.
 
 use crate::Error;
@@ -62,8 +62,8 @@ impl WgpuBackend {
 
     /// Submits the sums of squares of each gradient, and a copy of the results to `results`. Two dispatches serve up to
     /// a few thousand gradients with 2^24 values together. A gradient of more than 2^23 values needs one more dispatch.
-    /// Buffers, waits, memory and errors are as for [`enqueue_rows`](WgpuBackend::enqueue_rows): the first call
-    /// allocates memory, and errors have a gradient's number in place of a job's. The results have
+    /// The rules for buffers, waits, memory and errors are those of [`enqueue_rows`](WgpuBackend::enqueue_rows): the
+    /// first call allocates memory, and errors have a gradient's number in place of a job's. The results have
     /// [`norms_bytes`](WgpuBackend::norms_bytes) bytes, from which [`read_norms`](WgpuBackend::read_norms) makes the
     /// norms.
     ///
@@ -94,7 +94,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// Those of [`enqueue_rows`](WgpuBackend::enqueue_rows).
+    /// The errors of [`enqueue_rows`](WgpuBackend::enqueue_rows).
     pub fn enqueue_norms(
         &mut self,
         gradients: &[BufferGradient<'_>],
@@ -107,7 +107,8 @@ impl WgpuBackend {
     }
 
     /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. It
-    /// uses the device only if a gradient is not finite. Then the call waits, and the gradient must still exist.
+    /// uses the device only if a gradient is not finite. In that case the call waits, and the gradient must still
+    /// exist.
     ///
     /// # Errors
     /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's number. Without a number:

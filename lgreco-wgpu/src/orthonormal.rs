@@ -56,7 +56,8 @@ impl Tall {
     }
 }
 
-/// The steps of each dispatch, for all factors together. A dispatch has as many as its loop limit allows.
+/// The steps of each dispatch, for all factors together. Each dispatch takes as many steps as its limit of loop
+/// iterations allows.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
@@ -79,7 +80,7 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
 /// Loop iterations of a step.
 pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     let (rows, column) = (chunk_rows.div_ceil(256), step / 3);
-    // A lane's part of the triangle's column, and of the state between dispatches.
+    // 4: a lane's part of the triangle's column. 8: its part of the state between dispatches.
     let kept = 4 + 8;
     let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
     let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };
@@ -87,8 +88,8 @@ pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     1 + kept + rows * of_row + eights * (1 + rows)
 }
 
-/// Submits the recorded work, except before the first steps. If steps take several dispatches, each may keep a
-/// workgroup busy for milliseconds. A separate submission for each keeps the watchdogs of desktops quiet.
+/// Submits the recorded work, except before the first steps. If steps take several dispatches, each dispatch may take
+/// milliseconds. Separate submissions prevent timeouts by the watchdogs of desktops.
 pub(crate) fn submit_long(batch: &mut Batch<'_>, steps: &Range<usize>) {
     if steps.start > 0 {
         batch.submit();

@@ -1,4 +1,4 @@
-//! Packs of items that are processed together, because all their data fits.
+//! Packs of items that are processed together because all their data fits into memory limits.
 
 /// Cuts `items` into packs for which `fits` holds. An item that does not fit alone is a pack by itself.
 pub(crate) fn packs<T>(items: &[T], fits: impl Fn(&[T]) -> bool) -> Vec<&[T]> {

@@ -1,7 +1,7 @@
 //! Decoding of TopK's payloads: launches of `topk_decode.wgsl`.
 //!
-//! Payloads are read in stretches of values. They come from the host, which counts the ones of the position bitmap. So
-//! the host knows which part of every table a stretch needs, and payloads of any size can be read through small
+//! Payloads are read in stretches of values. They come from the host, which counts the 1 bits of the position bitmap.
+//! So the host knows which part of every table a stretch needs. Payloads of any size can be read through small
 //! bindings. Each value is uploaded once. The values of a stretch are read again for every piece of the result that the
 //! stretch reaches.
 
@@ -30,7 +30,7 @@ pub(crate) struct Body<'p> {
     sent: &'p [u8],
     low: &'p [u8],
     high: &'p [u8],
-    /// Number of ones before each block of `high`, and in total.
+    /// Number of 1 bits before each block of `high`, and in total.
     ones: Vec<usize>,
 }
 
@@ -102,7 +102,7 @@ impl Body<'_> {
         match self.layout.coding {
             Coding::All => values.clone(),
             Coding::Bitmap => bits,
-            // Before a one there is a one per earlier value, and a zero per step of 2^low_bits.
+            // Before a 1 bit, there is a 1 bit per earlier value, and a 0 bit per step of 2^low_bits.
             Coding::EliasFano => {
                 (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits
             }

@@ -22,9 +22,10 @@ params! {
     step, rank,
 }
 
-/// Terms that one workgroup adds up.
+/// Number of terms of a product that one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Largest side, rank, and number of values of a `P`. Within these limits no loop is too long.
+/// Largest side, rank, and number of values of a `P`. Within these limits, no loop exceeds the drivers' limit of
+/// iterations.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
 const LARGEST_P: usize = 1 << 31;
@@ -96,7 +97,7 @@ impl Room {
         }
     }
 
-    /// Whether each number of values fits a binding.
+    /// Whether each buffer with these numbers of values fits a binding.
     pub(crate) fn fits(self, batch: &Batch<'_>) -> bool {
         let most = [self.p, self.q, self.partial, self.inner, self.columns].into_iter().max().unwrap_or(0);
         4 * most as u64 <= batch.gpu.window

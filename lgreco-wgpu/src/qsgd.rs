@@ -69,7 +69,7 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets of a tensor. Their grids are found together with those of other buckets.
+/// Buckets of a tensor. Their grids are found together with the grids of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
@@ -124,7 +124,8 @@ fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Bu
     Ok(grids)
 }
 
-/// Result words of [`measure`]: the largest magnitude, then a record for widths with a sign and one for widths without.
+/// Result words of [`measure`]: the largest magnitude, then a record for widths with a sign and a record for widths
+/// without.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
 /// Widths to measure for a tensor, all with a sign or all without.

@@ -1,4 +1,4 @@
-//! Rows of PowerSGD: squared distances of matrices from the products of the first columns of their factors.
+//! Rows of PowerSGD: the squared distance of a matrix from the product of the first columns of its factors.
 
 use crate::Error;
 use crate::batch::{Batch, Task};

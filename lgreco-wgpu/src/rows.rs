@@ -1,4 +1,4 @@
-//! Batches of rows of the error table, which are recorded together. They are then read back at once, or left on the
+//! Batches of rows of the error table, which are recorded together. They are then read back together, or left on the
 //! device for the caller.
 
 use crate::batch::{Batch, Part};
@@ -117,14 +117,14 @@ fn read(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u8>, BufferJobError> {
     Ok(batch.read(&[results])?)
 }
 
-/// Submits all jobs, whose gradients are on the device, and a copy of their results to byte `offset` of `to`.
+/// Submits all jobs, and a copy of their results to byte `offset` of `to`. All gradients must be on the device.
 pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result<(), BufferJobError> {
     let (mut batch, results) = record(gpu, jobs)?;
     batch.copy(&results.buffer, results.offset, to, offset, results.size);
     Ok(batch.enqueue()?)
 }
 
-/// Rows by method; rows of a method share dispatches.
+/// Rows grouped by method. Rows of a method share dispatches.
 #[derive(Default)]
 struct Rows<'a> {
     magnitudes: Vec<(&'a Tensor, usize)>,

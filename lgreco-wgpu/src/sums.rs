@@ -1,8 +1,8 @@
-//! Records of eight sums, added up on the device: `sums.wgsl`.
+//! Adds records of eight sums on the device: launches of `sums.wgsl`.
 //!
-//! Rows are sums of `m · 2^e`, an f32 and an integer exponent, added in the order of a fixed tree. There are no float
-//! atomics. Nothing overflows or vanishes between 1e-30 and 1e30. The relative error is at most the tree's depth times
-//! 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
+//! Rows are sums of terms `m · 2^e`, where `m` is f32 and `e` is an integer. They are added in the order of a fixed
+//! tree. There are no float atomics. Nothing overflows or vanishes between 1e-30 and 1e30. The relative error is at
+//! most the tree's depth times 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -35,7 +35,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Consecutive segments: `counts` has the number of records and the target of each.
+    /// Consecutive segments. `counts` has the number of records and the target of each segment.
     pub(crate) fn in_turn(counts: impl IntoIterator<Item = (usize, usize)>) -> Vec<Segment> {
         let mut next = 0;
         let segment = |(count, target)| {
@@ -52,7 +52,7 @@ pub(crate) fn bytes(records: usize) -> u64 {
     (4 * RECORD * records) as u64
 }
 
-/// Room for the records that [`run`] leaves; the segments follow each other there.
+/// A buffer for the records that [`run`] leaves. The segments follow each other in it.
 pub(crate) fn totals(batch: &mut Batch<'_>, segments: &[Segment]) -> Result<Buffer, Error> {
     batch.scratch(Scratch::Totals, bytes(segments.iter().map(|segment| segment.count).sum()))
 }

@@ -30,7 +30,7 @@ pub struct BufferGradient<'a> {
     pub buffer: &'a Buffer,
     /// Byte at which the first value begins, a multiple of 4.
     pub offset: u64,
-    /// Type of the values. 16-bit values lie two to a word, the first in the lower half.
+    /// Type of the values. A word holds two 16-bit values, the first in the lower half.
     pub dtype: Dtype,
     /// Matrix shape; values are in row-major order.
     pub shape: Shape,
@@ -190,7 +190,7 @@ pub(crate) struct Row<'a, C> {
     pub(crate) tensor: &'a Tensor,
     /// The candidates to measure; there is at least one.
     pub(crate) sought: C,
-    /// Where its words of results begin, at a record.
+    /// Index of its first result word, which begins a record.
     pub(crate) result: usize,
 }
 

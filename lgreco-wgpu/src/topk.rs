@@ -43,23 +43,23 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
 
 /// Largest number of values that a workgroup counts in its own memory: see `tally.wgsl`.
 const MOST_TALLIED: usize = 1 << 14;
-/// Number of values that suffice for a workgroup, and number of workgroups that suffice for a device.
+/// Number of values that keep a workgroup busy, and number of workgroups that keep a device busy.
 const ENOUGH: usize = 1 << 12;
 const ENOUGH_GROUPS: usize = 256;
 
-/// Number of workgroups that count a piece's values. It is small, so that each workgroup adds the counts of many values
-/// to the device's tables.
+/// Number of workgroups that count a piece's values. The number is small, so that a workgroup counts many values before
+/// it adds its counts to the device's tables.
 pub(crate) fn tally_groups(piece: &Piece) -> usize {
     piece.count.div_ceil(MOST_TALLIED).max(piece.count.div_ceil(ENOUGH).min(ENOUGH_GROUPS))
 }
 
-/// Whether sending values of type `from` as `to` changes any.
+/// Whether values of type `from` may change if they are sent as type `to`.
 fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// The values of k to measure for a tensor, in ascending order; at least one. From `result` on, the result words become
-/// the largest magnitude and the errors.
+/// A tensor and the values of k to measure for it: at least one, in ascending order. The result words from `result` on
+/// become the largest magnitude and the errors.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) tensor: &'a Tensor,
@@ -194,7 +194,7 @@ impl Layer<'_> {
         })
     }
 
-    /// The values of k from `first` on, as many as there are slots; `None` if there are none.
+    /// At most as many values of k, from `first` on, as there are slots. `None` if there are none.
     fn keeps_from(&self, first: usize) -> Option<Layer<'_>> {
         let keeps = self.sought.keeps.get(first..).filter(|keeps| !keeps.is_empty())?;
         let base = Params {

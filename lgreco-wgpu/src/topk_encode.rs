@@ -11,7 +11,7 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
-/// The parameters for the places of a payload's parts: values behind the header, and positions in separate words.
+/// The parameters for the places of a payload's parts: values after the header, and positions in separate words.
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
@@ -52,8 +52,8 @@ pub(crate) struct Written {
 /// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
 /// largest, and nothing is written; [`encode_lost`] must then encode.
 ///
-/// Values are read twice, and those of the [sample](Sample) once more. Values for which there is no room when they are
-/// gathered are read twice more.
+/// Values are read twice, and the values of the [sample](Sample) once more. If the gathered values do not fit, values
+/// are read twice more.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -71,8 +71,8 @@ pub(crate) fn encode(
     search.write(batch, payload_len, results)
 }
 
-/// Encodes after [`encode`] has missed the k-th largest, for the same tensor. No call in between may take buffers of
-/// the same names. It counts all magnitudes in three more reads, and a fourth if the k-th largest lies outside the
+/// Encodes after [`encode`] has missed the k-th largest, for the same tensor. No call in between may use buffers of the
+/// same names. It counts all magnitudes in three more reads, and a fourth if the k-th largest lies outside the
 /// interval.
 pub(crate) fn encode_lost(
     batch: &mut Batch<'_>,
@@ -169,7 +169,7 @@ impl Search {
             write(batch, &self.blocks, &self.state, [&of_sent[0], part], within);
             positions_window += positions_len;
         }
-        // Means come first in the payload, and are known once all values are written.
+        // Means are at the start of the payload, but are known only after all values are written.
         if self.base.bits > 0 {
             let params = Params { window_len: words_of(&of_sent[0]), ..self.base };
             batch.run(kernel("make_means"), vec![Task::new(params, &[(8, of_sent[0].clone()), of_bins], 1)]);

@@ -60,8 +60,8 @@ impl Codec {
     /// Encodes a gradient into a new payload. Random bits come from `stream`; the layer's index replaces its field `layer`.
     ///
     /// # Errors
-    /// Those of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN or
-    /// infinity. `Length` for a gradient of another shape.
+    /// The errors of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN
+    /// or infinity. `Length` for a gradient of another shape.
     pub fn encode(&self, gradient: &Gradient<'_>, stream: Stream) -> Result<Vec<u8>> {
         let (mut workspace, mut payload) = (vec![0; self.workspace_len()], vec![0; self.payload_len]);
         let len = self.encode_into(gradient, stream, &mut workspace, &mut payload)?;
@@ -72,7 +72,7 @@ impl Codec {
     /// Encodes a gradient into the front of `payload`, and returns the payload's length in bytes. Allocates nothing.
     ///
     /// # Errors
-    /// As [`encode`](Codec::encode).
+    /// The errors of [`encode`](Codec::encode).
     pub fn encode_into(
         &self,
         gradient: &Gradient<'_>,
@@ -88,7 +88,7 @@ impl Codec {
     /// Decodes a payload into a new vector. It accepts arbitrary bytes without panic.
     ///
     /// # Errors
-    /// Those of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method.
+    /// The errors of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method.
     pub fn decode(&self, payload: &[u8]) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.elements()];
         self.decode_into(payload, &mut values)?;
@@ -98,7 +98,7 @@ impl Codec {
     /// Decodes a payload into `values`. Allocates nothing.
     ///
     /// # Errors
-    /// As [`decode`](Codec::decode).
+    /// The errors of [`decode`](Codec::decode).
     pub fn decode_into(&self, payload: &[u8], values: &mut [f32]) -> Result<()> {
         self.setting.decode(&Payload::parse(payload)?, values)
     }

@@ -139,8 +139,8 @@ impl Case<'_> {
         }
     }
 
-    /// Compares the measured error with that of the decoded values. Skips unbiased methods, whose measured error is an
-    /// expectation.
+    /// Compares the measured error with the error of the decoded values. Skips unbiased methods, whose measured error
+    /// is an expectation.
     fn check_row(&self, decoded: &[f32]) {
         let Some(row) = self.setting.row() else { return };
         let (shape, dtype) = (self.gradient.shape(), self.gradient.values().dtype());

@@ -99,7 +99,7 @@ pub struct Planning<'m, 'a> {
 }
 
 impl Planning<'_, '_> {
-    /// Minimises the plan's size. The plan's error is at most that of a uniform plan with this setting.
+    /// Minimises the plan's size. The plan's error is at most the error of a uniform plan with this setting.
     ///
     /// The setting is a method with its parameter, such as `qsgd 4`, `topk 1%` or `powersgd 4`. The search includes this
     /// method, with its range around the parameter.
@@ -109,8 +109,8 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Minimises the plan's error. The plan's size is at most that of a uniform plan with this setting. The setting is
-    /// written as for [`within_uniform`](Planning::within_uniform).
+    /// Minimises the plan's error. The plan's size is at most the size of a uniform plan with this setting. The setting
+    /// is written as for [`within_uniform`](Planning::within_uniform).
     pub fn as_small_as_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Error;
@@ -145,8 +145,8 @@ impl Planning<'_, '_> {
     /// Measures the model on the CPU and solves.
     ///
     /// # Errors
-    /// Those of [`Search::measure`] and [`plan::solve`](crate::plan::solve()). [`SettingWord`](crate::Error::SettingWord) or
-    /// another error for the text of the uniform setting.
+    /// The errors of [`Search::measure`] and [`plan::solve`](crate::plan::solve()).
+    /// [`SettingWord`](crate::Error::SettingWord) or another error for the text of the uniform setting.
     ///
     /// # Complexity
     /// About a pass over the gradients per method; see [`Search::measure`].
@@ -160,7 +160,7 @@ impl Planning<'_, '_> {
     /// Works as [`solve`](Planning::solve), but measures on a given backend, such as a GPU's.
     ///
     /// # Errors
-    /// Those of [`solve`](Planning::solve) and of the backend.
+    /// The errors of [`solve`](Planning::solve) and of the backend.
     pub fn solve_on(self, backend: &mut dyn Backend) -> Result<ModelPlan, NamedError> {
         let search = self.search?;
         let layers: Vec<Layer<'_>> = self.model.layers().collect();

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 VICTIM = 1
-BUCKET = 2  # number of the bucket, within the step, before whose exchange the fault happens
+BUCKET = 2  # the fault happens before the exchange of this bucket of the step, counted from 1
 CUT = shape("change", "1kbit", "2kb")
 
 
@@ -33,7 +33,7 @@ class Case:
 
     scheme: str
     kind: str = ""
-    """killed, stopped or cut; empty for no fault."""
+    """The kind of fault: killed, stopped or cut. Empty for no fault."""
     seconds: float = 0.0
     """How long the rank is stopped or the link is cut."""
     world: int = 3
@@ -55,7 +55,7 @@ class Case:
         return self.kind == "killed" or self.seconds > self.timeout
 
 
-# Faults shorter and longer than the timeout.
+# Some of these faults are shorter than the timeout, others longer.
 FAULTS = [Case("", "killed")] + [Case("", kind, seconds) for kind in ("stopped", "cut") for seconds in (3.0, 20.0)]
 
 
@@ -68,7 +68,7 @@ def digest(tensors: Any) -> str:
 
 
 def _happen(case: Case) -> None:
-    """Makes the fault happen, in the victim's process. The victim also cuts the link."""
+    """Called in the victim's process: makes the fault happen. The victim also cuts the link."""
     if case.kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif case.kind == "stopped":
@@ -148,8 +148,8 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
 
 
 def _launch(case: Case, folder: str, run: str, states: list[tuple[str, str]] | None = None) -> list[dict[str, Any]]:
-    """Runs all ranks and returns their outcomes; ``{}`` for a killed rank. Each continues from the given plan and
-    residual state."""
+    """Runs all ranks and returns their outcomes, with ``{}`` for a killed rank. With ``states``, each rank continues
+    from two files: one with the saved plan, one with the saved residuals."""
     context = mp.get_context("fork")
     started = states or [("", "")] * case.world
     ranks = [context.Process(target=_rank, args=(r, case, folder, run, *states)) for r, states in enumerate(started)]
@@ -170,11 +170,11 @@ def _launch(case: Case, folder: str, run: str, states: list[tuple[str, str]] | N
 def outcome(case: Case) -> dict[str, Any]:
     """Runs a case. Returns the errors that the other ranks get, and how the run continues.
 
-    ``heard``: each rank's error and the ``seconds`` until it; ``kept``: whether all residuals are as before the step.
-    ``same_bits``: whether the final bits equal those of a run without a fault; after an error, the run continues from
-    the last saved states. ``replaced``, for a killed rank: whether the others can continue from their present states
-    with a new rank that loads the killed rank's last saved state. ``lost``: the first and last step whose compression
-    errors are missing in the new rank's residual.
+    ``heard`` lists each rank's error and the ``seconds`` until it. ``kept`` is whether all residuals are as before the
+    step. ``same_bits`` is whether the final bits equal the bits of a run without a fault. After an error, the run
+    continues from the last saved states. If a rank was killed, ``replaced`` is whether the others can continue from
+    their present states with a new rank, which loads the killed rank's last saved state. ``lost`` is a range of steps:
+    the new rank's residual lacks the compression errors of these steps.
     """
     with tempfile.TemporaryDirectory() as folder:
         straight = _launch(dataclasses.replace(case, kind=""), folder, "straight")
@@ -200,7 +200,7 @@ def outcome(case: Case) -> dict[str, Any]:
 
 
 def faults_table(outcomes: list[dict[str, Any]]) -> str:
-    """A table with a line for each case."""
+    """Makes a table with a line for each case."""
     lines = [
         "| scheme | fault | error | heard after | residuals kept | end of the run | a killed rank replaced |",
         "|---|---|---|--:|---|---|---|",

@@ -1,7 +1,7 @@
-"""A link per node: the processes of a node share a network namespace, joined to the others' by a bridge, or by a relay
-that delays frames.
+"""Gives each node its own link. The ranks of a node share a network namespace. A bridge joins the namespaces, or a
+relay that delays frames.
 
-The link between nodes is shaped. What ranks of one node send each other goes by the namespace's loopback, which is not.
+The links between nodes have a limited rate. Messages within a node use the namespace's loopback, which has no limit.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ def _call(function: str, *arguments: int) -> None:
 
 
 def leave(node: int, rate: str, joined: Connection) -> str:
-    """Called in the process of a rank: moves it to its node's namespace, and returns the name of the node's link.
+    """Called in a rank's process: moves it to its node's namespace, and returns the name of the node's link.
 
-    The first rank of the node makes the namespace, in which ``joined`` tells that the link is there, and gives it ``rate``. The others
-    hear from ``joined`` whose namespace it is.
+    The first rank of a node makes the namespace. After ``joined`` reports that the link exists, it sets the link's
+    ``rate``. The other ranks receive from ``joined`` the process that made their namespace.
     """
     leader = joined.recv()
     if leader is not None:
@@ -50,8 +50,8 @@ def leave(node: int, rate: str, joined: Connection) -> str:
 def join(rates: list[str], nodes: list[list[Connection]], delay: float = 0.0) -> None:
     """Called in the namespace that started the ranks: gives each node a link.
 
-    Without a ``delay``, links meet at a bridge, and nodes receive at their rate. With one, in seconds, links meet at a relay,
-    and only what a node sends has its rate.
+    Without a ``delay``, a bridge joins the links, and the rate limits sending and receiving. With a ``delay`` in
+    seconds, a relay joins the links, and the rate limits only sending.
     """
     if delay > 0:
         devices = [tap(f"e{number}") for number in range(len(nodes))]
@@ -74,7 +74,7 @@ def join(rates: list[str], nodes: list[list[Connection]], delay: float = 0.0) ->
 
 
 def sent(link: str) -> int:
-    """Bytes that have left this process's namespace by a link, headers of packets included."""
+    """Number of bytes that this process's namespace has sent over a link, including packet headers."""
     with open("/proc/self/net/dev") as devices:
         counters = next(line.split(":")[1].split() for line in devices if line.split(":")[0].strip() == link)
     return int(counters[8])

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 CONTEXT, BATCH = 64, 4
-HELD_OUT = 40  # batches
+HELD_OUT = 40  # batches for the held-out loss
 
 
 class Transformer(torch.nn.Module):
@@ -24,7 +24,7 @@ class Transformer(torch.nn.Module):
 
 
 class Text:
-    """The text: characters for training, and held-out ones for the loss."""
+    """The text, split into characters for training and characters for the held-out loss."""
 
     def __init__(self) -> None:
         text = (pathlib.Path(__file__).parents[2] / "examples/data/eighty_days.txt").read_text()
@@ -42,8 +42,8 @@ class Text:
 
     @torch.no_grad()
     def held_out_loss(self, model: torch.nn.Module, rank: int, world: int) -> torch.Tensor:
-        """This rank's summand of the held-out loss. The sum over all ranks is the mean of 40 batches, the same in every
-        call."""
+        """This rank's part of the held-out loss. The sum over all ranks is the mean over 40 batches, which are the same
+        in every call."""
         draw = torch.Generator().manual_seed(3)
         batches = [self.batch(draw, self._held_out) for _ in range(HELD_OUT)]
         losses = (cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in batches[rank::world])

@@ -1,9 +1,9 @@
-"""Names of schemes that others know, without what they need to run."""
+"""Names of some schemes, for modules that do not import PyTorch."""
 
 PLAIN = "plain DDP"
 ALONE = "no exchange"
 
 
 def measured(name: str) -> bool:
-    """Whether what is sent depends on the link."""
+    """Whether the scheme decides by measured seconds. Its messages then depend on the link."""
     return name.endswith(", seconds")

@@ -1,4 +1,4 @@
-"""Nodes of several ranks with a slow link between them: bytes through a node's link, and seconds per step."""
+"""Measures nodes of several ranks with slow links between them: bytes through a node's link, and seconds per step."""
 
 import dataclasses
 import statistics
@@ -20,14 +20,14 @@ SCHEMES = [
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """So many nodes of so many ranks."""
+    """A number of nodes, and the number of ranks per node."""
 
     nodes: int
     ranks: int
 
     @classmethod
     def parse(cls, text: str) -> "Nodes":
-        """``2x4``: two nodes of four ranks."""
+        """Parses for example ``2x4``: two nodes of four ranks each."""
         nodes, ranks = (int(number) for number in text.split("x"))
         if nodes < 2 or ranks < 1:
             raise ValueError("there are at least two nodes, of at least one rank")
@@ -41,10 +41,11 @@ class Nodes:
         return self.nodes * self.ranks
 
     def in_theory(self, scheme: str, sent: float) -> float:
-        """Bytes that leave a node, of ranks that each count ``sent`` bytes of their own.
+        """Number of bytes that leave a node in theory, if each of its ranks counts ``sent`` bytes.
 
-        Rings (all-reduce, all-gather) cross each node's link once: a ring all-reduce of n bytes sends 2 (W - 1) / W n, and a ring
-        all-gather the parts of all ranks but one. An all-to-all sends each rank of another node its part.
+        Ring all-reduce and ring all-gather cross each node's link once. A ring all-reduce of n bytes sends
+        2 (W - 1) / W n over it. A ring all-gather sends the parts of all ranks but one. An all-to-all sends its part to
+        each rank of another node.
         """
         others = self.world - 1
         if scheme.endswith("flat"):
@@ -57,7 +58,7 @@ class Nodes:
 
 
 def nodes_table(nodes: Nodes, rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """A line for each scheme. Bytes are those at the first rate."""
+    """Makes a table with a line for each scheme. Its bytes were counted at the first rate."""
     lines = [
         "| scheme | bytes through a node's link per step | in theory | than plain DDP | " + " | ".join(rates) + " |",
         "|---|--:|--:|--:|" + "--:|" * len(rates),

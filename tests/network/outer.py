@@ -1,4 +1,4 @@
-"""Utilisation with outer steps, on a link so slow that a dense exchange takes as long as hundreds of steps."""
+"""Measures utilisation with outer steps, on a link so slow that a dense exchange takes as long as hundreds of steps."""
 
 import json
 import os
@@ -38,8 +38,8 @@ SCHEMES = [
 
 
 def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callable[[], Any], Callable[[], int] | None]:
-    """The module to train, a function to call after each inner step, and one for the bytes that this process has
-    sent."""
+    """Returns the module to train, a function to call after each inner step, and a function that returns the bytes sent
+    so far."""
     from lgreco.torch import LGreCoState, OuterStep, lgreco_hook
 
     if scheme.startswith("every step"):
@@ -136,8 +136,8 @@ def run_outer(scheme: str, rounds: int, warm_up: int, rate: str = "", delay: flo
 
 
 def utilisation(get: Callable[[str, Callable[[], Any]], Any], delay: float) -> str:
-    """A table with a line for each scheme; `get` stores runs by name. With a ``delay``, in seconds, each rank has its own
-    link."""
+    """Makes a table with a line for each scheme. `get` returns a stored run by its name, or makes it. With a ``delay``
+    in seconds, each rank has its own link."""
     alone = get("outer: a step alone", lambda: in_namespace("", {"outer": ["", 1, 0]}))
     # This is the rate per rank; both ranks share the loopback.
     rate = 16 * alone["parameters"] / (RATIO * EVERY * alone["seconds"])

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws how long schemes take to plain DDP's loss, by link.
+"""Draws how long schemes take to reach plain DDP's loss, by link.
 
     tests/network/picture.py RUNS.json PICTURE.svg
 
-Nothing is trained: the runs are those that tests/network/run has written, and one that is missing is an error. Needs no
-package. tests/network/run --plot draws the same of its own runs.
+It trains nothing. It reads the runs that tests/network/run has written, and fails if a run is missing. It needs no
+packages. tests/network/run --plot draws the same picture of its own runs.
 """
 
 import html
@@ -25,7 +25,7 @@ SHOWN = {
     "lgreco TopK 1 % in few bits": "lgreco, TopK 1 %",
     "lgreco PowerSGD 8, bf16": "lgreco, PowerSGD 8",
 }
-"""What is drawn, of what has learned, and what it is called: as many as can be told apart."""
+"""The schemes that are drawn, and their names in the picture. More lines could not be told apart."""
 RATES = {"none": "no limit", "10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "100mbit": "100 Mbit/s", "20mbit": "20 Mbit/s"}
 LEARNT, SEEDS, RANKS = 180, 3, 2
 
@@ -33,7 +33,7 @@ WIDTH, HEIGHT = 800, 460
 LEFT, TOP, BOTTOM = 74, 84, HEIGHT - 44
 SIZE = 13
 TICKS = {10: "10 s", 30: "30 s", 60: "1 min", 120: "2 min", 300: "5 min", 600: "10 min", 1800: "30 min", 3600: "1 h", 10800: "3 h"}
-# The colours of lgreco-cli/src/chart/colour.rs, in light and in dark.
+# The colours of lgreco-cli/src/chart/colour.rs, for light and for dark pages.
 COLOURS = {
     "ink": ("#262b33", "#e4e7ec"),
     "muted": ("#626a76", "#9da6b3"),
@@ -62,7 +62,7 @@ def line(points: list[tuple[float, float]], colour: str, width: float) -> str:
 
 
 def apart(heights: list[float], lowest: float, step: float = 1.3 * SIZE) -> list[float]:
-    """Heights from the top downwards, in the order given, as near to these as texts do not cover each other."""
+    """Moves the heights of texts apart, as little as possible, so that no text covers another. Keeps their order."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     found = list(heights)
     for above, here in zip(order, order[1:]):
@@ -73,7 +73,7 @@ def apart(heights: list[float], lowest: float, step: float = 1.3 * SIZE) -> list
 
 
 def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None:
-    """Seconds to plain DDP's loss at each rate, a line per scheme."""
+    """Draws the seconds to plain DDP's loss at each rate, with a line per scheme."""
     steps, _, target = plain_end(rates, all_learnt)
     shown = [learnt for learnt in all_learnt if learnt.scheme in SHOWN] or all_learnt[: len(SERIES)]
     seconds = {
@@ -121,7 +121,7 @@ def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None
 
 
 def recorded(path: pathlib.Path) -> list[Learnt]:
-    """What has been recorded of the schemes that are shown. KeyError names a run that has not."""
+    """Reads the recorded runs of the shown schemes. If a run is missing, KeyError names it."""
     runs = Results(path).runs
 
     def step(rate: str, scheme: str) -> dict[str, Any]:

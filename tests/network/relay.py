@@ -1,4 +1,4 @@
-"""A switch that delays frames between nodes, because the kernel may lack netem.
+"""A switch that delays frames between nodes. It replaces netem, which the kernel may lack.
 
 Each node's link is a TAP device in the node's namespace. This process reads the frames that leave the nodes, holds each
 for the delay, and writes it to the device of its receiver. No frame is lost or reordered.
@@ -15,7 +15,7 @@ import time
 
 _TUNSETIFF = 0x400454CA
 _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
-_LONGEST = 65_550  # bytes of a frame
+_LONGEST = 65_550  # largest number of bytes of a frame
 
 
 def tap(name: str) -> int:
@@ -51,7 +51,7 @@ class Relay(threading.Thread):
         self._flying.append((time.perf_counter() + self._delay, device, frame))
 
     def _deliver(self, sender: int, frame: bytes) -> None:
-        """Writes a frame to its receiver, or to all other nodes if that is not known, as a switch does."""
+        """Writes a frame to its receiver, or to all other nodes if the receiver is unknown, as a switch does."""
         owner = self._owners.get(frame[:6])
         for device in self._devices if owner is None else [owner]:
             if device == sender:

@@ -1,4 +1,4 @@
-"""Measurements in a file, and the tables that are made of them."""
+"""Stores measurements in a file, and makes tables of them."""
 
 import dataclasses
 import json
@@ -9,12 +9,12 @@ from typing import Any, Callable
 
 from names import ALONE, PLAIN, measured
 
-TEXT = "novel"  # the training text, in the keys of runs, to tell them from runs with another text
+TEXT = "novel"  # names the training text in the keys of runs, so that runs with another text have other keys
 TOLERANCE = 1.005  # a loss counts as reached within half a per cent
 
 
 class Results:
-    """Runs by name, stored one by one. Runs that are in the file are not measured again."""
+    """Runs by name. Each run is stored as soon as it is measured. Runs in the file are not measured again."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -38,8 +38,8 @@ def step_key(
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Joins all steps of a scheme's rounds. Rounds of the schemes alternate, so that changes of the machine's speed
-    favour none."""
+    """Joins the steps of all rounds of a scheme. The schemes take turns in each round, so that changes of the machine's
+    speed favour no scheme."""
     steps = {what: [value for run in runs for value in run[what]] for what in ("seconds", "cpu")}
     return {**runs[0], **steps}
 
@@ -66,8 +66,8 @@ def _times(found: dict[str, Any], changes: bool) -> str:
 def steps_table(
     rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]], changes: bool = False
 ) -> str:
-    """Seconds per step, lowest / median / highest, at every rate; for a link that changes, medians before and some
-    steps after it."""
+    """Makes a table of seconds per step at every rate: lowest / median / highest. If the rate changes during a run, the
+    table has the medians before the change and some steps after it."""
     lines = ["| scheme | bytes per step | CPU s | " + " | ".join(rates) + " |", "|---|--:|--:|" + "--:|" * len(rates)]
     for scheme in schemes:
         all_rates = [found(rate, scheme) for rate in rates]
@@ -78,7 +78,7 @@ def steps_table(
 
 
 def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Seconds that an exchange adds to a step in spite of overlap, at every rate; differences of medians."""
+    """Makes a table of the seconds that an exchange adds to a step at every rate: the difference of the medians."""
     lines = ["| scheme | " + " | ".join(rates) + " |", "|---|" + "--:|" * len(rates)]
     for scheme in schemes:
         added = [median(found(rate, scheme)) - median(found(rate, ALONE)) for rate in rates]
@@ -87,7 +87,7 @@ def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str]
 
 
 def decisions(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """The reasons of plans by measured seconds, a line each."""
+    """Lists the reasons of the decisions by measured seconds, one per line."""
     lines = [
         f"{rate}, {scheme}: {why}\n"
         for scheme in schemes
@@ -104,7 +104,7 @@ def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 
 def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
-    """The step from which on the curve stays at or below the loss, with linear interpolation between points."""
+    """The step from which the curve stays at or below ``target``. Interpolates linearly between points."""
     reached = None
     for (before, high), (step, low) in zip(curve, curve[1:]):
         if low > target:
@@ -130,19 +130,19 @@ class Learnt:
         return statistics.mean(median(run) for run in self.runs[rate])
 
     def seconds_to(self, rate: str, target: float) -> float | None:
-        """To the loss, of the mean of the seeds' curves. None where they do not come to it."""
+        """Seconds until the mean of the seeds' curves reaches ``target``. None if it does not."""
         needed = steps_to(mean_curve(self.runs[rate]), target)
         return needed * self.seconds_per_step(rate) if needed else None
 
     def seconds(self, rate: str, target: float) -> str:
-        """The same as text."""
+        """The result of ``seconds_to`` as text."""
         needed = self.seconds_to(rate, target)
         if needed:
             return f"{needed:.1f} s"
         return f"more than {self.runs[rate][0]['curve'][-1][0] * self.seconds_per_step(rate):.1f} s"
 
     def steps(self, target: float) -> str:
-        """Steps to the loss: by the mean of the seeds' curves, and the fewest and most of all runs."""
+        """Steps until ``target`` as text: by the mean of the seeds' curves, and the fewest and most of all runs."""
         most = max(run["curve"][-1][0] for runs in self.runs.values() for run in runs)
         means = [steps_to(mean_curve(runs), target) or math.inf for runs in self.runs.values()]
         each = [steps_to(run["curve"], target) or math.inf for runs in self.runs.values() for run in runs]
@@ -161,14 +161,14 @@ class Learnt:
 
 
 def plain_end(rates: list[str], all_learnt: list[Learnt]) -> tuple[int, float, float]:
-    """Plain DDP's steps, its loss at their end, and the loss that others have to reach."""
+    """Number of plain DDP's steps, its final loss, and the loss that the other schemes must reach."""
     plain = next(learnt for learnt in all_learnt if learnt.scheme == PLAIN)
     steps, reference = mean_curve(plain.runs[rates[0]])[-1]
     return steps, reference, TOLERANCE * reference
 
 
 def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
-    """Steps and seconds to plain DDP's loss at its end."""
+    """Makes a table of the steps and seconds until plain DDP's final loss."""
     steps, reference, target = plain_end(rates, all_learnt)
     lines = [
         f"The loss to be reached is {target:.3f}, plain DDP's after {steps} steps ({reference:.3f}) and half a per cent.",

@@ -1,4 +1,4 @@
-"""The schemes to compare: PyTorch's hooks and lgreco's, each as a function that registers it with a DDP module."""
+"""The schemes to compare: hooks of PyTorch and of lgreco. Each value registers a hook with a DDP module."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from names import ALONE, PLAIN
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
+UNCOMPRESSED = 4  # number of first steps that lgreco and PyTorch's PowerSGD send uncompressed
 DECIDES = 10  # steps between two decisions by measured seconds
 PUBLISHED = "qsgd,topk,powersgd"  # the meaning of "hybrid" when these schemes were first measured
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
 def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's PowerSGD, but waits for each bucket, because on Gloo it otherwise aborts with several buckets."""
+    """Runs PyTorch's PowerSGD, but waits for each bucket. On Gloo it otherwise aborts with several buckets."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
     return done
@@ -37,7 +37,7 @@ def _alone(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tenso
 
 
 def _bf16_summed_in_f32(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """bf16 on the wire, f32 sums: each rank gets its part of all gradients, adds it up, and sends all its mean."""
+    """Sends bf16 and sums in f32: each rank sums its part of all gradients, and sends the mean to all ranks."""
     gradients, world, rank = bucket.buffer(), dist.get_world_size(), dist.get_rank()
     length = -(-gradients.numel() // world)
     parts = torch.zeros(world, length, dtype=torch.bfloat16)
@@ -64,7 +64,7 @@ def _ours(**options: Any) -> Any:
 
 
 def _measured(**options: Any) -> Any:
-    """Compresses layers if that is measured to be faster. Decides often, so that a few steps suffice to show it."""
+    """Compresses layers if measurements show that it is faster. Decides often, so that a few steps suffice."""
     return _ours(objective="seconds", start_iter=2 * UNCOMPRESSED, period=DECIDES, **options)
 
 
@@ -107,18 +107,18 @@ SCHEMES: dict[str, Any] = {
     "lgreco default, seconds": _measured(),
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
 }
-"""Schemes by name. Budgets are the sizes of uniform settings with full values, whatever the widths, or bits per
-step."""
+"""Schemes by name. A budget is the size of the uniform setting with full values, even with other widths, or a number of
+bits per step."""
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
     """Bytes that this process has sent so far; ``None`` if the scheme does not count them."""
     if not hasattr(state, "compression_stats"):
         return None
-    # PyTorch's hook counts elements.
+    # PyTorch's hook counts elements, not bytes.
     return state.compression_stats()[2] * (4 if name.startswith("powerSGD") else 1)
 
 
 def bytes_per_step(name: str, parameters: int) -> int:
-    """Bytes per step of schemes that do not count them."""
+    """Bytes per step of a scheme that does not count its bytes."""
     return 0 if name == ALONE else parameters * (2 if "16" in name else 4)

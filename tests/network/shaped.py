@@ -1,4 +1,4 @@
-"""Runs programs in their own network namespaces, whose loopback is limited by tc's tbf."""
+"""Runs programs in network namespaces. tc's token bucket filter (tbf) limits the rate of the namespace's loopback."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def shape(how: str, rate: str, burst: str = "256kb", device: str = "lo") -> list[str]:
-    """The command that sets the rate of the loopback, or of another link, in this network namespace.
+    """Returns the command that sets the rate of the loopback, or of another link, in this network namespace.
 
     Packets larger than the burst are lost.
     """
@@ -19,8 +19,8 @@ def shape(how: str, rate: str, burst: str = "256kb", device: str = "lo") -> list
 
 
 def in_namespace(rate: str, told: dict[str, Any]) -> dict[str, Any]:
-    """Runs this program with the arguments ``told`` and returns its result. Its namespace's loopback has this rate, or
-    no limit."""
+    """Runs this program in a new namespace with the arguments ``told``, and returns its result. The loopback of the
+    namespace has this rate, or no limit if ``rate`` is empty."""
     limit = f"{shlex.join(shape('add', rate))}; " if rate else ""
     shell = f'ip link set lo up; {limit}exec "$@"'
     with tempfile.NamedTemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Runs one scheme: all its ranks, as processes of this machine."""
+"""Trains with one scheme. All ranks are processes of this machine."""
 
 import faulthandler
 import json
@@ -21,7 +21,7 @@ from shaped import shape
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-HANGS = 300  # seconds of a step after which a rank prints its stack and exits
+HANGS = 300  # a rank prints its stack and exits if a step takes longer than this many seconds
 WARM_UP = 12  # steps that are not timed
 
 
@@ -41,7 +41,7 @@ def _rank(
 ) -> None:
     node = rank // per_node
     link = leave(node, links[node], joined) if joined else "lo"
-    if per_node > 1:  # as torchrun tells it
+    if per_node > 1:  # torchrun would set these variables
         os.environ |= {"LOCAL_WORLD_SIZE": str(per_node), "LOCAL_RANK": str(rank % per_node), "WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     faulthandler.enable()
@@ -107,10 +107,11 @@ def run(
 ) -> dict[str, Any]:
     """Trains, and returns measurements of the steps.
 
-    They are ``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of
-    (step, held-out loss), and lgreco's ``decisions`` as text. In the second half of the steps the link has the rate
-    ``then``. With ``links``, each node of ``per_node`` ranks has its own link with its rate, instead of the loopback, and frames between nodes take ``delay`` seconds longer.
-    ``link`` is the number of bytes that the first node sends over it per step.
+    They are ``seconds`` and processor seconds (``cpu``) of each step after the warm-up, ``bytes`` per step, a ``curve``
+    of (step, held-out loss), and lgreco's ``decisions`` as text. ``link`` is the number of bytes that the first node
+    sends over its link per step. If ``then`` is given, the link has this rate in the second half of the steps. With
+    ``links``, each node of ``per_node`` ranks has its own link with the rate in this list, instead of the loopback.
+    Frames between nodes then take ``delay`` seconds longer.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")

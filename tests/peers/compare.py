@@ -1,4 +1,4 @@
-"""Runs lgreco and the published method on the same gradients and prints both, in Markdown."""
+"""Runs lgreco and the published method on the same gradients, and prints both results as Markdown."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ def parse_option(label):
 
 
 def fastest(call):
-    """The result of `call`, which is the same every time, and the least time it took in several runs of up to 20 s."""
+    """Calls `call` several times, for up to about 20 s. Returns its result and the shortest time."""
     times = []
     while len(times) < REPEATS and sum(times) < LONGEST_SECONDS:
         start = time.perf_counter()
@@ -46,7 +46,7 @@ class Lgreco:
         return json.loads(subprocess.run(run, check=True, capture_output=True, env=self.environment).stdout)
 
     def plan(self, file, method):
-        """The plan, with the least times of several runs."""
+        """The plan, with the shortest times of several runs."""
         plans = [self.json("plan", file, "--method", method) for _ in range(REPEATS)]
         plans[0]["seconds"] = {key: min(plan["seconds"][key] for plan in plans) for key in ("measure", "solve")}
         return plans[0]
@@ -117,7 +117,7 @@ def compare(lgreco, file, method, threads):
 
 
 def least_squares(method, gradient):
-    """In f64, the least squared error of keeping any i elements (TopK) or of rank i (PowerSGD), for every i."""
+    """For every i, the smallest possible squared error with i kept elements (TopK) or rank i (PowerSGD), in f64."""
     if method == "topk":
         squares = gradient.view(-1).double().square().sort(descending=True).values
     elif method == "powersgd":
@@ -128,7 +128,7 @@ def least_squares(method, gradient):
 
 
 def rows(method, gradients, options, ours, theirs):
-    """How far our rows are from PyTorch's: relative deviations of every entry that is an exact zero on neither side."""
+    """Relative deviations of our measured errors from PyTorch's. Leaves out entries that are zero on either side."""
     deviations, above_least = [], []
     for gradient, row, our_row, their_row in zip(gradients, options, ours, theirs):
         least = least_squares(method, gradient)

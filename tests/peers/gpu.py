@@ -1,12 +1,13 @@
-"""What PyTorch's own operations take on a GPU, and lgreco's program beside them in the same run.
+"""Times PyTorch's operations on a GPU, and lgreco's program in the same run.
 
-Two parts, least times of several runs:
-* the published method's whole table of a transformer with GPT-2's shapes: one simulation per layer and option;
-* what is closest in PyTorch to the rows and payloads of `lgreco-cuda/examples/on_device`, on as many values: `torch.topk`, a bucketed
-  quantiser of elementwise operations, matrix products and QR, and the step of `powerSGD_hook` in a group of one process.
+There are two parts. All times are the shortest of several runs:
+* the published method's whole table for a transformer with GPT-2's shapes: one simulation per layer and option;
+* the PyTorch operations that are closest to `lgreco-cuda/examples/on_device`, on as many values: `torch.topk`, a
+  bucketed quantiser of elementwise operations, matrix products, QR, and the step of `powerSGD_hook` in a group of one
+  process.
 
-With `--ours PROGRAM` (the `on_device` that cargo has built) its figures follow. `--device cpu` with few values is a trial of this
-file, not a measurement."""
+With `--ours PROGRAM`, the times of that program follow. PROGRAM is the `on_device` that cargo has built. `--device cpu`
+with few values only tries out this file; its times mean nothing."""
 
 import argparse
 import os
@@ -24,7 +25,7 @@ OPTIONS = {
     "topk": [("topk", permille / 1000) for permille in range(1, 101)],
     "powersgd": [("powersgd", rank) for rank in (1, 2, 4, 8, 16, 32, 64)],
 }
-COLUMNS = 4096  # as there
+COLUMNS = 4096  # as in `on_device`
 
 
 def synchronise(device):
@@ -32,11 +33,11 @@ def synchronise(device):
         torch.cuda.synchronize(device)
 
 
-runs = 6  # as there
+runs = 6  # as in `on_device`
 
 
 def least(device, call):
-    """Seconds of a call, after one that is not counted: PyTorch's first calls with a shape are slow."""
+    """Times `call` in seconds, after an untimed call, because PyTorch's first calls with a new shape are slow."""
     call()
     times = []
     for _ in range(runs if device.type == "cuda" else 1):
@@ -52,13 +53,13 @@ def tables(device, layers):
     gradients = [torch.randn(shape, device=device) for shape in SHAPES[len(SHAPES) - layers :]]
     print(f"tables of {len(gradients)} layers, one simulation per layer and option")
     for method, options in OPTIONS.items():
-        # Every entry's `.item()` waits for the device.
+        # These times include waiting for the device, because every entry calls `.item()`.
         seconds = least(device, lambda: published.table(gradients, len(gradients) * [options]))
         print(f"{method}: table of {len(gradients)} × {len(options)}: {1e3 * seconds:.2f} ms", flush=True)
 
 
 def quantised(flat, bits):
-    """Scales and codes, a byte each; lgreco also packs them."""
+    """Returns scales, and codes of one byte each. lgreco also packs the codes."""
     levels = 2 ** (bits - 1) - 1
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % published.BUCKET)).view(-1, published.BUCKET)
     scales = padded.abs().amax(dim=1, keepdim=True)
@@ -104,7 +105,7 @@ def operations(device, values):
 
 
 def hook(device, flat):
-    """The step of PyTorch's hook: rank 4, error feedback, warm start, a group of one, whose all-reduces are copies."""
+    """Times a step of PyTorch's hook: rank 4, error feedback, warm start. With one rank, all-reduces are copies."""
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 

@@ -1,11 +1,11 @@
-"""The optimum of a multiple-choice knapsack by HiGHS, a general solver for integer programs."""
+"""Solves a multiple-choice knapsack problem with HiGHS, a general solver for integer programs."""
 
 import highspy
 import numpy as np
 
 
 def optimum(sizes, errors, budget, threads, seconds=600):
-    """The chosen options, their size, and whether HiGHS proved it. Errors are scaled to a budget of 1."""
+    """Returns the chosen options, their size, and whether HiGHS proved it optimal. Scales errors to a budget of 1."""
     flat_sizes = np.concatenate([np.asarray(row, dtype=float) for row in sizes])
     flat_errors = np.concatenate([np.asarray(row, dtype=float) for row in errors]) / budget
     layer = np.concatenate([np.full(len(row), index) for index, row in enumerate(sizes)])

@@ -1,4 +1,6 @@
-"""The published method, written from its description: every option simulated in PyTorch, then Algorithm 1 in NumPy.
+"""The published method, written from its description.
+
+It simulates every option in PyTorch, then runs Algorithm 1 in NumPy.
 
 Options are tuples: ("topk", density), ("qsgd", bits), ("powersgd", rank), ("dense", None).
 """
@@ -23,7 +25,7 @@ def topk(flat, density):
 
 
 def qsgd(flat, bits):
-    """Buckets scaled by their largest magnitude, 2^(bits-1) - 1 levels and a sign, stochastic rounding."""
+    """QSGD: buckets scaled by their largest magnitude, 2^(bits-1) - 1 levels and a sign, stochastic rounding."""
     levels = 2 ** (bits - 1) - 1
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKET)).view(-1, BUCKET)
     norm = padded.abs().amax(dim=1, keepdim=True)
@@ -41,7 +43,7 @@ def powersgd(matrix, rank):
 
 
 def simulate(gradient, option):
-    """The L2 norm of the error that compressing `gradient` with `option` makes."""
+    """The L2 norm of the error of compressing `gradient` with `option`."""
     method, parameter = option
     if method == "dense":
         return 0.0
@@ -54,14 +56,14 @@ def simulate(gradient, option):
 
 
 def table(gradients, options):
-    """One row of errors per layer."""
+    """The error table: one row of errors per layer."""
     return [[simulate(gradient, option) for option in row] for gradient, row in zip(gradients, options)]
 
 
 def algorithm_1(sizes, errors, budget, levels=LEVELS):
-    """One option per layer: dynamic programming over the budget cut into `levels` cells, errors rounded up to cells.
+    """Chooses one option per layer by dynamic programming.
 
-    `None` where rounding leaves no plan.
+    The budget is divided into `levels` cells, and errors are rounded up. Returns `None` if rounding leaves no plan.
     """
     cell = budget / levels
     best = np.full(levels + 1, np.inf)

@@ -2,8 +2,8 @@
 
 pub mod fuzz;
 
-/// Blocks of Rust on pages, as doctests. `tests/documentation.rs` checks that no page is left out; that of lgreco-wgpu is in
-/// its crate.
+/// Runs the Rust code of documentation pages as doctests. `tests/documentation.rs` checks that no page is left out.
+/// lgreco-wgpu includes its own README.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../docs/src/start/rust.md")]
@@ -13,22 +13,22 @@ mod pages {
     pub struct Planning;
 }
 
-/// Those of the core's README.
+/// Doctests of the README of lgreco-core.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-core/README.md")]
 pub struct CoreReadme;
 
-/// Those of what measures and plans.
+/// Doctests of the README of lgreco.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco/README.md")]
 pub struct LgrecoReadme;
 
-/// Those of training's.
+/// Doctests of the README of lgreco-train.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-train/README.md")]
 pub struct TrainReadme;
 
-/// Those of pipeline cuts'.
+/// Doctests of the README of lgreco-pipeline.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-pipeline/README.md")]
 pub struct PipelineReadme;

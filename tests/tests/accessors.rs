@@ -1,4 +1,5 @@
-//! Getters, lengths and constants, each against a value worked out by hand: what is too plain for an example in the docs.
+//! Compares getters, lengths and constants with values worked out by hand. They are too simple for examples in the
+//! docs.
 
 use lgreco::compress::powersgd::{self, PowerSgd};
 use lgreco::compress::qsgd::{Qsgd, Scale};
@@ -58,7 +59,7 @@ fn payload_headers_and_lengths() -> Outcome {
 
     assert_eq!(Dense.payload_len(Shape::new(3, 1)?, Dtype::F32)?, HEADER_LEN + 3 * 4);
     let qsgd = Qsgd { bits: 4, bucket: 512, ..Qsgd::default() };
-    // A header, a scale per bucket, half a byte per element.
+    // The payload has a header, one scale per bucket and half a byte per element.
     assert_eq!(qsgd.payload_len(Shape::new(1024, 1024)?, Dtype::F32)?, 16 + 2048 * 4 + 524_288);
     assert!(PowerSgd { rank: 4, iterations: 1 }.has_fixed_len());
     let mut payload = [0; 16];
@@ -79,7 +80,7 @@ fn workspaces_of_compressors() -> Outcome {
     let (small, flat, large) = (Shape::new(10, 10)?, Shape::new(256, 64)?, Shape::new(4096, 4096)?);
     assert_eq!(Qsgd::default().encode_workspace_len(small, Dtype::F32), 0);
     assert_eq!(TopK { keep: 5, values: Dtype::F32 }.encode_workspace_len(small, Dtype::F32), 50);
-    // No rank exceeds the smaller side.
+    // Ranks are reduced to the smaller side of the matrix, so larger ranks need no more workspace.
     assert_eq!(powersgd::steps_workspace_len(flat, 64), powersgd::steps_workspace_len(flat, 1000));
     let words = |rank| powersgd::measure_workspace_len(flat, Dtype::F32, rank);
     assert_eq!(words(64), words(1000));
@@ -89,7 +90,7 @@ fn workspaces_of_compressors() -> Outcome {
     assert!(ranks.check(flat, Dtype::F32).is_ok());
     let refused = Candidates::TopK { values: Dtype::F32, keeps: &[1, 101] }.check(small, Dtype::F32);
     assert!(matches!(refused, Err(Error::Parameter { .. })));
-    // Half a word per element, and some.
+    // The workspace has half a word per element, and a little more.
     assert!(topk::measure_workspace_len(large, 100) < large.elements() / 2 + 25_000);
     assert!(sidco::measure_workspace_len(Shape::new(1000, 1000)?) < 525_000);
     assert_eq!(hard_threshold::measure_workspace_len(10), 10 + 3 * 11);
@@ -98,7 +99,7 @@ fn workspaces_of_compressors() -> Outcome {
     let qsgd = job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] });
     let topk = job(Candidates::TopK { values: Dtype::F32, keeps: &[1] });
     assert_eq!(Portable.workspace_len(&[qsgd]), 0);
-    assert_eq!(Portable.workspace_len(&[qsgd, topk]), Portable.workspace_len(&[topk])); // used job after job
+    assert_eq!(Portable.workspace_len(&[qsgd, topk]), Portable.workspace_len(&[topk])); // reused by each job
     Ok(())
 }
 
@@ -129,7 +130,7 @@ fn errors_tables_and_plans() -> Outcome {
 
     let choices = [Choice { size: 8, error: 0.1 }; 40];
     let table = Table::new(&choices, &[10, 20, 30, 40])?;
-    // Two rows of f64, and a byte per layer and cell.
+    // The workspace has two rows of f64, and one byte per layer and cell.
     assert!((200_000..220_000).contains(&(8 * dp::workspace_len(&table, dp::LEVELS))));
     let words = |limits| exact::workspace_len(&table, limits);
     assert!(words(exact::Limits { states: 0 }) < words(exact::Limits::default()));
@@ -182,7 +183,7 @@ fn errors_of_training_and_memories() -> Outcome {
         (Residual::CLASSIC, 0.2, Storage::Int8)
     );
     assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| storage.bytes(1000)), [4000, 2000, 1002]);
-    let largest = [f32::MAX, 255.0 * 2f32.powi(120), 127.0 * 2f32.powi(121)]; // the second is bfloat16's
+    let largest = [f32::MAX, 255.0 * 2f32.powi(120), 127.0 * 2f32.powi(121)]; // the second is the limit of bfloat16
     assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(Storage::largest), largest);
     let (shape, classic) = (Shape::new(2, 1)?, Residual::CLASSIC);
     let mut memory = Memory::new(classic, shape, vec![7; classic.state_len(shape)])?;

@@ -1,4 +1,5 @@
-//! No circle: of the modules of a crate, and of the files of a folder, none needs one that needs it.
+//! Checks that modules do not depend on each other in circles: neither the modules of a crate nor the files of a
+//! folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,7 @@ const CRATES: [&str; 11] = [
     "lgreco-python",
     "lgreco-testing",
 ];
-/// All modules below a folder by their paths, with their text up to their tests.
+/// Reads all modules below a folder. Maps each module's path to its code without comments and tests.
 fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, String>) {
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
@@ -41,7 +42,7 @@ fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, Stri
     }
 }
 
-/// Reads a path or a tree of them that begins at `at`; returns what follows.
+/// Reads a path or a tree of paths that begins at `at`. Returns the text after it.
 fn tree<'t>(text: &'t str, mut at: Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
     if let Some(mut rest) = text.trim_start().strip_prefix('{') {
         while !rest.trim_start().starts_with('}') {
@@ -65,7 +66,7 @@ fn tree<'t>(text: &'t str, mut at: Vec<String>, found: &mut Vec<Vec<String>>) ->
     rest
 }
 
-/// Every path of the text that begins at one of the words.
+/// All paths in the text that begin with one of the words.
 fn paths(text: &str, words: &[&str], at: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (start, _) in words.iter().flat_map(|&word| text.match_indices(word)) {
@@ -86,11 +87,11 @@ fn modules_have_no_circles() {
             for other in paths(text, &["crate::", "super::", "self::"], own) {
                 let level = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
                 let (Some(from), Some(to)) = (own.get(level), other.get(level)) else { continue };
-                // What the folder names on behalf of one of its modules.
+                // A folder can re-export names of one of its modules. Such a name counts as that module.
                 let named = modules.get(&own[..level]).map_or(vec![], |head| paths(head, &["use "], &[]));
                 let to =
                     named.iter().find(|path| path.len() > 1 && path.last() == Some(to)).map_or(to, |path| &path[0]);
-                // The registry of the methods names each of them, and each is one of its settings.
+                // The registry lists all methods, and the methods use its `Setting`. This circle is allowed.
                 let is_registry = name == "lgreco-compress" && level == 0 && to == "registry";
                 if to != from
                     && !is_registry
@@ -101,7 +102,8 @@ fn modules_have_no_circles() {
             }
         }
         for (folder, mut needs) in needs {
-            // Those that need none of the others, or that none needs, go, until each is in a circle or between two.
+            // Repeatedly removes the modules that need no other module, or that no other module needs. If any modules
+            // are left, there is a circle.
             let is_free = |needs: &BTreeMap<&String, BTreeSet<String>>, module: &String| {
                 !needs[module].iter().any(|to| needs.contains_key(to)) || !needs.values().any(|to| to.contains(module))
             };

@@ -1,4 +1,4 @@
-//! What `deny.toml` allows of licences, sources and duplicates is what there is, as cargo itself tells.
+//! Checks the dependencies that cargo lists against `deny.toml`: their licences, sources and duplicates.
 
 use serde::Deserialize;
 use spdx::{Expression, LicenseReq, Licensee, ParseMode};
@@ -90,7 +90,7 @@ fn deny() -> Deny {
     toml::from_str(&std::fs::read_to_string(Path::new(ROOT).join("deny.toml")).unwrap()).unwrap()
 }
 
-/// Of every platform; where what other platforms need is not at hand, of this one.
+/// Cargo's metadata for all platforms. If dependencies of other platforms are not available, for this platform only.
 fn metadata() -> Metadata {
     let run = |filter: &[&str]| {
         let arguments = ["metadata", "--format-version", "1", "--all-features", "--locked"];
@@ -98,7 +98,7 @@ fn metadata() -> Metadata {
     };
     let mut output = run(&[]);
     if !output.status.success() {
-        // Not by `eprintln!`, which libtest keeps to itself.
+        // Does not use `eprintln!`, because libtest captures that.
         let reason = String::from_utf8_lossy(&output.stderr);
         writeln!(std::io::stderr(), "SKIP: dependencies of other platforms: {reason}").expect("standard error");
         let host = Command::new("rustc").arg("-vV").output().unwrap();
@@ -112,7 +112,7 @@ fn metadata() -> Metadata {
 
 fn is_allowed(package: &Package, licenses: &Licenses) -> Result<(), String> {
     let Some(license) = &package.license else { return Err("states no licence".into()) };
-    // Some still write MIT/Apache-2.0.
+    // Lax mode also accepts the old form MIT/Apache-2.0.
     let expression = Expression::parse_mode(license, ParseMode::LAX).map_err(|error| error.to_string())?;
     let of_its_own = licenses.exceptions.iter().filter(|exception| exception.name == package.name);
     let names = of_its_own.flat_map(|exception| &exception.allow).chain(&licenses.allow);
@@ -144,7 +144,7 @@ fn every_licence_is_allowed_and_every_source_known() {
     }
 }
 
-/// That the test above could fail.
+/// Checks that the test above can fail.
 #[test]
 fn other_licences_are_refused() {
     let licenses = Licenses {
@@ -167,8 +167,8 @@ fn other_licences_are_refused() {
     assert_eq!(check("excepted", Some("MPL-2.0")), Ok(()));
 }
 
-/// No program contains a crate twice, but for those that `deny.toml` names. Neither lgreco-tests nor what only tests
-/// need is in a program.
+/// No program contains two versions of a crate, except the crates that `deny.toml` names. lgreco-tests and dependencies
+/// of tests are not parts of programs.
 #[test]
 fn crates_that_come_twice_are_known() {
     let (deny, metadata) = (deny(), metadata());

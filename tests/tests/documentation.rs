@@ -1,4 +1,4 @@
-//! The documentation: its links lead somewhere, every page is in the site, every block of Rust is a doctest.
+//! Checks the documentation: all links have a target, every page is in the site, and every block of Rust is a doctest.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const SITE: &str = "docs/src";
-/// Files and the most words that they may have: what is longer belongs on a page of its own.
+/// Largest allowed number of words of each file. Longer texts belong on separate pages.
 const WORDS: [(&str, usize); 7] = [
     ("README.md", 900),
     ("ARCHITECTURE.md", 1_500),
@@ -17,7 +17,7 @@ const WORDS: [(&str, usize); 7] = [
     ("lgreco-wgpu/README.md", 550),
 ];
 
-/// All files below `folder` with this extension, by their paths from the root; no hidden folders, and none that are built.
+/// Paths from the root of all files below `folder` with this extension. Skips hidden folders and build folders.
 fn files(folder: &str, extension: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(Path::new(ROOT).join(folder)).unwrap().map(Result::unwrap) {
@@ -39,7 +39,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Lines with their numbers, each with whether it is within a block of code, and the block's language.
+/// The lines of a page: line number, text, and the language of the code block that contains the line, if there is one.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str, Option<&str>)> {
     let mut block = None;
     text.lines().enumerate().map(move |(number, line)| {
@@ -56,12 +56,12 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str, Option<&str>)> {
     })
 }
 
-/// A line without what stands between backticks.
+/// The line without the text between backticks.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// Where the links and pictures of a page lead, with the numbers of their lines.
+/// The targets of a page's links and pictures, each with its line number.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line, block) in lines(text) {
@@ -91,7 +91,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The path of `target`, as seen from the file `from`, from the root. None above the root.
+/// The path from the root of `target`, which is relative to the file `from`. `None` if it is outside the root.
 fn resolved(from: &str, target: &str) -> Option<String> {
     let mut path = PathBuf::from(from);
     path.pop();
@@ -106,7 +106,7 @@ fn resolved(from: &str, target: &str) -> Option<String> {
     path.into_os_string().into_string().ok()
 }
 
-/// Why a link of the page `from` leads nowhere.
+/// The reason why a link of the page `from` is broken, if it is.
 fn broken(from: &str, link: &str) -> Option<String> {
     if ["https://", "http://", "mailto:"].iter().any(|scheme| link.starts_with(scheme)) {
         return None;
@@ -178,7 +178,7 @@ fn every_picture_is_shown() {
     }
 }
 
-/// Of crates' own comments rustdoc takes care.
+/// This concerns pages. rustdoc tests the blocks in the crates' comments.
 #[test]
 fn every_block_of_rust_is_a_doctest() {
     let mut tested = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Replays the committed seeds of every fuzz target through the target's own check.
+//! Runs the check of every fuzz target on the committed seeds of the target.
 
 use lgreco_tests::fuzz::TARGETS;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ fn every_seed_passes_its_check() {
     }
 }
 
-/// Bytes that no seed file needs to hold: none, runs of one value, a counter, and every seed of every other target.
+/// The inputs are no bytes, runs of one value, a counter, and the seeds of all targets.
 #[test]
 fn plain_bytes_and_strangers_pass_every_check() {
     let mut inputs: Vec<Vec<u8>> = vec![vec![], (0..=255).collect()];

@@ -1,4 +1,4 @@
-//! On the shipped gradients: every entry of every method's table is what a real encode and decode gives.
+//! Tests on the built-in gradients. The entries of each method's table must equal the results of encoding and decoding.
 
 use lgreco_cli::gradients::Gradients;
 use lgreco_train::backend::{Parallel, Portable};
@@ -8,7 +8,7 @@ use lgreco_train::plan::{self, Proof, Solver, Summary, budget::Budget, exact::Li
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Measured, Method, Metric, Search};
 
-/// Draws per stochastic option.
+/// Number of encodings per stochastic option.
 const DRAWS: u32 = 48;
 
 fn widened(gradient: &Gradient<'_>) -> Vec<f64> {
@@ -22,7 +22,7 @@ fn squared_distance(truth: &[f64], decoded: &[f32]) -> f64 {
     truth.iter().zip(decoded).map(|(t, &d)| (t - d as f64) * (t - d as f64)).sum()
 }
 
-/// Every option of every layer: its size in bytes times eight, and its error.
+/// Checks size and error of the options of every layer.
 #[test]
 fn tables_are_true() {
     let gradients = Gradients::sample();
@@ -37,7 +37,7 @@ fn tables_are_true() {
             let gradient = model[index].gradient();
             let truth = widened(&gradient);
             let mut decoded = vec![0f32; truth.len()];
-            // Hybrid tables repeat the others' densities: every seventh is enough there.
+            // Hybrid tables repeat the options of the other tables, so every seventh option is enough.
             let stride = if method == Method::Hybrid { 7 } else { 1 };
             for (option, choice) in choices.iter().enumerate().step_by(stride) {
                 let setting = measured.setting(layer, option).unwrap();
@@ -45,7 +45,8 @@ fn tables_are_true() {
                 let draws = if stochastic { DRAWS } else { 1 };
                 let mut errors = Vec::new();
                 for draw in 0..draws {
-                    // The table's own stream differs by rank alone, which moves rounding but not start matrices.
+                    // This stream differs from the table's stream only in the rank. That changes rounding, but not
+                    // start matrices.
                     let stream = Stream { layer: index as u32, rank: draw, ..Stream::default() };
                     let dtype = gradient.values().dtype();
                     let mut workspace = vec![!0; setting.encode_workspace_len(gradient.shape(), dtype)];
@@ -58,7 +59,7 @@ fn tables_are_true() {
                 let count = errors.len() as f64;
                 let mean = errors.iter().sum::<f64>() / count;
                 let variance = errors.iter().map(|e| (e - mean) * (e - mean)).sum::<f64>() / (count - 1.0).max(1.0);
-                // Eight standard errors of the draws' mean where rounding is random.
+                // If rounding is random, allows eight standard errors of the mean.
                 let tolerance = if stochastic { 8.0 * (variance / count).sqrt() } else { 1e-5 * choice.error };
                 assert!(tolerance <= 0.1 * choice.error, "{tolerance} against {} tells nothing", choice.error);
                 let name = format!("{} {setting}", model[index].name());
@@ -80,7 +81,7 @@ fn parallel_measuring_gives_the_same_bits() {
     assert!(same(&search.measure(&model, &mut Portable).unwrap(), &search.measure(&model, &mut Parallel).unwrap()));
 }
 
-/// The promises about the three solvers, on tables from real gradients.
+/// Checks the guarantees of the solvers on tables from real gradients.
 #[test]
 fn exact_is_proved_and_never_larger_than_the_others() {
     let gradients = Gradients::sample();
@@ -105,7 +106,7 @@ fn exact_is_proved_and_never_larger_than_the_others() {
             let size = exact.size as f64;
             assert!(bound(&rounded) <= size && exact.size <= rounded.size && bound(&dp) <= size);
 
-            // The same number of bits, with the least error.
+            // Now minimises the error within uniform's size.
             let error = exact.error;
             let budget = Budget::DefaultSize { alpha: 1.0, options: &measured.defaults };
             let solved = |solver| *plan::solve(&table, budget, solver).unwrap().summary();
@@ -113,7 +114,7 @@ fn exact_is_proved_and_never_larger_than_the_others() {
             let (dp, rounded) = (solved(Solver::Dp { levels: 10_000 }), solved(Solver::Exact(Limits { states: 0 })));
             let reference: f64 = table.chosen(&measured.defaults).unwrap().map(|choice| choice.error).sum();
             assert!(exact.proven() && exact.size <= uniform, "{} {}", method.name(), metric.name());
-            // Hard thresholds' one magnitude for all layers leaves nothing to move.
+            // A uniform hard threshold is already optimal, because all layers share one magnitude.
             assert!(
                 exact.error < error || (method == Method::HardThreshold && exact.error == error),
                 "{}",

@@ -95,7 +95,7 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
     }
 }
 
-/// A schema's integers may be written 3.0, and what may be missing may be null.
+/// Integers may be written as 3.0, and optional fields may be null.
 #[test]
 fn what_the_schemas_take_the_readers_take() {
     let table = r#"{"version": 1.0, "metric": "l2", "budget": null, "layers": [
@@ -120,7 +120,8 @@ fn what_the_schemas_take_the_readers_take() {
     }
 }
 
-/// Of files in which tokens have changed: what the readers take, the schemas take, and what they write of it.
+/// Tests files with changed tokens. If a reader accepts a file, the schema accepts both the file and its rewritten
+/// form.
 #[test]
 fn what_the_readers_take_the_schemas_take() {
     let (tables, plans) = (schema("table"), schema("plan"));
@@ -132,7 +133,7 @@ fn what_the_readers_take_the_schemas_take() {
     for _ in 0..20_000 {
         let bytes: Vec<u8> = (0..4 + 3 * (next() % 2)).map(|_| next()).collect();
         let json = document(&bytes);
-        // Two numbers that the reader skips may be beyond f64, and a `Value` not.
+        // A file may contain numbers beyond f64 in fields that the reader skips. `Value` cannot hold them.
         let Ok(value) = serde_json::from_str::<Value>(&json) else { continue };
         if let Ok(file) = TableFile::parse(json.as_bytes()) {
             assert!(tables.is_valid(&value), "the reader takes a table that the schema refuses: {json}");

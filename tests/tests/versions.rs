@@ -1,4 +1,5 @@
-//! Everything that states a version or a licence states that of the workspace, and the changelog's first entry is about it.
+//! Checks that all stated versions and licences equal those of the workspace, and that the changelog begins with this
+//! version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ fn every_published_folder_has_both_licences() {
     }
 }
 
-/// `## [0.1.0] - Unreleased`, or with the day of the release. `tests/release --publish` writes the day.
+/// The entry is `## [0.1.0] - Unreleased`, or has the day of the release. `tests/release --publish` writes the day.
 #[test]
 fn the_first_entry_of_the_changelog_is_this_version() {
     let changelog = read("CHANGELOG.md");

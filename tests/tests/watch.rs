@@ -1,4 +1,4 @@
-//! `lgreco watch` reads the lines that a controller writes.
+//! Tests that `lgreco watch` reads the lines that a controller writes.
 
 use lgreco_testing::controller::{alone, step_alone};
 use lgreco_train::controller::metrics_line;

@@ -1,4 +1,4 @@
-//! Zero tensors, empty ones among them, come back as exact zeros from every compressor, in payloads of the stated size.
+//! Every compressor must decode zero tensors and empty tensors to exact zeros, from payloads of the stated size.
 
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
@@ -59,7 +59,7 @@ fn zeros_come_back_as_zeros() {
     for (rows, cols) in [(0, 0), (0, 5), (7, 0), (1, 1), (1, 9), (13, 1), (5, 7), (33, 20), (33, 40)] {
         let shape = Shape::new(rows, cols).unwrap();
         let elements = shape.elements();
-        // Zeros of both signs.
+        // The f32 values are zeros of both signs.
         let single: Vec<f32> = (0..elements).map(|i| if i % 3 == 0 { -0.0 } else { 0.0 }).collect();
         let (half, brain) = (vec![F16(0x8000); elements], vec![Bf16(0); elements]);
         for values in [Values::F32(&single), Values::F16(&half), Values::Bf16(&brain)] {

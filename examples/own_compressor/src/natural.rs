@@ -51,7 +51,8 @@ impl Method for Natural {
         codes.fill(0);
         with_elements!(gradient.values(), values => {
             let largest = values.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
-            // The smallest power of two that is not below it; f32 has no power above 2^127.
+            // The smallest power of two that is at least `largest`, or f32's maximum, because f32 has no power above
+            // 2^127.
             let top = f64::from(largest).log2().ceil().exp2().min(f64::from(f32::MAX)) as f32;
             scale.copy_from_slice(&top.to_le_bytes());
             for (index, x) in values.iter().enumerate() {

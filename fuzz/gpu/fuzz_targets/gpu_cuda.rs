@@ -1,11 +1,11 @@
-//! CUDA's decoders, compiled for the processor, on damaged payloads: the core's values, bit for bit, or its refusal. What
-//! a kernel reads at positions that a payload says is not checked by anybody else.
+//! Runs CUDA's decoders, compiled for the CPU, on damaged payloads. They must give the core's values, bit for bit, or
+//! its error. No other test checks that a kernel stays within bounds when a payload states wrong positions.
 #![no_main]
 use lgreco_cuda::{CudaBackend, testing::on_the_processor};
 use lgreco_testing::hostile::{Products, check_decoding};
 use std::cell::RefCell;
 
-// Kept, because its kernels take seconds to compile.
+// Kept for all inputs, because the device's kernels take seconds to compile.
 thread_local!(static DEVICE: RefCell<CudaBackend> = RefCell::new(on_the_processor()));
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     DEVICE.with_borrow_mut(|device| check_decoding(bytes, device, Products::Exact));

@@ -1,14 +1,14 @@
-//! The shaders' decoders on the GPU that wgpu finds, or on lavapipe, on damaged payloads: the core's values, bit for bit
-//! but for PowerSGD's products, or its refusal. What a shader reads at positions that a payload says is not checked by
-//! anybody else.
+//! Runs the shaders' decoders on damaged payloads, on the GPU that wgpu finds or on lavapipe. They must give the core's
+//! values or its error. Values must be equal bit for bit, except PowerSGD's products. No other test checks that a
+//! shader stays within bounds when a payload states wrong positions.
 #![no_main]
 use lgreco_testing::hostile::{Products, check_decoding};
 use lgreco_wgpu::WgpuBackend;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-// Kept, with its buffers and pipelines, because they take seconds to make; never dropped, because at the end of a thread what
-// wgpu itself keeps per thread may be gone.
+// Kept for all inputs, because its buffers and pipelines take seconds to make. Never dropped, because wgpu's own data
+// of the thread may already be gone when the thread ends.
 thread_local!(static DEVICE: ManuallyDrop<RefCell<WgpuBackend>> =
     ManuallyDrop::new(RefCell::new(WgpuBackend::new().expect("an adapter"))));
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -32,9 +32,9 @@ impl Output {
 /// A file, or standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// `-`.
+    /// Standard output, written as `-`.
     Stdout,
-    /// A path.
+    /// The file at this path.
     File(PathBuf),
 }
 

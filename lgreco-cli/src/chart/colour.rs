@@ -7,9 +7,9 @@ use std::fmt::Write;
 pub struct Colour {
     /// Its name in style sheets.
     pub name: &'static str,
-    /// On white.
+    /// The value for white pages.
     pub light: &'static str,
-    /// On a dark page.
+    /// The value for dark pages.
     pub dark: &'static str,
 }
 
@@ -17,29 +17,29 @@ const fn colour(name: &'static str, light: &'static str, dark: &'static str) -> 
     Colour { name, light, dark }
 }
 
-/// Text.
+/// Colour of text.
 pub const INK: Colour = colour("ink", "#262b33", "#e4e7ec");
-/// Less important text.
+/// Colour of less important text.
 pub const MUTED: Colour = colour("muted", "#626a76", "#9da6b3");
-/// Lines behind the data.
+/// Colour of lines behind the data.
 pub const GRID: Colour = colour("grid", "#e3e6ea", "#2f353e");
-/// The page.
+/// Colour of the page.
 pub const PAPER: Colour = colour("paper", "#ffffff", "#14171c");
-/// The unfilled part of a bar.
+/// Colour of the unfilled part of a bar.
 pub const TRACK: Colour = colour("track", "#f0f1f3", "#23282f");
-/// Data for comparison.
+/// Colour of data for comparison.
 pub const GREY: Colour = colour("grey", "#8a93a0", "#8a93a0");
-/// Data.
+/// A colour for data.
 pub const BLUE: Colour = colour("blue", "#2f6fb5", "#6aa5e6");
-/// Data.
+/// A colour for data.
 pub const ORANGE: Colour = colour("orange", "#d0751a", "#eda04e");
-/// Data.
+/// A colour for data.
 pub const GREEN: Colour = colour("green", "#3f956c", "#5fc092");
-/// Data.
+/// A colour for data.
 pub const RED: Colour = colour("red", "#b04a5a", "#e58796");
-/// Data.
+/// A colour for data.
 pub const VIOLET: Colour = colour("violet", "#70608f", "#b1a0d8");
-/// Data.
+/// A colour for data.
 pub const TEAL: Colour = colour("teal", "#21858f", "#58bcc6");
 
 /// Colours of a chart's series, in the order in which series take them. Charts have at most this many series.

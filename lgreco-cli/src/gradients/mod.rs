@@ -103,9 +103,9 @@ impl Stored {
     ///
     /// # Errors
     /// Each error names the file: a file that cannot be read; bytes that [`parse`](Stored::parse) rejects; a folder
-    /// without safetensors files or with several indices; a layer in two files. Also an index that is malformed, that
-    /// lists a layer twice, or that names files outside its folder. Also an index and a file that disagree about the
-    /// file's layers.
+    /// without safetensors files or with several indices; a layer in two files. It is also an error if an index is
+    /// malformed, lists a layer twice, names files outside its folder, or disagrees with a file about the file's
+    /// layers.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
         let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
@@ -143,8 +143,8 @@ impl Stored {
     /// Reads the header of a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. Also a tensor of
-    /// another type, or with 2^32 or more elements; the error names it.
+    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. It is also an
+    /// error if a tensor has another type, or 2^32 or more elements; the error names the tensor.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = Bytes::Memory(bytes.into());
         let tensors = header::read(&bytes, 0)?;
@@ -249,7 +249,7 @@ fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers whose values follow each other in `buffer`.
+/// The layers of `tensors`. Their values follow each other in `buffer`.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));
@@ -276,7 +276,7 @@ impl Gradients {
     /// Reads the model at `path`; see [`Stored::open`].
     ///
     /// # Errors
-    /// Those of [`Stored::open`] and [`Stored::read`].
+    /// The errors of [`Stored::open`] and [`Stored::read`].
     pub fn read(path: &Path) -> Result<Self, Failure> {
         Stored::open(path)?.try_into()
     }
@@ -295,7 +295,7 @@ impl Gradients {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Stored::parse`].
+    /// The errors of [`Stored::parse`].
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         Stored::parse(bytes)?.try_into()
     }

@@ -299,7 +299,7 @@ fn is_written_inside(target: Option<&Target>) -> bool {
     }
 }
 
-/// Whether a path is one of those in [`WORDS`].
+/// Whether a path is one of the paths in [`WORDS`].
 fn is_inside(path: &Path) -> bool {
     let name = path.strip_prefix(folder());
     name.is_ok_and(|name| {

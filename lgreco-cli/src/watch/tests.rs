@@ -1,4 +1,4 @@
-//! Tests with invented lines.
+//! Tests of a run made of handwritten lines.
 
 use super::line::Line;
 use super::{Run, html};

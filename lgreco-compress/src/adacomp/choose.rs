@@ -18,13 +18,13 @@ pub(super) struct Choice<'a> {
     pub(super) count: u32,
 }
 
-/// Converts the values in `range` to f32; at most a block.
+/// Converts the values in `range`, at most a block, to f32.
 fn read(values: Values<'_>, range: &Range<usize>, block: &mut [f32; BLOCK]) {
     with_elements!(values, v => v[range.clone()].iter().zip(block).for_each(|(x, to)| *to = x.to_f32()));
 }
 
 impl<'a> Choice<'a> {
-    /// Chooses among finite values; `bin` is at least 1.
+    /// Chooses the elements to send. Values must be finite, and `bin` at least 1.
     pub(super) fn new(bin: usize, compensated: Values<'a>, fresh: Values<'a>) -> Self {
         let mut choice = Choice { bin, compensated, fresh, magnitude: 0.0, count: 0 };
         let (mut largest, mut bins, mut count) = (0.0, 0u32, 0);

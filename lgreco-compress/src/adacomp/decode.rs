@@ -1,4 +1,4 @@
-//! Decodes AdaComp: one magnitude with signs, among zeros.
+//! Decodes AdaComp: sent elements become plus or minus one magnitude, all others 0.
 
 use crate::combine::Combine;
 use crate::error::expect_len;
@@ -21,8 +21,8 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when it has more elements than the
 /// tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the
-/// header. The same error, when the magnitude is not positive and finite (0 without elements), or when padding is not
-/// zero.
+/// header. It is also returned when the magnitude is not positive and finite (0 without elements), or when padding is
+/// not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -52,7 +52,7 @@ pub(crate) fn stated(header: &Header) -> Result<(usize, Layout)> {
     Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
 }
 
-/// Adds or subtracts the elements of a body, whose length has been checked.
+/// Adds or subtracts the elements of a body. The caller has checked its length.
 fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<()> {
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);

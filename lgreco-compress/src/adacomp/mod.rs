@@ -23,9 +23,9 @@
 //! # Source
 //! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018,
 //! with bins of 50 for convolutions and 500 for other layers. Deviation: positions are coded in the whole tensor by
-//! Elias–Fano. The paper uses 8 or 16 bits for the offset in a bin with the sign. Ours takes 6.3 bits instead of 8 when
-//! one element in ten is sent, and 9.6 instead of 16 when one in a hundred is sent. Ours also has no limit on the bin
-//! size.
+//! Elias–Fano. The paper uses 8 or 16 bits for the offset in a bin with the sign. Our coding takes 6.3 bits instead of
+//! 8 when one element in ten is sent, and 9.6 instead of 16 when one in a hundred is sent. Our coding also has no limit
+//! on the bin size.
 //!
 //! AdaComp is the only method that reads two gradients: with and without the residual. So layers of an exchange have a
 //! field for the second gradient, which only AdaComp reads.

@@ -57,7 +57,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// The errors of [`decode`], except those in scales and decoded values, which are not checked.
+/// The errors of [`decode`]. Scales and decoded values are not checked.
 pub fn of_payload(payload: &Payload<'_>) -> Result<Eden> {
     let body = Body::open(payload)?;
     Ok(Eden { bits: body.bits, ..Eden::default() })
@@ -70,8 +70,8 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
     body.put(0, values, Some(how))
 }
 
-/// Adds the values of the elements from `start` on, or with `replace` writes them. `start` is a multiple of [`BLOCK`],
-/// and `values` end with a block.
+/// Adds the values of the elements from `start` on, or writes them if `replace` is set. `start` is a multiple of
+/// [`BLOCK`], and `values` end with a block.
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
@@ -133,7 +133,7 @@ pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Resu
     decode_part(((Start(0), values), Per(scales, 0, 1), Per(codes, 0, 1)), (bits, seed, None))
 }
 
-/// Index of the first value in the tensor, values, and their scales and codes.
+/// The index of the first value in the tensor, the values, their scales, and their codes.
 type Part<'a> = ((Start, &'a mut [f32]), Per<&'a [u8]>, Per<&'a [u8]>);
 
 #[inline(always)]
@@ -152,7 +152,7 @@ fn decode_part(
         let decoded = if how.is_none() { &mut *values } else { &mut room[..values.len()] };
         for ((at, len), &scale) in blocks(decoded.len()).zip(&mut scales) {
             let scale = f32::from_le_bytes(scale);
-            // Bits above those of the largest finite number mean infinite, NaN or negative.
+            // Larger bit patterns than that of the largest finite number are infinite, NaN or negative.
             Error::require_body(scale.to_bits() <= f32::MAX.to_bits(), "a scale is not finite and at least 0")?;
             let (coordinates, decoded) = (&mut coordinates[..len], &mut decoded[at..at + len]);
             if scale == 0.0 {

@@ -9,7 +9,7 @@ use crate::gradient::Element;
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// Index of the first value in the tensor, values, and room for scales and codes.
+/// The index of the first value in the tensor, the values, room for their scales, and room for their codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
 /// Up to [`BLOCK`] values, the index of the first one, room for exactly their scales and codes, and scratch memory.
@@ -85,7 +85,7 @@ pub(super) fn encode_block(
     Ok(sent)
 }
 
-/// Sums for the scale, over coordinates z and grid points q.
+/// The sums that determine the scale, over coordinates z and grid points q.
 pub(super) struct Sums {
     /// Σ z·q.
     pub(super) product: f64,

@@ -15,8 +15,8 @@ use crate::{Error, Result};
 
 /// Measures the squared error of compressing `gradient` with each bit width in `bits`, with the random signs of
 /// `stream`. The result is within 1e-5 of the error of encoding with this stream and decoding. Other streams give other
-/// errors. The errors are about equal for blocks of 4096 values unless a few values dominate. For short blocks they
-/// differ more.
+/// errors. The errors of all streams are about equal for blocks of 4096 values unless a few values dominate. For short
+/// blocks they differ more.
 ///
 /// # Errors
 /// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when bits are not 1 to 8.

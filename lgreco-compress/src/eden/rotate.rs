@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use core::f32::consts::FRAC_1_SQRT_2;
 use core::ops::Add;
 
-/// Number of partial sums. A loop over fewer would be unrolled before it could be vectorised.
+/// Number of partial sums. A loop over fewer sums would be unrolled before it could be vectorised.
 pub(super) const LANES: usize = 64;
 
 /// Splits up to [`BLOCK`] values into blocks: one block, or powers of two in descending order. Yields first index and
@@ -130,8 +130,8 @@ impl Norm {
         self.power == 1.0
     }
 
-    /// Fills `coordinates` with `H D x / ‖x‖`. Their sum of squares is their number. The block begins at value `at` of
-    /// `signs`.
+    /// Fills `coordinates` with `H D x / ‖x‖`. The sum of squares of the coordinates equals their number. The block
+    /// begins at value `at` of `signs`.
     #[inline(always)]
     pub(super) fn rotate(&self, values: &[f32], signs: &Signs, at: usize, coordinates: &mut [f32]) {
         let Norm { power, inverse, .. } = *self;

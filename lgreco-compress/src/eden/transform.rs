@@ -11,7 +11,7 @@ const INNER: usize = 256;
 const ROWS: usize = BLOCK / INNER;
 
 /// Replaces `values` by `H · values`; their number is a power of two, at most [`BLOCK`]. `H` has the entries
-/// `(-1)^popcount(i & j)`. Two transforms multiply the values by their number.
+/// `(-1)^popcount(i & j)`. Transforming twice multiplies the values by their number.
 #[inline(always)]
 pub(super) fn transform(values: &mut [f32]) {
     let (rows, rest) = values.as_chunks_mut::<INNER>();
@@ -91,7 +91,7 @@ mod tests {
         (0..=BLOCK.ilog2()).map(|log| 1 << log)
     }
 
-    /// Integers, so that sums are exact.
+    /// Random integers, so that sums are exact.
     fn numbers(len: usize) -> Vec<f32> {
         (0..len as u64).map(|i| (Stream::default().word(i) % 2001) as f32 - 1000.0).collect()
     }

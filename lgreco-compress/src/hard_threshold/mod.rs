@@ -1,8 +1,8 @@
 //! Hard threshold: sends every element of magnitude at least λ, with its position.
 //!
 //! One λ serves all layers and the whole run. It sends the largest elements over all layers and steps. Under error
-//! feedback, this minimises the total error of a run for the number of elements sent. The unit of λ is that of the
-//! gradient. So λ must be scaled with the loss scale, and also if gradients are sums instead of means over the batch.
+//! feedback, this minimises the total error of a run for the number of elements sent. λ has the unit of the gradient.
+//! So λ must be scaled with the loss scale, and also if gradients are sums instead of means over the batch.
 //!
 //! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If the positions would take
 //! more bytes than they save, all elements are sent, including those below λ. So a payload is never longer than the
@@ -13,8 +13,8 @@
 //! magnitudes below λ is dropped completely.
 //!
 //! # Source
-//! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ is that
-//! of the authors' run script. Deviations: the whole tensor is sent where that is shorter. The authors pad their
+//! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ comes
+//! from the authors' run script. Deviations: the whole tensor is sent where that is shorter. The authors pad their
 //! buffers to the largest number of elements of all workers.
 
 mod measure;

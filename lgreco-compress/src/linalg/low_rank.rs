@@ -21,7 +21,7 @@ impl Scalar for f32 {
     }
 }
 
-/// Little-endian, without alignment.
+/// A little-endian f32 without alignment.
 impl Scalar for [u8; 4] {
     #[inline(always)]
     fn value(self) -> f32 {

@@ -15,10 +15,10 @@
 //! 0.
 //!
 //! # Source
-//! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024. The quantiser is that of the
-//! authors' DeepSpeed code, with max-abs groups. Deviations: (1) Groups have any length; the authors have one per row
-//! or column of the matrix. (2) Scales are sent as `M`, not as `8 / M`, so that `−M` is exact and zeros need no special
-//! case.
+//! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024. The quantiser comes from the
+//! authors' DeepSpeed code, with max-abs groups. Deviations: (1) Groups have any length; the authors have one group per
+//! row or column of the matrix. (2) Scales are sent as `M`, not as `8 / M`, so that `−M` is exact and zeros need no
+//! special case.
 
 mod decode;
 mod encode;

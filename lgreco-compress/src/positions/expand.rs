@@ -23,7 +23,7 @@ pub(crate) struct Expand<'a, F, P> {
     pub(crate) index: u64,
     /// Number of values kept in the whole tensor.
     pub(crate) keep: u64,
-    /// Fetches the bits of kept values: arguments are the first index, the count and the buffer.
+    /// Fetches the bits of kept values. Its arguments are the first index, the count and the buffer.
     pub(crate) fetch: F,
     /// Combines a value with an element. The zero `unkept` leaves the element unchanged.
     pub(crate) put: P,

@@ -23,8 +23,8 @@ pub(crate) fn for_each(layout: Layout, bytes: &[u8], mut visit: impl FnMut(u32) 
 
 /// Like [`for_each`], but only for the positions in `range`, and in blocks of up to [`BLOCK`]. The range begins at a
 /// multiple of 64, where the last range ended. `place` holds the number of earlier positions and the bit where they
-/// end: zeros before the first range, updated for the next range. On an error, `visit` has been called with all
-/// positions before the error.
+/// end. It is two zeros before the first range, and is updated for the next one. On an error, `visit` has been called
+/// with all positions before the error.
 #[inline(always)]
 pub(crate) fn for_each_block(
     layout: Layout,
@@ -52,7 +52,7 @@ struct Reader<'a> {
     low: &'a [u8],
     /// The bitmap up to the end of the range, or the high bits.
     high: &'a [u8],
-    /// Index of the next bit in `high`. If every position is kept, the next position.
+    /// Index of the next bit in `high`. If every position is kept, this is the next position.
     bit: u64,
     /// Number of positions before the next one.
     index: u64,

@@ -86,7 +86,7 @@ pub struct Factors<'a> {
 /// ```
 ///
 /// # Errors
-/// The errors of [`decode`], except those in the values of the factors and their product.
+/// The errors of [`decode`]. The values of the factors and of their product are not checked.
 ///
 /// # Complexity
 /// O(1).

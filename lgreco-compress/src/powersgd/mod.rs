@@ -12,10 +12,10 @@
 //! factors, bit for bit. A dependent or zero column is sent as zeros, which reduces the rank and is no error.
 //!
 //! The factors have the same bits on every processor. With the feature `gemm` this is different, because
-//! `matrixmultiply` computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and rows then depend on
-//! the processor's instructions, and differ from those without the feature. Results on one processor stay reproducible.
-//! Rows are still the errors of that processor's payloads, and decoding always gives the same bits. Products then
-//! allocate packing buffers of about 1 KiB per column, and workspaces are larger.
+//! `matrixmultiply` computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and measured errors
+//! then depend on the processor's instructions. They also differ from the bits without the feature. Results on one
+//! processor stay reproducible. Measured errors are still the errors of that processor's payloads, and decoding always
+//! gives the same bits. Products then allocate packing buffers of about 1 KiB per column, and workspaces are larger.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
@@ -95,9 +95,9 @@ pub const MOST_ITERATIONS: u32 = 1000;
 pub struct PowerSgd {
     /// Rank, at least 1. It is reduced to `min(rows, cols)` if that is smaller.
     pub rank: u32,
-    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to that of the best matrix of
-    /// this rank. The published method makes one per step and relies on a warm start: [`project`] from the last step's
-    /// `Q`.
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to the error of the best
+    /// matrix of this rank. The published method makes one per step and relies on a warm start: [`project`] from the
+    /// last step's `Q`.
     pub iterations: u32,
 }
 

@@ -7,7 +7,7 @@ use crate::{Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Default number of power iterations, which is not written in texts: that of the published method.
+/// Default number of power iterations, as in the published method. The text of a setting omits this default.
 const ITERATIONS: u32 = 1;
 
 impl Described for PowerSgd {

@@ -35,7 +35,7 @@ pub fn start_matrix(stream: Stream, cols: usize, rank: u32, q: &mut [f32]) -> Re
 
 /// Calls `put` with each position below `count` and the element at that position.
 pub(super) fn start(stream: Stream, count: usize, mut put: impl FnMut(usize, f32)) {
-    // No worker has this rank, so the words differ from those of any worker's rounding.
+    // No worker has this rank, so the words differ from all words that workers use for rounding.
     let stream = Stream { step: 0, rank: u32::MAX, ..stream };
     for block in 0..count.div_ceil(4) {
         for (j, word) in stream.block(block as u32).into_iter().enumerate().take(count - 4 * block) {

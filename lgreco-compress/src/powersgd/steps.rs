@@ -200,7 +200,7 @@ pub fn reconstruct_rows(
 }
 
 /// Computes `values −= P Qᵀ`: the compression error of a worker that has sent the factors. Lengths, complexity and
-/// source are those of [`reconstruct`].
+/// source are the same as for [`reconstruct`].
 ///
 /// ```
 /// use lgreco_compress::powersgd::take_off;

@@ -75,7 +75,8 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
     }
 }
 
-/// Adds the values of the elements from `start` on, or with `replace` writes them. `start` is a multiple of [`BLOCK`].
+/// Adds the values of the elements from `start` on, or writes them if `replace` is set. `start` is a multiple of
+/// [`BLOCK`].
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
@@ -116,7 +117,7 @@ impl Qsgd {
 }
 
 /// The compressor that made `payload`, for decoders on other devices, such as GPUs. If this succeeds, [`decode`]
-/// accepts the payload. The payload does not tell the rounding, so the result always has [`Rounding::Nearest`].
+/// accepts the payload. The payload does not state the rounding, so the result always has [`Rounding::Nearest`].
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};
@@ -151,7 +152,7 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
     Ok(scales + codes)
 }
 
-/// Index of the first value in the tensor, codes, and places for the decoded values.
+/// The index of the first value in the tensor, the codes, and the places for the decoded values.
 type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
 
 /// Decodes a part; `put` combines each decoded value with its place.

@@ -9,7 +9,7 @@ use crate::rng::block::{BLOCK, fill_block};
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// Index of the first value in the tensor, values, and room for scales and codes.
+/// The index of the first value in the tensor, the values, room for their scales, and room for their codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
 /// Writes `scales` and `codes`, which must have exactly the required lengths.

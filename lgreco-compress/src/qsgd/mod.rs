@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn the_baseline_instructions_give_the_same_bits() {
         let stream = Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank: 2 };
-        // Bell-shaped values, with a different spread every 100.
+        // Bell-shaped values. Their spread changes every 100 values.
         let bell = |i: usize| {
             let sum: f32 = stream.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5).iter().sum();
             sum * (1 + i / 100 % 7) as f32

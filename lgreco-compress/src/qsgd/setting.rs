@@ -78,7 +78,8 @@ pub(crate) const READER: Reader = Reader {
     )),
 };
 
-/// Searches use max-norm buckets of 512 and stochastic rounding: QSGD §5, the setting that recovered accuracy.
+/// Searches use max-norm buckets of 512 and stochastic rounding. With this setting, training recovered accuracy in QSGD
+/// §5.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Quantisation with max-norm buckets of 512 and stochastic rounding; unbiased",
     default: 4.0,

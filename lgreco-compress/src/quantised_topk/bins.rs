@@ -1,6 +1,6 @@
 //! Divides the kept magnitudes into bins.
 
-/// Maximum number of bins: that of 8 bits.
+/// Maximum number of bins, which 8 bits have.
 pub(super) const BINS_MAX: usize = 128;
 
 /// A range of magnitudes, divided evenly into bins by the bits of f32 without the sign.
@@ -21,15 +21,15 @@ impl Bins {
         self.count as usize
     }
 
-    /// The bin of a magnitude, by definition. No magnitude may be above the range. [`Edges`] finds the bins of many
-    /// magnitudes.
+    /// The bin of a magnitude, computed from the definition. No magnitude may be above the range. [`Edges`] finds the
+    /// bins of many magnitudes.
     #[cfg(test)]
     pub(super) fn of(&self, magnitude: u32) -> usize {
         (magnitude.saturating_sub(self.low) as u64 * self.count as u64 / self.span as u64) as usize
     }
 
-    /// Smallest magnitude of a bin other than the first. For the bin after the last, the magnitude just above the
-    /// range.
+    /// Smallest magnitude of a bin other than the first. For the bin after the last, this is the magnitude just above
+    /// the range.
     pub(super) fn edge(&self, bin: usize) -> u32 {
         self.low + (bin as u64 * self.span as u64).div_ceil(self.count as u64) as u32
     }
@@ -37,7 +37,7 @@ impl Bins {
 
 /// Number of magnitudes whose bins are found together.
 pub(super) const BLOCK: usize = 64;
-/// Up to this number of bins (that of 4 bits), each magnitude is compared with the ends of all bins.
+/// Up to this number of bins (4 bits per value), each magnitude is compared with the ends of all bins.
 pub(super) const FEW: usize = 8;
 
 /// The ends of the bins, for finding the bins of many magnitudes.
@@ -119,7 +119,7 @@ mod tests {
                         "{low} {high} {bits} {bin}"
                     );
                 }
-                // Each bin with one bit less is a pair of these bins.
+                // With one bit less, each bin is a pair of these bins.
                 if bits > 1 {
                     let pairs = Bins::new(bits - 1, low, high);
                     assert!((1..pairs.count()).all(|bin| pairs.edge(bin) == bins.edge(2 * bin)));

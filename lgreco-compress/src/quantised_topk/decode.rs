@@ -25,8 +25,8 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is of another method, or its variant does not fit its other numbers.
 /// [`Error::Parameter`] when the bits are not 1 to 8, or when it keeps no elements or more than the tensor has.
-/// [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes. The
-/// same error, when a mean is negative or not finite, or when padding is not zero.
+/// [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes. It
+/// is also returned when a mean is negative or not finite, or when padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -74,7 +74,7 @@ impl<'a> Sparse<'a> for Body<'a> {
         let (means, rest) = body.split_at(parts.means);
         let (codes, positions) = rest.split_at(parts.codes);
         let means = means.as_chunks::<4>().0;
-        // Bits above those of the largest finite number mean infinite, NaN or negative.
+        // Larger bit patterns than that of the largest finite number are infinite, NaN or negative.
         let sound = means.iter().all(|&mean| u32::from_le_bytes(mean) <= f32::MAX.to_bits());
         Error::require_body(sound, "a mean is not finite and positive")?;
         let padding = 8 * codes.len() as u64 - top.keep as u64 * top.bits as u64;
@@ -136,7 +136,7 @@ impl Body<'_> {
         bits::unpack_some(self.top.bits, self.codes, first, count, codes)
     }
 
-    /// [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
+    /// Does the work of [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
     fn expand(
         &self,
         start: usize,

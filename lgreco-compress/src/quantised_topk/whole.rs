@@ -1,4 +1,4 @@
-//! For backends that encode on a device: sizes and headers of both kinds of TopK payloads.
+//! Sizes and headers of both kinds of TopK payloads, for backends that encode on a device.
 
 use super::QuantisedTopK;
 pub use super::decode::Body;
@@ -50,11 +50,11 @@ pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
     Ok(top.header(shape, top.parts(shape.elements())?.layout))
 }
 
-/// Splits a payload's body into its parts. Makes the checks of [`decode`](super::decode) that do not read each
+/// Splits a payload's body into its parts. Makes all checks of [`decode`](super::decode) except those that read every
 /// position.
 ///
 /// # Errors
-/// The errors of [`decode`](super::decode), except those in positions.
+/// The errors of [`decode`](super::decode). Positions are not checked.
 pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
     Sparse::of(payload)
 }

@@ -1,5 +1,5 @@
 //! SIDCo: estimates the threshold for a wanted density by fitting a distribution to the magnitudes, instead of
-//! selecting.
+//! selecting the largest ones.
 //!
 //! With several stages, the first one fits all magnitudes and takes the threshold that a quarter of them should exceed.
 //! Each further stage fits the excesses over the last threshold. All further stages reduce the density by the same
@@ -138,7 +138,7 @@ impl Compressor for Sidco {
         Traits { shrinks: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
     }
 
-    /// Length with twice the wanted number of elements, an upper bound.
+    /// An upper bound: the length with twice the wanted number of elements.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let elements = shape.elements();
         let target = self.target(elements)?;

@@ -9,7 +9,7 @@ use crate::{Error, Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Default number of stages, which is not written in texts.
+/// Default number of stages. The text of a setting omits this default.
 const STAGES: u32 = 1;
 
 impl Described for Sidco {

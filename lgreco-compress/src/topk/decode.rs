@@ -28,8 +28,8 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is not TopK's, or its variant does not fit its other numbers.
 /// [`Error::Parameter`] when it keeps more elements than the tensor has. [`Error::PayloadBody`] when positions do not
-/// ascend, are outside the tensor or differ in number from the values. The same error, when a value is not finite or
-/// padding is not zero.
+/// ascend, are outside the tensor or differ in number from the values. It is also returned when a value is not finite
+/// or padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -56,7 +56,7 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// The errors of [`decode`], except those in values and positions.
+/// The errors of [`decode`]. Values and positions are not checked.
 ///
 /// # Complexity
 /// O(1).
@@ -125,7 +125,7 @@ impl<'a> Body<'a> {
         Body { top, layout, values, positions }
     }
 
-    /// [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
+    /// Does the work of [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
     fn expand_as<V: WireValue>(
         &self,
         start: usize,

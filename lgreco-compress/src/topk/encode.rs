@@ -70,8 +70,8 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
     }
 }
 
-/// Writes the elements above `cut` and the first `ties` elements at it, with their positions. `workspace` is as for
-/// [`choose`].
+/// Writes the elements above `cut` and the first `ties` elements at it, with their positions. [`choose`] describes
+/// `workspace`.
 pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
@@ -93,8 +93,8 @@ pub(super) fn write<T: Element, V: WireValue>(
 /// Writes the positions of the elements above `cut` and of the first `ties` elements at it. Passes the bits of their
 /// values to `take`, which returns an error with the number of a value that is too large.
 ///
-/// `workspace` has room for one word per two elements, or at least for [`STRETCH`] elements. With more, more stretches
-/// are marked at a time.
+/// `workspace` has room for one word per two elements, or at least for [`STRETCH`] elements. With more room, more
+/// stretches are marked at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],

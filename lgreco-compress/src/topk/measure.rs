@@ -31,9 +31,9 @@ pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     keeps + shape.elements().div_ceil(2) + bins + bins.div_ceil(2) + 1 + bins / 64
 }
 
-/// Squared error of keeping each of `keeps` elements, with values sent as `values`. `squared_errors[i]` belongs to
-/// `keeps[i]`; the keeps may be in any order. The error is the energy outside the k largest magnitudes, plus the
-/// rounding error of those kept.
+/// Measures the squared error of keeping k elements, for each k in `keeps`. Values are sent as `values`.
+/// `squared_errors[i]` belongs to `keeps[i]`; the keeps may be in any order. The error is the energy outside the k
+/// largest magnitudes, plus the rounding error of the kept values.
 ///
 /// Errors are f64 sums of non-negative terms, so small errors are as precise as large ones.
 ///

@@ -1,7 +1,7 @@
 //! Element types of gradients: f32, f16 and bf16.
 //!
 //! The 16-bit types only wrap their bits, so this crate does not depend on the crate `half`. Tests compare the
-//! conversions with those of `half`. No other crate can add element types.
+//! conversions with `half`. No other crate can add element types.
 
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
@@ -46,9 +46,9 @@ mod sealed {
 /// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
 /// ```
 pub trait Element: Copy + Pod + Send + Sync + sealed::Sealed {
-    /// The run-time name of this type.
+    /// This type as a run-time value.
     const DTYPE: Dtype;
-    /// The exact value.
+    /// The value as f32. The conversion is exact.
     fn to_f32(self) -> f32;
     /// The nearest representable value. Ties go to even; overflow becomes infinity.
     fn from_f32(value: f32) -> Self;

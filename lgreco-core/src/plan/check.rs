@@ -62,7 +62,7 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
-        // No f64 lies above the largest one. Sums beyond it still count as near.
+        // Above `f64::MAX` there is no next f64. There the step down is also used as the step up.
         let step = if error < f64::MAX { error.next_up() - error } else { error - below };
         let mut above = ExactSum::from(error);
         above.add(step);
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
     }
 
-    /// A sum beyond the largest f64 exceeds every budget, and does not count as misstated.
+    /// A sum beyond the largest f64 is reported as over the budget, not as a wrong statement.
     #[test]
     fn sums_beyond_the_largest_number_are_over_the_budget() {
         let choices = [f64::MAX, 1e290, 5e291].map(|error| Choice { size: 1, error });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     proptest! {
-        /// The solvers' sums accept nothing that the exact sum refuses. They differ only in the last of 106 bits.
+        /// If the exact sum exceeds a budget, so does the solvers' sum. The two differ only in the last of 106 bits.
         #[test]
         fn solver_sums_are_never_below(
             values in prop::collection::vec((0u64..1 << 53, -80i32..80), 1..20), nudge in -3i32..3,

@@ -25,12 +25,12 @@ impl Merged<'_> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`solve_against`](super::solve_against). [`Error::Infeasible`] and [`Error::SizeInfeasible`] state the best
-    /// values within the constraints.
+    /// The errors of [`solve_against`](super::solve_against). [`Error::Infeasible`] and [`Error::SizeInfeasible`] state
+    /// the best values within the constraints.
     ///
     /// # Complexity
-    /// That of the solver on the merged table. Twice that if the rounding of a group's errors decides whether a plan fits
-    /// the budget.
+    /// The complexity of the solver on the merged table. The time doubles if the rounding of a group's errors decides
+    /// whether a plan fits the budget.
     pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
         let limit = budget.limit(&self.table)?;
         let kept = match reference.map(|options| self.check(options)).transpose() {

@@ -4,9 +4,10 @@ use crate::table::Table;
 use crate::{Error, Result};
 use alloc::{collections::BTreeMap, vec::Vec};
 
-/// Layers that must share an option, and layers whose option is fixed. [`Merged`](super::Merged) plans within them.
+/// Layers that must share an option, and layers whose option is fixed. [`Merged`](super::Merged) makes plans that keep
+/// these constraints.
 ///
-/// Tied weights and fused projections form such groups. Groups with a common layer are one group.
+/// Tied weights and fused projections form such groups. Groups with a common layer count as one group.
 ///
 /// ```
 /// use lgreco_core::plan::Constraints;
@@ -68,7 +69,7 @@ impl Constraints {
     }
 }
 
-/// The smallest layer of the group found so far (union-find). Halves the path to it.
+/// Finds the smallest layer of the group by union-find. Halves the path to it.
 fn root(parent: &mut [usize], mut layer: usize) -> usize {
     while parent[layer] != layer {
         parent[layer] = parent[parent[layer]];

@@ -69,7 +69,7 @@ impl Layout {
         Layout { unit, index_bits, narrow }
     }
 
-    /// The layout for a size limit. It never needs more workspace than that of [`of`](Layout::of). The sum of
+    /// The layout for a size limit. It never needs more workspace than the layout of [`of`](Layout::of). The sum of
     /// objectives is below 2^([`bits`](Layout::bits)).
     fn of_errors(table: &Table) -> Layout {
         let index_bits = index_bits(table);

@@ -57,7 +57,7 @@ impl Merged<'_> {
     /// when a workspace cannot be allocated.
     ///
     /// # Complexity
-    /// Two runs of the exact solver for each point. Four if the frontier has more than `most` points.
+    /// Two runs of the exact solver for each point, or four if the frontier has more than `most` points.
     pub fn frontier(&self, most: usize, limits: exact::Limits) -> Result<Frontier> {
         Error::require(most >= 2, "points of the frontier", most as f64, "at least 2")?;
         let solver = Solver::Exact(limits);

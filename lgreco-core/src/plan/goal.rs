@@ -8,8 +8,8 @@ use crate::num::Sum;
 use crate::table::{Choice, Table};
 use core::cmp::Ordering;
 
-/// `Goal::new` needs no known plan as a ceiling if the layers' largest errors sum to at most this multiple of their
-/// smallest.
+/// `Goal::new` needs no known plan as a ceiling if the sum of the layers' largest errors is at most this multiple of
+/// the sum of their smallest errors.
 const NEAR: f64 = (1u32 << 16) as f64;
 
 /// A limit, and the integer objective within it.
@@ -211,7 +211,7 @@ mod tests {
         fn cells_are_the_least_that_cover(
             error in 1u64..1 << 53, more in 0u64..1 << 53, shift in 0i32..60, levels in 1u32..,
         ) {
-            // Integers, so that the products are exact in 128 bits.
+            // Uses integers, so that the products are exact in 128 bits.
             let (error, budget) = (error as f64, (error + more).min(1 << 53) as f64 * 2f64.powi(shift.min(20)));
             let k = cells(error, budget, levels);
             let needed = error as u128 * u128::from(levels);

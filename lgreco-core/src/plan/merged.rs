@@ -90,10 +90,11 @@ impl<'a> Merged<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](Merged::new). [`Error::NoSharedOption`] also when layers of a group have no common key.
+    /// The errors of [`new`](Merged::new). [`Error::NoSharedOption`] is also returned when layers of a group have no
+    /// common key.
     ///
     /// # Complexity
-    /// As [`new`](Merged::new).
+    /// The same as for [`new`](Merged::new).
     pub fn by_key<K: Ord>(
         table: &Table<'a>,
         constraints: &Constraints,

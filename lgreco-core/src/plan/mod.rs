@@ -63,7 +63,7 @@ pub struct Summary {
 impl Summary {
     /// Sums size and error of `options`, one per layer, and checks the limit.
     ///
-    /// The caller vouches for the `proof`: no plan within its limit may be below its lower bound.
+    /// The caller guarantees the `proof`: no plan within its limit is below its lower bound.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Proof, Summary}, table::{Choice, Table}};

@@ -37,7 +37,7 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// Those of [`check::verify`].
+    /// The errors of [`check::verify`].
     ///
     /// # Complexity
     /// O(layers).

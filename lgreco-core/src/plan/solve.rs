@@ -44,12 +44,12 @@ impl Solver {
     }
 }
 
-/// Number of states in the exact solver's first attempt. Tables from real gradients need fewer. To clear the workspace
-/// of all states would take many times longer than to solve such a table.
+/// Number of states in the exact solver's first attempt. Tables from real gradients need fewer. Clearing a workspace
+/// for all states would take many times longer than solving such a table.
 const FIRST_STATES: usize = 1 << 14;
 
-/// Solves exactly in up to three attempts: with few states, by Algorithm 1 if it may find a better plan, and with all
-/// states. Keeps the best plan and the largest lower bound.
+/// Solves exactly in up to three attempts. The first uses few states. The second is Algorithm 1, if it may find a
+/// better plan. The third uses all states. Keeps the best plan and the largest lower bound.
 fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -80,10 +80,11 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
     Ok(summary)
 }
 
-/// Chooses one option per layer. The reference plan is that of the budget, if the budget names one.
+/// Chooses one option per layer. The reference plan is the one that the budget names, if any.
 ///
 /// The plan is within the budget, and [`check`](super::check) verifies it. The solver makes the other quantity as small as
-/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least that of the relaxation.
+/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least the relaxation's
+/// bound.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -128,12 +129,12 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
 /// ```
 ///
 /// # Errors
-/// Those of [`Budget::limit`] and of the solver. [`Error::Infeasible`] states the smallest achievable error,
-/// [`Error::SizeInfeasible`] the smallest achievable size. [`Error::Length`] and [`Error::NoSuchOption`] when the reference
-/// does not fit the table. [`Error::OutOfMemory`] when the solver's workspace cannot be allocated.
+/// The errors of [`Budget::limit`] and of the solver. [`Error::Infeasible`] states the smallest achievable error,
+/// [`Error::SizeInfeasible`] the smallest achievable size. [`Error::Length`] and [`Error::NoSuchOption`] when the
+/// reference does not fit the table. [`Error::OutOfMemory`] when the solver's workspace cannot be allocated.
 ///
 /// # Complexity
-/// That of the solver. It allocates the solver's workspace and two words per layer.
+/// The complexity of the solver. Allocates the solver's workspace and two words per layer.
 pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
     let found = choose(table, budget.limit(table)?, solver)?;
     verified_against(table, found, reference, solver)
@@ -153,7 +154,7 @@ pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec
     Ok((options, summary))
 }
 
-/// Verifies the options found, or those of the reference plan if they are better.
+/// Verifies the options found, or the options of the reference plan if they are better.
 pub(super) fn verified_against(
     table: &Table,
     (mut options, mut summary): (Vec<u32>, Summary),
@@ -174,9 +175,9 @@ pub(super) fn verified_against(
 }
 
 impl Plan {
-    /// Makes a plan of given options, such as those of a [`baseline`](super::baseline) or of the reference plan.
+    /// Makes a plan of given options, such as the options of a [`baseline`](super::baseline) or of the reference plan.
     ///
-    /// Its lower bound is that of the relaxation. `solver` is a name for display.
+    /// Its lower bound comes from the relaxation. `solver` is a name for display.
     ///
     /// ```
     /// # use lgreco_core::{plan::{Limit, Plan, budget::Budget}, table::{Choice, Table}};
@@ -191,10 +192,11 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::OverBudget`] and [`Error::OverSize`], with the plan's error or size, when the options exceed the budget.
-    /// Those of [`Budget::limit`] and [`Summary::of`]. [`Error::OutOfMemory`] when the workspace cannot be allocated.
+    /// The errors of [`Budget::limit`] and [`Summary::of`]. [`Error::OutOfMemory`] when the workspace cannot be
+    /// allocated.
     ///
     /// # Complexity
-    /// That of [`exact::lower_bound`].
+    /// The complexity of [`exact::lower_bound`].
     pub fn from_options(table: &Table, budget: Budget, solver: &'static str, options: Vec<u32>) -> Result<Plan> {
         let limit = budget.limit(table)?;
         let summary = Summary::of(table, &options, limit.unproved())?;

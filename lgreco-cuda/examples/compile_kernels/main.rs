@@ -1,5 +1,5 @@
-//! Compiles all kernels for all architectures that the crate has code for, and writes `compiled/kernels`. With `--check` it compares
-//! what it compiles with `compiled/kernels` instead.
+//! Compiles all kernels for all architectures that the crate supports, and writes `compiled/kernels`. With `--check` it
+//! compares the compiled code with `compiled/kernels` instead.
 //!
 //! ```sh
 //! python3 -m venv target/nvrtc && target/nvrtc/bin/pip install nvidia-cuda-nvrtc-cu12==12.9.86
@@ -18,7 +18,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// NVRTC 13 compiles for 7.5 and later; newer versions of PTX need newer drivers.
+/// NVRTC 13 supports only compute capability 7.5 and later. Newer versions of PTX need newer drivers.
 const VERSION: (i32, i32) = (12, 9);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// As LZMA, by the program `xz`, for instructions of 16 bytes.
+/// Compresses bytes to LZMA with the program `xz`. Its options suit instructions of 16 bytes.
 fn compressed(bytes: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut xz = Command::new("xz");
     let xz = xz.args(["--format=lzma", "--lzma1=preset=9e,lc=4,pb=4"]);

@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler, from its library.
+//! Loads and calls NVRTC, NVIDIA's compiler library.
 #![allow(unsafe_code, reason = "a library of C functions")]
 
 use libloading::Library;
@@ -11,19 +11,19 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Texts = *const *const c_char;
 
-/// Its functions return 0, or a code that `nvrtcGetErrorString` has words for.
+/// The loaded library. Its functions return 0 or an error code; `nvrtcGetErrorString` describes the code.
 pub struct Nvrtc(Library);
 
 impl Nvrtc {
     pub fn load(path: &Path) -> Result<Nvrtc, libloading::Error> {
-        // SAFETY: NVIDIA's library, whose initialisers are its own affair.
+        // SAFETY: this is NVIDIA's library, and its initialisers are trusted.
         unsafe { Library::new(path) }.map(Nvrtc)
     }
 
-    /// Major and minor.
+    /// The major and the minor version.
     pub fn version(&self) -> Result<(i32, i32), String> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the function's type, and places for both numbers.
+        // SAFETY: the function has this type, and both pointers are valid.
         unsafe {
             let version = self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>("nvrtcVersion")?;
             self.said(version(&mut major, &mut minor))?;
@@ -31,7 +31,7 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// The code of a source, which messages call `file`. `Err` with NVRTC's words and its log.
+    /// Compiles `source`. The compiler's messages call it `file`. An error includes NVRTC's error text and log.
     pub fn compile(&self, file: &str, source: &str, options: &[String], is_ptx: bool) -> Result<Vec<u8>, String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("{file}: a NUL in its text or options"));
         let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
@@ -40,7 +40,8 @@ impl Nvrtc {
         let (size, get) =
             if is_ptx { ("nvrtcGetPTXSize", "nvrtcGetPTX") } else { ("nvrtcGetCUBINSize", "nvrtcGetCUBIN") };
         let mut program = null_mut();
-        // SAFETY: the functions' types; texts live through the calls; the program is used until it is destroyed.
+        // SAFETY: the functions have these types. The texts live through the calls, and the program until it is
+        // destroyed.
         unsafe {
             let create = self.function::<unsafe extern "C" fn(
                 *mut Program,
@@ -68,10 +69,11 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// The program lives, and the functions are a pair of these types.
+    /// The program has not been destroyed. `size` and `get` name functions of these types that belong together.
     unsafe fn read(&self, program: Program, size: &str, get: &str) -> Result<Vec<u8>, String> {
         let mut bytes = 0;
-        // SAFETY: as the caller says; NVRTC writes as many bytes as it says.
+        // SAFETY: the caller guarantees the program and the functions. `get` writes exactly the bytes that `size`
+        // reports.
         unsafe {
             self.said(self.function::<Size>(size)?(program, &mut bytes))?;
             let mut read = vec![0u8; bytes];
@@ -83,7 +85,7 @@ impl Nvrtc {
     /// # Safety
     /// The function is of this type.
     unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, String> {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees the type.
         unsafe { self.0.get::<T>(name) }.map(|function| *function).map_err(|error| error.to_string())
     }
 
@@ -91,7 +93,7 @@ impl Nvrtc {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the function's type; a text that stays.
+        // SAFETY: the function has this type, and returns a static text.
         unsafe {
             let words = self.function::<unsafe extern "C" fn(c_int) -> *const c_char>("nvrtcGetErrorString")?;
             Err(CStr::from_ptr(words(code)).to_string_lossy().into_owned())

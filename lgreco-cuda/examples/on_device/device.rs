@@ -1,5 +1,5 @@
-//! Memory of the device, and the stream that copies and calls share. The stream orders them: the null stream would not, because
-//! a backend's stream does not wait for it.
+//! Device memory, and a stream for both copies and calls, so that they run in order. The null stream would not do,
+//! because a backend's stream does not wait for it.
 
 use super::{Outcome, runs};
 use cudarc::driver::result::{self, stream::StreamKind};
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 pub(super) struct Memory(u64);
 
 impl Memory {
-    /// Its content is undefined.
+    /// Allocates memory. Its content is undefined.
     pub(super) fn new(bytes: usize) -> Outcome<Self> {
         // SAFETY: nothing reads it before it is written.
         Ok(Memory(unsafe { result::malloc_sync(bytes.max(1)) }?))
@@ -22,12 +22,13 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: its own, and what uses it has been waited for, unless a call has failed. Nothing can be done about an error.
+        // SAFETY: this owns the memory. The work that used it has been waited for, unless a call failed. Errors are
+        // ignored, because nothing can be done about them.
         let _ = unsafe { result::free_sync(self.0) };
     }
 }
 
-/// A stream, which stays as long as the process, and two events that take its time.
+/// A stream, which is never destroyed, and two events that measure times on it.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
     stream: CUstream,
@@ -47,32 +48,32 @@ impl Clock {
 
     /// Enqueues a copy on the device.
     pub(super) fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome<()> {
-        // SAFETY: both are memory of the device, that long, and used in this stream alone.
+        // SAFETY: both are device memory of at least this length, and only this stream uses them.
         Ok(unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }?)
     }
 
     /// Copies values to the device, and waits.
     pub(super) fn upload<T>(&self, to: u64, values: &[T]) -> Outcome<()> {
-        // SAFETY: there is room for them, and the memory is used in this stream alone.
+        // SAFETY: the memory has room for the values, and only this stream uses it.
         unsafe { result::memcpy_htod_async(to, values, self.stream) }?;
         self.wait()
     }
 
-    /// Copies values of plain numbers from the device, when everything is done that is enqueued.
+    /// Copies values from the device after all enqueued work is done.
     pub(super) fn download<T: bytemuck::Pod>(&self, from: u64, values: &mut [T]) -> Outcome<()> {
-        // SAFETY: as many are there, and the memory is used in this stream alone.
+        // SAFETY: the memory holds this many values, and only this stream uses it.
         unsafe { result::memcpy_dtoh_async(values, from, self.stream) }?;
         self.wait()
     }
 
     pub(super) fn wait(&self) -> Outcome<()> {
-        // SAFETY: the stream stays.
+        // SAFETY: the stream is never destroyed.
         Ok(unsafe { result::stream::synchronize(self.stream) }?)
     }
 
-    /// Seconds that the device takes for what a call enqueues. Waits for it.
+    /// Measures the device's time for the work that `enqueue` enqueues, in seconds. Waits for it.
     pub(super) fn once(&self, enqueue: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
-        // SAFETY: the stream and the events stay.
+        // SAFETY: the stream and the events are never destroyed.
         unsafe {
             result::event::record(self.start, self.stream)?;
             enqueue()?;
@@ -82,7 +83,7 @@ impl Clock {
         }
     }
 
-    /// Seconds for one of `calls`, which are enqueued one after another: the least of some runs.
+    /// Measures the seconds of one call, averaged over `calls` calls in sequence. Takes the minimum of several runs.
     pub(super) fn seconds(&self, calls: usize, mut enqueue: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
         let mut least = f64::INFINITY;
         for _ in 0..runs()? {

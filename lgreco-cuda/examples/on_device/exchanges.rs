@@ -1,4 +1,4 @@
-//! Exchanges of one layer, or of a model's.
+//! Measures exchanges of one layer or of a whole model.
 
 use super::*;
 use lgreco::compress::Compressor;
@@ -6,7 +6,8 @@ use lgreco::rng::Stream;
 use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 
 impl Bench {
-    /// Steps of an exchange of [`RANKS`] ranks, which all send what this one does: of one layer, or of a model's.
+    /// Measures and checks steps of an exchange among [`RANKS`] ranks that all send the same message. `shapes` is one
+    /// layer or a model's layers.
     pub(super) fn exchange(&mut self, model: &str, name: &str, setting: SettingOf, shapes: &[Shape]) -> Outcome<()> {
         let config = ExchangeConfig { world: RANKS as u32, dtype: self.dtype, ..ExchangeConfig::default() };
         let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
@@ -16,13 +17,14 @@ impl Bench {
         let residuals = Memory::new(program.residual_bytes() as usize)?;
         let messages = Memory::new(RANKS * message)?;
         let clock = self.clock;
-        // SAFETY: as large as the program says, and used here alone.
+        // SAFETY: the memory has the size that the program requires, and nothing else uses it.
         let exchange = unsafe { self.backend.begin_exchange(program, table.at(), residuals.at()) }?;
         let encode = clock.seconds(CALLS, || {
-            // SAFETY: the gradients and room for a message. Before a step has ended, residuals stay zeros.
+            // SAFETY: the addresses are valid for the gradients and for a message. Residuals stay 0 until a step has
+            // ended.
             Ok(unsafe { self.backend.encode_exchange(&exchange, self.gradient.at(), messages.at()) }?)
         })?;
-        // Of the first layer.
+        // Only the first layer's payload is checked.
         let &(shape, setting) = layers.first().ok_or("no layer")?;
         let (values, len) = (shape.elements(), setting.payload_len(shape, self.dtype)?);
         let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
@@ -31,25 +33,26 @@ impl Bench {
         let start = Instant::now();
         setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
-        // Behind the message's 16 bytes.
+        // The first payload begins after the message's head of 16 bytes.
         clock.download(messages.at() + 16, &mut found)?;
         assert!(found == expected, "{model}{name}: the exchange's payload");
-        // Gradients and residuals read, residuals and payloads written.
+        // Bytes moved: gradients and residuals are read, residuals and payloads are written.
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: feedback and {name}");
         let size = self.dtype.bytes();
         self.line_of_exchange(model, &line, ((8 + size) * total + message, encode, cpu));
 
-        // Every step ends with others' messages of its own number.
+        // A step ends only with messages of its own step number, so each step copies this rank's message to the other
+        // ranks.
         let mut finish = f64::INFINITY;
         for step in 0..=runs()? as u32 {
-            // SAFETY: the gradients and room for all messages.
+            // SAFETY: the addresses are valid for the gradients and for all messages.
             unsafe { self.backend.encode_exchange(&exchange, self.gradient.at(), messages.at()) }?;
             for rank in 1..RANKS as u64 {
                 clock.copy(messages.at() + rank * message as u64, messages.at(), message)?;
             }
             let took = clock.once(|| {
-                // SAFETY: all messages, and room for as many means as gradients.
+                // SAFETY: the addresses are valid for all messages, and for as many means as gradients.
                 Ok(unsafe { self.backend.finish_exchange(&exchange, messages.at(), self.other.at()) }?)
             })?;
             finish = finish.min(took);
@@ -69,7 +72,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A line of an exchange, of a model if that has a name.
+    /// Prints the figures of an exchange. `model` is empty if the exchange has only one layer.
     pub(super) fn line_of_exchange(&self, model: &str, name: &str, (bytes, here, cpu): (usize, f64, f64)) {
         if model.is_empty() {
             return self.line_of(name, bytes, here, cpu);

@@ -1,4 +1,4 @@
-//! Rows and payloads of one layer.
+//! Measures error-table rows and payloads of one layer.
 
 use super::*;
 use lgreco::backend::{Backend as _, Job, Portable};
@@ -6,7 +6,7 @@ use lgreco::compress::Compressor;
 use lgreco::rng::Stream;
 use lgreco_cuda::DeviceJob;
 
-/// How far apart two matrices are, of the norm of the first.
+/// The norm of the difference of two matrices, relative to the norm of the first.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm: f64 = a.iter().map(|&a| f64::from(a).powi(2)).sum();
     let apart: f64 = a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
@@ -24,7 +24,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Asserts that rows of the first values are the CPU's, whose seconds are returned.
+    /// Asserts that the rows equal those that the CPU computes from the first values. Returns the CPU's seconds.
     pub(super) fn check_rows(
         &self,
         name: &str,
@@ -37,7 +37,7 @@ impl Bench {
         let start = Instant::now();
         Portable.measure(&[job], &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
-        // Where a rank is full, only rounding is left.
+        // At full rank, PowerSGD's only error is rounding.
         let rounding = 1e-10 * expected[0];
         for row in rows.chunks(candidates.len()) {
             let agree = row.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b + rounding);
@@ -51,7 +51,7 @@ impl Bench {
         let len = setting.payload_len(self.shape, self.dtype)?;
         let payload = Memory::new(len.next_multiple_of(4))?;
         let here = clock.seconds(CALLS, || {
-            // SAFETY: room for a payload.
+            // SAFETY: the address is valid for a payload.
             unsafe { self.backend.encode_to_device(&setting, &gradient, Stream::default(), payload.at()) }?;
             Ok(())
         })?;
@@ -77,12 +77,12 @@ impl Bench {
         }
         self.line(&format!("encode {name}"), here, cpu);
         if self.dtype != Dtype::F32 {
-            // Payloads decode to f32 whatever they were made of.
+            // Payloads of any type decode to f32, so decoding is measured only once.
             return Ok(());
         }
 
         let here = clock.seconds(CALLS, || {
-            // SAFETY: the payload just made, and room for as many values.
+            // SAFETY: the first address has the payload just made. The second is valid for the decoded values.
             Ok(unsafe { self.backend.decode_on_device(&setting, self.shape, payload.at(), self.other.at()) }?)
         })?;
         self.backend.check()?;

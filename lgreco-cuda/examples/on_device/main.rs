@@ -1,11 +1,13 @@
-//! Checks and figures of an NVIDIA GPU: `on_device [SECTION...]` runs these sections, or all of them without arguments; `on_device
-//! --list` prints their names, `on_device --device` what the device is. A section that fails does not stop the later ones; the exit
-//! status is 1 if any has failed.
+//! Checks an NVIDIA GPU and measures times on it. `on_device [SECTION...]` runs the given sections, or all of them.
+//! `on_device --list` prints their names, and `on_device --device` describes the device. A failed section does not stop
+//! the later ones. The exit status is 1 if any section failed.
 //!
-//! Sections are either suites (conformance, exchanges, graphs), or figures: times of rows, payloads, exchanges and tables, as
-//! shares of the bandwidth of a copy. Every figure's answer is compared with the CPU's; of a model's table the rows of two
-//! layers. `LGRECO_BENCH_ELEMENTS` sets the number of values (2^26); where there are fewer than 2^20, the suites plant less
-//! damage, and every time is that of one run. `LGRECO_BENCH_RUNS` sets the number of runs, of which the fastest counts (6).
+//! Sections are either suites (conformance, exchanges, graphs) or figures. Figures are times of rows, payloads,
+//! exchanges and tables, as shares of the bandwidth of a copy. Every result is compared with the CPU's; of a model's
+//! table, the rows of two layers are compared.
+//! Environment variables: `LGRECO_BENCH_ELEMENTS` sets the number of values (default 2^26). With fewer than 2^20, the
+//! suites damage fewer bytes, and each time is measured once. `LGRECO_BENCH_RUNS` sets the number of runs (default 6);
+//! the fastest counts.
 
 #[path = "../../tests/checks/mod.rs"]
 mod checks;
@@ -34,21 +36,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Calls that are enqueued before the device is waited for.
+/// Number of calls enqueued before the host waits for the device.
 const CALLS: usize = 8;
-/// The largest relative difference of rows, and of matrices that PowerSGD's payloads decode to, as part of their norm.
+/// Largest relative difference of rows from the CPU's.
 const ROWS: f64 = 1e-4;
 const NORM: f64 = 1e-4;
-/// The relative error of a number in bf16.
+/// Bound on the relative rounding error of a bf16 value.
 const SENT: f32 = 1.0 / 256.0;
-/// Ranks of an exchange.
+/// Number of ranks of an exchange.
 const RANKS: usize = 8;
-/// Values below which times mean nothing.
+/// With fewer values than this, times mean nothing.
 const FEW: usize = 1 << 20;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// A number of the environment's.
+/// Reads a number from an environment variable, or returns `otherwise`.
 fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
     match std::env::var(variable) {
         Ok(text) => Ok(text.parse().map_err(|error| format!("{variable} is {text}: {error}"))?),
@@ -56,7 +58,7 @@ fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
     }
 }
 
-/// Values of the figures.
+/// Number of values in the figures.
 fn elements() -> Outcome<usize> {
     number("LGRECO_BENCH_ELEMENTS", 1 << 26)
 }
@@ -66,12 +68,12 @@ fn is_few() -> Outcome<bool> {
     Ok(elements()? < FEW)
 }
 
-/// How often a time is taken, of which the least counts.
+/// Number of runs per measurement. The fastest counts.
 fn runs() -> Outcome<usize> {
     number("LGRECO_BENCH_RUNS", if is_few()? { 1 } else { 6 })
 }
 
-/// Host seconds of a call that waits for the device: the least of some runs.
+/// Measures a call that waits for the device, in seconds on the host. Takes the minimum of several runs.
 fn host_seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let mut least = f64::INFINITY;
     for _ in 0..runs()? {
@@ -82,18 +84,18 @@ fn host_seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     Ok(least)
 }
 
-/// What a section does.
+/// The function of a section.
 #[derive(Clone, Copy)]
 enum Section {
     Suite(fn(bool) -> Outcome<()>),
     Figures(fn(&mut Bench) -> Outcome<()>),
-    /// Figures of gradients in bf16.
+    /// Figures with gradients in bf16.
     Narrow(fn(&mut Bench) -> Outcome<()>),
 }
 
 use Section::{Figures, Narrow, Suite};
 
-/// In the order in which they run.
+/// Name and function of every section, in the order in which they run.
 const SECTIONS: [(&str, Section); 18] = [
     ("copy", Figures(|_| Ok(()))),
     ("conformance", Suite(suites::conformance)),
@@ -137,7 +139,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what the first device is, on one line.
+/// Describes the first device on one line.
 fn tell() -> Outcome<()> {
     let device = devices()?.into_iter().next().ok_or("there is no device")?;
     let usable = device.usable.unwrap_or_else(|error| error.to_string());
@@ -149,12 +151,12 @@ fn tell() -> Outcome<()> {
     Ok(())
 }
 
-/// Runs the sections of these names; all if there are none. Whether all have passed.
+/// Runs the chosen sections, or all if none is chosen. Returns whether all of them passed.
 fn run(chosen: &[String]) -> Outcome<bool> {
     tell()?;
     enter(0)?;
     let few = is_few()?;
-    // While this one is there, the kernels of all later ones are loaded only once.
+    // This backend keeps the kernels loaded, so that later backends do not load them again.
     let _modules = CudaBackend::new(0)?;
     let (mut bench, mut failed) = (None, Vec::new());
     for (name, section) in SECTIONS.iter().filter(|(name, _)| chosen.is_empty() || chosen.iter().any(|of| of == name)) {
@@ -182,13 +184,13 @@ fn run(chosen: &[String]) -> Outcome<bool> {
     Ok(failed.is_empty())
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
 }
 
-/// The bench with gradients of this type, made if there is none.
+/// Returns the bench with gradients of this type. Creates it on the first call.
 fn opened(bench: &mut Option<Bench>, dtype: Dtype) -> Outcome<&mut Bench> {
     let bench = match bench {
         Some(bench) => bench,
@@ -206,17 +208,17 @@ struct Bench {
     backend: CudaBackend,
     shape: Shape,
     values: Vec<f32>,
-    /// The same, where gradients are bf16.
+    /// The same values in bf16; empty while gradients are f32.
     narrow: Vec<Bf16>,
     dtype: Dtype,
     gradient: Memory,
     other: Memory,
-    /// Bytes per second that a copy reads and writes.
+    /// Bytes that a copy reads and writes per second.
     bandwidth: f64,
 }
 
 impl Bench {
-    /// The device's context is current on this thread. Prints the bandwidth of a copy.
+    /// Creates the bench, and prints the bandwidth of a copy. The device's context must be current on this thread.
     fn new(elements: usize) -> Outcome<Self> {
         let clock = Clock::new()?;
         let shape = Shape::new(elements / 4096, 4096)?;
@@ -228,7 +230,7 @@ impl Bench {
         let bandwidth = 2.0 * bytes as f64 / copy;
         println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
         println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
-        // SAFETY: the stream is the clock's, which stays.
+        // SAFETY: the clock's stream is never destroyed.
         let backend = unsafe { CudaBackend::with_stream(clock.stream().cast()) }?;
         let (narrow, dtype) = (Vec::new(), Dtype::F32);
         Ok(Bench { clock, backend, shape, values, narrow, dtype, gradient, other, bandwidth })
@@ -254,7 +256,7 @@ impl Bench {
         METHODS.into_iter().try_for_each(|(name, setting)| self.payloads(name, setting(self.shape)))
     }
 
-    /// Exchanges of one layer, under every method.
+    /// Measures exchanges of one layer under every method.
     fn steps(&mut self) -> Outcome<()> {
         let shape = [self.shape];
         for (name, setting) in METHODS.into_iter().filter(|(name, _)| !name.starts_with("PowerSGD")) {
@@ -265,16 +267,16 @@ impl Bench {
     }
 
     fn on_device(&self) -> Outcome<DeviceGradient> {
-        // SAFETY: as many values, kept as long as the program runs.
+        // SAFETY: the memory has this many values, and lives as long as the program runs.
         Ok(unsafe { DeviceGradient::new(self.gradient.at(), self.dtype, self.shape) }?)
     }
 
-    /// One line, of a call that reads the gradient at least once.
+    /// Prints a line about a call that must at least read the gradient.
     fn line(&self, name: &str, here: f64, cpu: f64) {
         self.line_of(name, self.dtype.bytes() * self.values.len(), here, cpu);
     }
 
-    /// One line, of a call that has to read and write so many bytes.
+    /// Prints a line about a call that must read and write `bytes` bytes.
     fn line_of(&self, name: &str, bytes: usize, here: f64, cpu: f64) {
         let (name, read) = (self.named(name), bytes as f64 / here);
         println!(
@@ -297,7 +299,7 @@ fn eden(_: Shape) -> Setting {
 
 type SettingOf = fn(Shape) -> Setting;
 
-/// What a single layer is compressed by.
+/// Name and setting of every method that is measured.
 const METHODS: [(&str, SettingOf); 7] = [
     ("QSGD, 4 bits", qsgd),
     ("QSGD, 8 bits", |_| Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() })),
@@ -308,7 +310,7 @@ const METHODS: [(&str, SettingOf); 7] = [
     ("PowerSGD, rank 4", power),
 ];
 
-/// Vectors are not compressed.
+/// PowerSGD of rank 4. Vectors are not compressed.
 fn power(shape: Shape) -> Setting {
     let is_vector = shape.rows().min(shape.cols()) == 1;
     if is_vector { Setting::Dense } else { Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }) }
@@ -318,7 +320,7 @@ fn top_in_few_bits(shape: Shape) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep: (shape.elements() as u32 / 100).max(1), bits: 4 })
 }
 
-/// One in a hundred.
+/// TopK that keeps one value in a hundred.
 fn top(shape: Shape) -> Setting {
     Setting::TopK(TopK { keep: (shape.elements() as u32 / 100).max(1), values: Dtype::F32 })
 }

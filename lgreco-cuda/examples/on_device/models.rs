@@ -1,4 +1,4 @@
-//! Tables of whole models, and their exchanges.
+//! Measures error tables and exchanges of whole models.
 
 use super::*;
 use lgreco::rng::Stream;
@@ -6,9 +6,9 @@ use lgreco_cuda::{Call, DeviceJob};
 use lgreco_testing::models::resnet_50;
 
 impl Bench {
-    /// ResNet-50 and a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's time for the latter.
-    /// Where there are fewer values than that takes, some layers of the one, and of the other one block, of sides an eighth as
-    /// long.
+    /// The layer shapes of ResNet-50 and of a transformer with GPT-2's shapes. `tests/peers/gpu.py` measures the
+    /// published method on the latter. If the bench has too few values, there are only a few layers of ResNet-50, and
+    /// one block of the transformer with an eighth of each dimension.
     fn models(&self) -> Outcome<[(&'static str, Vec<Shape>); 2]> {
         let is_small = self.values.len() < 3072 * 768;
         let (blocks, part) = if is_small { (1, 8) } else { (37, 1) };
@@ -23,13 +23,13 @@ impl Bench {
         Ok([("ResNet-50", fitting(of_resnet)), ("the transformer", fitting(shapes))])
     }
 
-    /// The whole tables of all models.
+    /// Measures the error tables of all models.
     pub(super) fn tables(&mut self) -> Outcome<()> {
         self.models()?.iter().try_for_each(|(model, shapes)| self.table(model, shapes))
     }
 
-    /// The tables of a model under three methods. Every layer has memory of its own, so that none is in a cache because another
-    /// was read.
+    /// Measures a model's error tables under three methods. Every layer has separate memory, so that reading one layer
+    /// does not bring another into the cache.
     fn table(&mut self, model: &str, shapes: &[Shape]) -> Outcome<()> {
         let keeps = |shape: &Shape| (1..=100u32).map(|i| (shape.elements() as u32 / 1000 * i).max(1)).collect();
         let keeps: Vec<Vec<u32>> = shapes.iter().map(keeps).collect();
@@ -47,7 +47,8 @@ impl Bench {
                 };
                 let bytes = size * shape.elements();
                 self.clock.copy(at, self.gradient.at(), bytes)?;
-                // SAFETY: there are as many values, and the layers together are as long as the memory.
+                // SAFETY: each layer has this many values at its address, and `of_all` is as long as all layers
+                // together.
                 let gradient = unsafe { DeviceGradient::new(at, self.dtype, shape) }?;
                 jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
                 at += bytes as u64;
@@ -55,7 +56,7 @@ impl Bench {
             self.backend.reserve(&jobs, &[Call::Measure])?;
             let mut table = vec![f64::NAN; options * jobs.len()];
             let here = host_seconds(|| Ok(self.backend.measure_device(&jobs, &mut table)?))?;
-            // Of a single column PowerSGD leaves nothing but rounding.
+            // PowerSGD of a single column has only rounding errors, so vectors are not compared.
             let is_matrix = |layer: &usize| shapes[*layer].rows().min(shapes[*layer].cols()) > 1;
             let matrices: Vec<usize> = (0..shapes.len()).filter(is_matrix).collect();
             for &layer in matrices.first().into_iter().chain(matrices.last()) {
@@ -74,7 +75,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Exchanges of all models. Their gradients are the first values, one layer behind the other.
+    /// Measures exchanges of all models. A model's gradients are the first values, one layer after another.
     pub(super) fn steps_of_models(&mut self) -> Outcome<()> {
         for (model, shapes) in self.models()? {
             let total: usize = shapes.iter().map(|shape| shape.elements()).sum();

@@ -1,10 +1,10 @@
-//! Gradients of bf16: the same values, rounded, in the place of f32.
+//! Gradients in bf16: the same values, rounded, in the same memory.
 
 use super::*;
 use lgreco::gradient::{Bf16, Element, Gradient, Values};
 
 impl Bench {
-    /// From here on all gradients are bf16, and so are sums of exchanges.
+    /// Switches all gradients to bf16, and so the sums of exchanges.
     pub(super) fn narrow(&mut self) -> Outcome<()> {
         self.narrow = self.values.iter().map(|&x| Bf16::from_f32(x)).collect();
         self.values = self.narrow.iter().map(|x| x.to_f32()).collect();
@@ -12,12 +12,12 @@ impl Bench {
         self.clock.upload(self.gradient.at(), &self.narrow)
     }
 
-    /// What a line is called.
+    /// The label of a line.
     pub(super) fn named(&self, name: &str) -> String {
         if self.dtype == Dtype::F32 { name.into() } else { format!("{name}, bf16") }
     }
 
-    /// The first values as the device has them.
+    /// The first values of the gradient, in the device's type.
     pub(super) fn host(&self, shape: Shape) -> Outcome<Gradient<'_>> {
         let count = shape.elements();
         let values = match self.dtype {
@@ -27,12 +27,12 @@ impl Bench {
         Ok(Gradient::new(values, shape)?)
     }
 
-    /// What a mean becomes in the gradient's type.
+    /// A mean rounded to the gradient's type.
     pub(super) fn rounded(&self, mean: f32) -> f32 {
         if self.dtype == Dtype::F32 { mean } else { Bf16::from_f32(mean).to_f32() }
     }
 
-    /// So many values of the device, which are of the gradient's type.
+    /// Reads `count` values of the gradient's type from the device.
     pub(super) fn read(&self, address: u64, count: usize) -> Outcome<Vec<f32>> {
         if self.dtype == Dtype::F32 {
             let mut values = vec![0.0; count];

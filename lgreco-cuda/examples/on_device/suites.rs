@@ -1,5 +1,5 @@
-//! The suites: conformance, and what trainers do on the device: exchanges of several ranks, each with a stream of its own, gradients
-//! of plans, and steps that are captured into graphs. `few` spares most of the damage.
+//! The suites: conformance, exchanges of several ranks with one stream per rank, means of gradients for plans, and
+//! steps captured into graphs. With `few`, fewer bytes are damaged.
 
 use super::{Outcome, ROWS};
 use crate::checks::graphs::check_graphs;
@@ -12,13 +12,13 @@ use lgreco_cuda::CudaBackend;
 use lgreco_testing::backend::check_all;
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
-/// A rank's bucket, on a thread of its own.
+/// Opens a rank's bucket. Each rank has its own thread.
 fn open<const SHARDED: bool>(members: &[Member], _: bool, _: u32) -> OnDevice<Driven, SHARDED> {
     enter(0).expect("the device's context");
     OnDevice::new(CudaBackend::new(0).expect("the device, as before"), members)
 }
 
-/// Of gradients and their means.
+/// The types of gradients and means.
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
 pub(super) fn conformance(_: bool) -> Outcome<()> {
@@ -29,7 +29,8 @@ pub(super) fn conformance(_: bool) -> Outcome<()> {
 pub(super) fn exchanges(_: bool) -> Outcome<()> {
     for dtype in DTYPES {
         let of_narrow = dtype == Dtype::Bf16;
-        // With sums in bf16 as well, what PowerSGD's factors and means are rounded by may be more than the suite allows.
+        // If sums are bf16 too, the rounding errors of PowerSGD's factors and means may together exceed the suite's
+        // tolerance.
         check_space(&all_members_of(dtype), !of_narrow, open::<false>);
         if of_narrow {
             check_space(&members_of(dtype), true, open::<false>);
@@ -43,14 +44,14 @@ pub(super) fn shards(_: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Gradients and settings with which an exchange fails.
+/// Tests gradients and settings that make an exchange fail.
 pub(super) fn failures(_: bool) -> Outcome<()> {
     check_space_failures(&members_of(Dtype::F32), open::<false>);
     check_space_failures(&members_of(Dtype::F32), open::<true>);
     Ok(())
 }
 
-/// Damaged messages.
+/// Tests damaged messages.
 pub(super) fn damage(few: bool) -> Outcome<()> {
     let apart = if few { 3 } else { 1 };
     let of_shards: Vec<Member> =
@@ -62,7 +63,7 @@ pub(super) fn damage(few: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Gradients of plans.
+/// Tests the means of gradients from which plans are made.
 pub(super) fn window(_: bool) -> Outcome<()> {
     check_window::<Driven>(&mut CudaBackend::new(0)?);
     Ok(())

@@ -1,4 +1,4 @@
-//! Steps of exchanges of what travels by sums, of one layer or of a model's: uncompressed values and PowerSGD's factors.
+//! Measures exchanges by sums, of one layer or of a model: uncompressed values and PowerSGD's factors.
 
 use super::*;
 use lgreco::compress::powersgd;
@@ -9,7 +9,7 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
 }
 
 impl Bench {
-    /// Whole steps with no other rank, so that what is summed stays as it is.
+    /// Measures whole steps of a single rank, so sums equal this rank's values.
     pub(super) fn sums(&mut self, model: &str, name: &str, setting: SettingOf, shapes: &[Shape]) -> Outcome<()> {
         let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
         let config = ExchangeConfig { dtype: self.dtype, reduce_dtype: self.dtype, ..ExchangeConfig::default() };
@@ -18,10 +18,10 @@ impl Bench {
         let table = Memory::new(program.memory_bytes() as usize)?;
         let residuals = Memory::new(program.residual_bytes() as usize)?;
         let (sums, factors) = (Memory::new(size * of_rows)?, Memory::new(size * of_cols)?);
-        // SAFETY: as large as the program says, and used here alone.
+        // SAFETY: the memory has the size that the program requires, and nothing else uses it.
         let exchange = unsafe { self.backend.begin_exchange(program, table.at(), residuals.at()) }?;
         let here = self.clock.seconds(CALLS, || {
-            // SAFETY: the gradients, room for both sums and for the means.
+            // SAFETY: the addresses are valid for the gradients, both sums and the means.
             unsafe {
                 self.backend.project_exchange(&exchange, self.gradient.at(), sums.at())?;
                 self.backend.back_project_exchange(&exchange, sums.at(), factors.at())?;
@@ -31,7 +31,7 @@ impl Bench {
         })?;
         let outcome = self.backend.exchange_outcome(&exchange)?;
         assert!((outcome.failed, outcome.fault) == (0, None), "{outcome:?}");
-        // Of the first layer, whose factors come first.
+        // Only the first layer is checked. Its factors are at the start of the sums.
         let &(shape, setting) = layers.first().ok_or("no layer")?;
         let values = shape.elements();
         let means = self.read(self.other.at(), values)?;
@@ -39,7 +39,7 @@ impl Bench {
         let cpu = match setting {
             Setting::PowerSgd(_) => self.check_factors(shape, [&of_p, &of_q], &means)?,
             _ => {
-                // Of bf16 steps there stay rests, which later steps send.
+                // Steps in bf16 leave rounding errors in the residuals; later steps send them.
                 let is_sent = |(mean, value): (&f32, &f32)| (mean - value).abs() <= SENT * value.abs();
                 assert!(means.iter().zip(&self.values).all(is_sent), "{name}: the exchange's means");
                 0.0
@@ -47,14 +47,15 @@ impl Bench {
         };
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: {name}, a whole step");
-        // Gradient and residual read, the mean and the residual written; of uncompressed values sums are written and read, of others
-        // the residual is their sum, read twice and written anew.
+        // Bytes per value: the gradient and the residual are read, the mean and the residual are written. For
+        // uncompressed layers, the sum is also written and read. For PowerSGD, the residual first holds its sum with
+        // the gradient; it is read twice and written again.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
         self.line_of_exchange(model, &line, (of_value * total, here, cpu));
         Ok(())
     }
 
-    /// Asserts that means are those of factors; returns the CPU's seconds for such a step.
+    /// Asserts that the means are the product of the factors. Returns the CPU's seconds for such a step.
     fn check_factors(&self, shape: Shape, [p, q]: [&[f32]; 2], means: &[f32]) -> Outcome<f64> {
         let rank = powersgd::effective_rank(shape, 4) as u32;
         let (p, q) = (&p[..shape.rows() * rank as usize], &q[..shape.cols() * rank as usize]);
@@ -64,7 +65,7 @@ impl Bench {
         powersgd::orthonormalise(shape, rank, &mut workspace, &mut own_p)?;
         powersgd::reconstruct(shape, rank, &own_p, q, &mut expected)?;
         let apart = norm(means.iter().zip(&expected).map(|(found, expected)| found - expected));
-        // Products are added up in another order, and means of bf16 are rounded.
+        // The device adds products in another order, and rounds means to bf16.
         let within = if self.dtype == Dtype::F32 { NORM } else { f64::from(SENT) };
         assert!(apart <= within * norm(expected.iter().copied()), "the exchange's means of factors");
         let host = self.host(shape)?;

@@ -73,13 +73,13 @@ pub struct DeviceLayer<'a> {
 ///
 /// Each rank's device finds bad values and reports them in the rank's message. On every rank, the means then get the
 /// value that [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves
-/// the range of its type. Then residuals stay and the step counts as failed, but only that mean is infinite or NaN; the
-/// others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
+/// the range of its type. In that case residuals stay and the step counts as failed, but only that mean is infinite or
+/// NaN; the others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
 /// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
-/// of its shards may leave the range of its type. Then only this rank [knows](ExchangeOutcome::alone), and only its
-/// residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
+/// of its shards may leave the range of its type. In both cases only this rank [knows](ExchangeOutcome::alone), and
+/// only its residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -159,9 +159,9 @@ impl DeviceBucket {
     /// Bytes of device memory that a bucket of these layers needs: about 8 per element for residuals, and the messages.
     ///
     /// # Errors
-    /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD and for a bucket
-    /// without elements. [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless each layer
-    /// has one shard per rank, and their ends ascend up to the layer's last element.
+    /// The errors of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD and for a
+    /// bucket without elements. [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless
+    /// each layer has one shard per rank, and their ends ascend up to the layer's last element.
     pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64> {
         Ok(bytes(&described(layers, config)?.1))
     }
@@ -171,8 +171,8 @@ impl DeviceBucket {
     /// `config.stream` is ignored.
     ///
     /// # Errors
-    /// Those of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] if the address is 0 or not a multiple of 16; errors
-    /// of the device.
+    /// The errors of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] if the address is 0 or not a multiple of 16;
+    /// errors of the device.
     ///
     /// # Safety
     /// `memory` is valid memory of [`bytes`](DeviceBucket::bytes) in the backend's context. It stays valid until the
@@ -217,16 +217,16 @@ impl DeviceBucket {
         Ok(())
     }
 
-    /// Enqueued: says, in place of [`submit`](DeviceBucket::submit), that this rank has no gradients for this step. All
-    /// ranks are told, and the step fails on all of them. On this rank [`next`](DeviceBucket::next) returns `failure`
-    /// in place of `None`.
+    /// Enqueued: reports, instead of [`submit`](DeviceBucket::submit), that this rank has no gradients for this step.
+    /// All ranks are told, and the step fails on all of them. On this rank [`next`](DeviceBucket::next) returns
+    /// `failure` in place of `None`.
     ///
     /// # Errors
-    /// Those of [`submit`](DeviceBucket::submit).
+    /// The errors of [`submit`](DeviceBucket::submit).
     ///
     /// # Safety
-    /// That of [`submit`](DeviceBucket::submit). The step does not read `gradients`; it replaces them as in any failed
-    /// step.
+    /// The conditions of [`submit`](DeviceBucket::submit). The step does not read `gradients`; it replaces them as in
+    /// any failed step.
     pub unsafe fn submit_failure(&mut self, cuda: &mut CudaBackend, gradients: u64, failure: Error) -> Result<()> {
         let refused = self.refused.replace(failure);
         // SAFETY: the caller promises it.
@@ -237,19 +237,19 @@ impl DeviceBucket {
         submitted
     }
 
-    /// Enqueued: continues up to the next collective; the one requested before must be enqueued. Returns `None` when
-    /// the means are enqueued. All ranks get requests for the same collectives. All ranks must start the collectives of
-    /// different buckets in the same order.
+    /// Enqueued: continues up to the next collective. The previously requested collective must already be enqueued.
+    /// Returns `None` when the means are enqueued. All ranks get requests for the same collectives. All ranks must
+    /// start the collectives of different buckets in the same order.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.
     ///
-    /// An error of the device is returned in place of `None`, when all ranks have made the same collectives. The step
+    /// An error of the device is returned in place of `None`, after all ranks have made the same collectives. The step
     /// has then failed on all ranks, unless the error came after the last collective; then only this rank knows of it.
     /// An error is returned earlier only if the device cannot even tell the other ranks, which then wait.
     /// # Safety
-    /// That of [`submit`](DeviceBucket::submit). The collective requested before is enqueued before the work of this
-    /// call.
+    /// The conditions of [`submit`](DeviceBucket::submit). The previously requested collective is enqueued before the
+    /// work of this call.
     pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'_>>> {
         let Some(mut flight) = self.flight.take() else {
             return Err(order("no step of the bucket is under way", "gradients that have been submitted"));
@@ -289,9 +289,9 @@ impl DeviceBucket {
         self.exchange.found_inf_address()
     }
 
-    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. They
-    /// exist twice, the second half directly behind the first. The u32 says which half is valid after the enqueued
-    /// work: 0 or 1. Use them only in work that is enqueued between two steps.
+    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. There
+    /// are two halves, the second directly after the first. The u32 says which half is valid after the enqueued work: 0
+    /// or 1. Use them only in work that is enqueued between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
@@ -316,7 +316,7 @@ impl DeviceBucket {
     /// Done: the outcome of the bucket's steps so far. Layers are numbered in the order of [`new`](DeviceBucket::new).
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn outcome(&self, cuda: &mut CudaBackend) -> Result<ExchangeOutcome> {
         cuda.exchange_outcome(&self.exchange)
     }
@@ -335,7 +335,7 @@ impl DeviceBucket {
     /// submitted, the result is that of [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors
-    /// Those of [`residuals`](DeviceBucket::residuals).
+    /// The errors of [`residuals`](DeviceBucket::residuals).
     pub fn residuals_before(&self, cuda: &mut CudaBackend, step: u32, values: &mut [f32]) -> Result<()> {
         let counted = self.counted(cuda, values.len())?;
         let outcome = self.outcome(cuda)?;
@@ -352,7 +352,7 @@ impl DeviceBucket {
     /// Call it after each successful step for layers without error feedback.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn forget(&mut self, cuda: &mut CudaBackend, layer: usize) -> Result<()> {
         let Some(forgotten) = self.layers.get(layer) else { return Ok(()) };
         let first: usize = self.layers[..layer].iter().map(Kept::elements).sum();
@@ -369,7 +369,7 @@ impl DeviceBucket {
     /// Done: replaces the residuals of all layers by `values`, between two steps.
     ///
     /// # Errors
-    /// Those of [`residuals`](DeviceBucket::residuals).
+    /// The errors of [`residuals`](DeviceBucket::residuals).
     pub fn set_residuals(&mut self, cuda: &mut CudaBackend, values: &[f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().write(bytemuck::cast_slice(values), residuals)?;

@@ -1,8 +1,8 @@
 //! The outcome of an exchange's steps, decoded from the status on the device.
 //!
-//! The status is a struct in device memory, which every step updates. A copy that is enqueued behind a step has that
-//! step's outcome, whatever is enqueued later. So the host learns of faults one step later, and waits only for the
-//! copy.
+//! The status is a struct in device memory, which every step updates. A copy that is enqueued after a step has that
+//! step's outcome, even if later steps are already enqueued. So the host learns of faults one step later, and waits
+//! only for the copy.
 
 use super::{DeviceExchange, Program};
 use crate::Result;
@@ -70,8 +70,8 @@ pub struct ExchangeOutcome {
 const BYTES: usize = size_of::<Program>();
 
 impl DeviceExchange {
-    /// Device address and length in bytes of the status. Copy it to page-locked memory, enqueued behind a step on the
-    /// same stream. [`outcome_of`](DeviceExchange::outcome_of) decodes the copy.
+    /// Device address and length in bytes of the status. Enqueue a copy to page-locked memory after a step, on the same
+    /// stream. [`outcome_of`](DeviceExchange::outcome_of) decodes the copy.
     pub fn outcome_address(&self) -> (u64, usize) {
         (self.head().address, BYTES)
     }
@@ -122,7 +122,7 @@ impl CudaBackend {
     /// [`outcome_address`](DeviceExchange::outcome_address).
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();
         self.gpu_mut().read_into(exchange.head(), bytemuck::bytes_of_mut(&mut program))?;

@@ -16,7 +16,7 @@ use lgreco::rng::Stream;
 
 /// Values of a span, the unit of work of a block; `SPAN` in `buckets.cu`.
 const SPAN: usize = 4096;
-/// Bytes of a message before its payloads. Payloads begin at multiples of it.
+/// Length of a message's header in bytes. Payloads begin at multiples of this length.
 const MESSAGE_HEADER: u64 = 16;
 
 /// Value of the means after a rank has failed.
@@ -111,8 +111,8 @@ pub struct ExchangeProgram {
     /// Bytes of the message for each owner.
     #[cfg(feature = "train")]
     pub(super) messages: Vec<u64>,
-    /// Where each owner's message begins, relative to this rank's own, and where each owner's status records begin
-    /// behind its summed values.
+    /// Where each owner's message begins, relative to this rank's own. And where each owner's status records begin,
+    /// after its summed values.
     pub(super) heads: Vec<u64>,
     pub(super) slips: Vec<u64>,
 }
@@ -310,8 +310,8 @@ impl ExchangeProgram {
         if self.is_gathered() { self.head.apart as usize } else { 0 }
     }
 
-    /// Bytes of all messages in a rank's memory: one from each rank or, with shards, those for this rank and those for
-    /// the others.
+    /// Bytes of all messages in a rank's memory: one from each rank or, with shards, the messages for this rank and the
+    /// messages for the others.
     #[cfg(feature = "train")]
     pub(super) fn messages_bytes(&self) -> u64 {
         let Program { apart, world, .. } = self.head;

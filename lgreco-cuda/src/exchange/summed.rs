@@ -151,7 +151,7 @@ impl Summed {
     /// Adds a layer under PowerSGD whose factors have `columns` columns.
     ///
     /// # Errors
-    /// Those of [`Table::add`].
+    /// The errors of [`Table::add`].
     pub(super) fn add_matrix(&mut self, shape: Shape, columns: u32, first: u64, (layer, id): (u32, u32)) -> Result<()> {
         self.matrices.add(shape, columns, first, layer, id)?;
         self.matrices.place_sum(self.sum);
@@ -164,7 +164,7 @@ impl Summed {
         [self.values, self.matrices.totals.q]
     }
 
-    /// Restricts the parameters of launches, which cover all values that this rank sends, to those that it averages.
+    /// Restricts launch parameters from all values that this rank sends to those that it averages.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =
             self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));

@@ -168,14 +168,14 @@ impl CudaBackend {
     /// values of the same type.
     ///
     /// # Errors
-    /// Those of [`project_exchange`](CudaBackend::project_exchange).
+    /// The errors of [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
     /// It reads the matrices twice and writes them once. O(rows · cols · rank), and O((rows + rank) · rank²) in f64.
     /// From rank 17 on, it reads matrices again for every 16 columns.
     ///
     /// # Safety
-    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers.
+    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers.
     pub unsafe fn back_project_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -217,16 +217,16 @@ impl CudaBackend {
     /// captured into a graph.
     ///
     /// # Errors
-    /// Those of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under
+    /// The errors of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under
     /// PowerSGD.
     ///
     /// # Complexity
     /// It writes the means once. O(rows · cols · rank).
     ///
     /// # Safety
-    /// That of [`project_exchange`](CudaBackend::project_exchange), for both buffers. They hold what
-    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left in them. The means
-    /// are valid memory of all layers' values.
+    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers. They hold the results
+    /// of [`back_project_exchange`](CudaBackend::back_project_exchange) and of the collectives. The means are valid
+    /// memory of all layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,

@@ -1,4 +1,4 @@
-//! Libraries of kernels for the processor, compiled by g++.
+//! Compiles kernels to libraries for the CPU, by g++.
 
 use crate::kernels::Module;
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ pub(crate) enum Flavour {
     Sanitized,
 }
 
-/// Held during a compilation.
+/// Locked during a compilation.
 static BUILDING: Mutex<()> = Mutex::new(());
 
 /// The names of a source's kernels.
@@ -42,7 +42,7 @@ pub(crate) fn target() -> PathBuf {
 const COMMON: &str =
     "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas";
 
-/// The shim's parts that are compiled once for many modules.
+/// The parts of the shim that are compiled once for many modules.
 struct Shim {
     folder: &'static Path,
     header: Vec<u8>,
@@ -51,7 +51,7 @@ struct Shim {
 }
 
 /// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled with fewer
-/// optimisations, which is faster.
+/// optimisations, to save time.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
     let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");
@@ -116,7 +116,7 @@ impl Shim {
     }
 }
 
-/// A file made from these parts; `make` makes it unless it exists.
+/// A file whose name is derived from the content of these parts. `make` creates it unless it exists.
 fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> PathBuf {
     let hash = parts
         .concat()
@@ -132,7 +132,7 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
     path
 }
 
-/// A library made from a source of the folder `simt`, with these definitions. `Err` if there is no g++.
+/// Compiles a source of the folder `simt` to a library, with these definitions. `Err` if there is no g++.
 #[cfg(test)]
 pub(crate) fn stand_in(source: &str, definitions: &[&str]) -> Result<PathBuf, std::io::Error> {
     Command::new("g++").arg("--version").output()?;

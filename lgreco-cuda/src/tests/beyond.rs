@@ -1,6 +1,6 @@
-//! Layers of more than 2^31 elements. Nearly all elements are zeros, in memory that takes no space. In large grids only
-//! the first block and the last ones run; the other blocks would write zeros, which are already there. Where a last
-//! block waits for all parts, an edit changes the number of parts.
+//! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in memory that takes no space. In large
+//! grids only the first and the last blocks run; the others would write zeros, which are already there. If a kernel's
+//! last block waits for all parts, an edit changes the number of parts.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -30,13 +30,14 @@ pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
 const TAIL: usize = 1 << 20;
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
-/// Larger grids run in part.
+/// Grids of more blocks run only in part.
 const LARGE: u64 = 3000;
-/// Number of first blocks, where this rank's own shards come first, and number of last blocks, which process the tail.
+/// Numbers of blocks that run: first blocks, which process this rank's own shards, and last blocks, which process the
+/// tail.
 const FIRST_BLOCKS: u64 = 16;
 const LAST: u64 = 600;
 
-/// The blocks of a grid that run.
+/// The blocks of a grid that run; `None` for all.
 fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     let blocks = u64::from(launch.blocks);
     let of_sums = launch.kernel.module == Module::ExchangeSums;
@@ -59,8 +60,8 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     }
 }
 
-/// Edits for last blocks that wait for blocks which do not run: spans of a layer under TopK, chunks of a transposed
-/// product, and blocks.
+/// Edits for kernels that wait for blocks which do not run. These kernels count spans of a layer under TopK, chunks of
+/// a transposed product, or blocks.
 const WAITS: [(Module, &str, &str); 4] = [
     (
         Module::Selection,
@@ -76,7 +77,7 @@ const WAITS: [(Module, &str, &str); 4] = [
     ),
 ];
 
-/// A backend whose kernels have as many blocks as there is work for, with further edits.
+/// A backend that launches a block for every piece of work, with further edits.
 pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'static str)>) -> Option<CudaBackend> {
     MOST.set(1 << 20);
     let edits = WAITS.into_iter().chain(more).map(|(module, from, to)| Edit { module, from, to });
@@ -133,7 +134,7 @@ fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Settin
     found
 }
 
-/// The core's decoded values of the tail, as if there were no others. Its buckets are 512 codes of two bits.
+/// Decodes the tail of a payload in the core, as if the tail were the whole layer. Buckets have 512 codes of two bits.
 pub(super) fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
     let shape = Shape::new(tail, 1).unwrap();
     let (scales, codes) = payload[16..].split_at(4 * ALL / 512);
@@ -329,7 +330,7 @@ fn powersgd() {
 /// Number of last values that the last blocks process, however few a block has.
 pub(super) const FEW: usize = 1 << 17;
 
-/// Faults: positions that are counted in 31 bits.
+/// Plants faults: positions are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

@@ -1,5 +1,5 @@
-//! Exchanges with layers of more than 2^31 elements and layers behind them, in memory as in `beyond`. Their results for
-//! the last values must equal those of an exchange of these values alone.
+//! Tests exchanges with a layer of more than 2^31 elements and small layers after it, in memory as in `beyond`. The
+//! results for the last values must equal those of an exchange of only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FIRST, by_the_core, decoded_tail, filled, sparse};
@@ -39,7 +39,7 @@ struct Step {
     payload: Vec<u8>,
 }
 
-/// The last `values` values of memory.
+/// Reads the last `values` of `elements` values at the address `at`.
 pub(super) fn last(at: u64, elements: usize, values: usize, backend: &mut CudaBackend) -> Vec<f32> {
     let mut found = vec![0.0; values];
     let part = Part { address: at + 4 * (elements - values) as u64, bytes: 4 * values as u64 };
@@ -98,7 +98,7 @@ fn at(layer: u32) -> ExchangeConfig {
     ExchangeConfig { world: 1, stream: Stream { layer, ..config.stream }, ..config }
 }
 
-/// The result with usual launches.
+/// Runs on a backend with the usual number of blocks.
 pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     let most = MOST.replace(3);
     let found = super::backend(Flavour::Plain, 0).map(|mut backend| run(&mut backend));
@@ -106,8 +106,8 @@ pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     found
 }
 
-/// Exchanges layers behind one with more elements, and checks that they agree with an exchange without it. Returns the
-/// large layer's payload and means.
+/// Exchanges small layers after a layer of `ALL` elements. Checks that their results equal those of an exchange without
+/// that layer, and returns its payload and means.
 fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static str> {
     let (small, first) = (layers(), (Shape::new(ALL, 1).unwrap(), Setting::Qsgd(FIRST)));
     let found = step(backend, &[&[first], &small[..]].concat(), at(3), values);
@@ -120,7 +120,7 @@ fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static st
     }
 }
 
-/// Values of the gradients: `first` of the first layer, and all of the others.
+/// Gradient values: `first` values of the first layer, and all values of the other layers.
 fn gradients(first: usize) -> Vec<f32> {
     uniform(first + layers().iter().map(|(shape, _)| shape.elements()).sum::<usize>(), 9)
 }
@@ -210,7 +210,7 @@ fn first_layers_of_every_method_in_every_type() {
     let matrix = [1 << 21, 64].map(|rows| Shape::new(rows, 1040).unwrap());
     let nearest = Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..FIRST });
     let Some(mut backend) = sparse(None) else { return };
-    // A loop over one matrix elsewhere covers two here.
+    // A loop that covers one matrix in other tests covers two here.
     MOST.set(1 << 21);
     for (setting, shapes, dtype, reduce_dtype) in [
         (Setting::Dense, column, Dtype::Bf16, Dtype::Bf16),
@@ -225,7 +225,7 @@ fn first_layers_of_every_method_in_every_type() {
     }
 }
 
-/// Faults: positions that are counted in 31 bits.
+/// Plants faults: positions are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

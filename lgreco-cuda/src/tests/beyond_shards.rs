@@ -1,5 +1,5 @@
-//! Buckets with shards. One shard has more than 2^31 elements, the next begins behind them, and small layers follow
-//! both. The results for the last values must equal those of a bucket with only these values.
+//! Tests buckets with shards. One shard has more than 2^31 elements, the next shard begins after it, and small layers
+//! follow. The results for the last values must equal those of a bucket with only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, FIRST, filled, sparse};
@@ -23,7 +23,7 @@ const WORLD: usize = 2;
 /// Number of values in the last rank's shard of the first layer.
 const OWN: usize = 3 * 4096;
 
-/// The first layer, of `elements` elements, and the layers behind it.
+/// The first layer, of `elements` elements, and the layers after it.
 fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD])> {
     let halves = |setting, elements: usize| (setting, elements, [elements as u64 / 2, elements as u64]);
     vec![
@@ -53,7 +53,7 @@ impl Rank {
     }
 }
 
-/// Adds the other rank's values in this range to the own ones. Pages that take no space are zeros, so they are skipped.
+/// Adds the other rank's values in this range to this rank's. Pages that take no space are zeros, so they are skipped.
 fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     let size = size_of::<T>();
     let part = Part { address: other + (range.start * size) as u64, bytes: (range.len() * size) as u64 };
@@ -100,7 +100,7 @@ fn shard(lens: &[u64], rank: usize) -> std::ops::Range<usize> {
 }
 
 /// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN. They
-/// are means, residuals, the rank at fault, and the position of the fault behind the first layer's end.
+/// are means, residuals, the rank at fault, and the position of the fault after the first layer's end.
 type Left = (Vec<u8>, Vec<u32>, Option<u32>, Option<isize>);
 
 fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, reduce_dtype]: [Dtype; 2]) -> Vec<Left> {
@@ -209,7 +209,7 @@ fn shards() {
     }
 }
 
-/// Faults: positions that are counted in 31 bits.
+/// Plants faults: positions are counted in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

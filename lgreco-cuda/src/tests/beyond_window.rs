@@ -1,4 +1,4 @@
-//! The mean of gradients of more than 2^31 values, in memory as in `beyond`, and its norm.
+//! Tests the mean of gradients of more than 2^31 values, and its norm, in memory as in `beyond`.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, filled, sparse};
@@ -9,7 +9,7 @@ use crate::{CudaBackend, DeviceWindow};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::powersgd::uniform;
 
-/// Checks a window with a layer of `ALL` values, and a small one behind it.
+/// Checks a window with a layer of `ALL` values and a small layer after it.
 fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {
     let tails = [6, 7].map(|seed| narrowed(&uniform(FEW, seed), dtype).1);
     let layers = [(Shape::new(ALL, 1).unwrap(), dtype), (Shape::new(3, 1).unwrap(), dtype)];
@@ -32,7 +32,7 @@ fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {
     let mean = narrowed(&mean, dtype).1;
     backend.window_mean(&window, 1, &mut of_small).unwrap();
     let part = memory.part();
-    // SAFETY: there are as many values, and nothing writes them any more.
+    // SAFETY: the memory has this many values, and nothing writes them any more.
     let values =
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(part.address as usize), ALL) };
     let (squares, found) = (mean.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>(), bits(&values[ALL - FEW..]));

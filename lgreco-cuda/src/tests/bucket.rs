@@ -1,4 +1,4 @@
-//! Buckets on the device against lgreco-train's exchange in host memory. Both request the same collectives.
+//! Compares buckets on the device with lgreco-train's exchange in host memory. Both request the same collectives.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -99,12 +99,12 @@ impl Rank {
     }
 }
 
-/// The memory of a rank's collective.
+/// The values in a collective's memory.
 ///
 /// # Safety
 /// No enqueued work uses it.
 pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
-    // SAFETY: the imitated device's memory is the processor's, and belongs to the bucket.
+    // SAFETY: the simulated device's memory is the CPU's, and belongs to the bucket.
     unsafe { slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(memory.address as usize), memory.len) }
 }
 
@@ -177,7 +177,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Cuts values by layer.
+/// Splits values by layer.
 fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     let mut rest = values;
     let cut = |(_, shape): &(Setting, Shape)| rest.split_off(..shape.elements()).unwrap().to_vec();
@@ -245,7 +245,7 @@ fn same_as_on_the_host(
     }
 }
 
-/// Checks values within the rounding of f32 products in another order.
+/// Checks that values agree up to the rounding of f32 products in another order.
 fn near(found: &[f32], expected: &[f32], what: &str) {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
@@ -348,7 +348,7 @@ fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
         rank.bucket.residuals_before(cuda, step, &mut values).unwrap();
         bits(&values)
     };
-    // Before the step, in the middle of it, after it, and after a failed step.
+    // Residuals before step 5 are read before the step, during it, after it, and after a failed step.
     let of_step_5 = bits(&ranks[0].residuals(&mut cuda));
     assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
     let gradients = draw(900);
@@ -493,7 +493,7 @@ fn what_the_device_refuses_changes_no_collective() {
     }
 }
 
-/// The status record behind the summed values tells the others, wherever in a word it begins.
+/// A status record after the summed values tells the other ranks. It may begin anywhere in a word.
 #[test]
 fn what_the_device_refuses_is_told_to_the_others() {
     let of_device = Arc::new(Calls::default());

@@ -1,4 +1,4 @@
-//! The core's conformance suite, with the kernels on the processor.
+//! Runs the core's conformance suite with the kernels on the CPU.
 
 use super::simt::{Flavour, flavour};
 use super::{ROWS, backend, is_full};
@@ -16,7 +16,7 @@ use lgreco_testing::backend::{
 };
 use lgreco_testing::powersgd::uniform;
 
-/// Asserts that the kernels decode everything that they can decode. Dense payloads are excepted.
+/// A backend that asserts that its kernels, and not the core, decode every payload except dense ones.
 struct DecodedByKernels(CudaBackend);
 
 impl Backend for DecodedByKernels {
@@ -49,8 +49,8 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Runs a check with threads and blocks in random order. With all cases it also runs forwards and backwards, but not
-/// under the sanitizers.
+/// Runs a check with threads and blocks in random order. In full runs without sanitizers, it also runs them forwards
+/// and backwards.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
     let orders = if is_full() && flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {
@@ -69,7 +69,7 @@ fn qsgd() {
     in_all_orders(|backend| check_qsgd(backend, ROWS));
 }
 
-/// More values than the threads of a looping kernel process at once.
+/// The tensor has more values than the threads of a looping kernel process at once.
 #[test]
 fn qsgd_of_a_large_tensor() {
     let Some(backend) = backend(flavour(), 0) else { return };

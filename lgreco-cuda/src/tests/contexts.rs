@@ -1,4 +1,4 @@
-//! Several contexts and threads, through the stand-in for the driver. Each device has a context, and each thread a
+//! Tests several contexts and threads with the stand-in for the driver. Each device has a context, and each thread a
 //! stack of contexts.
 #![allow(unsafe_code)]
 
@@ -74,8 +74,8 @@ fn shared_modules() {
     let mut first = CudaBackend::new(0).unwrap();
     let own = decode(&mut first);
     assert!(own > 0);
-    // Backends of the same context and of another one. They are made after others are gone, and outlive the one that
-    // loaded the modules.
+    // Backends of the same context and of another one. They are created after others were dropped, and outlive the one
+    // that loaded the modules.
     let mut second = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut second), own);
     let mut other = CudaBackend::new(1).unwrap();
@@ -89,9 +89,9 @@ fn shared_modules() {
     // A context that is created again has lost its modules.
     let mut again = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut again), own);
-    // A backend that is dropped while its stream is captured leaves its modules, and no later backend gets them.
+    // A backend that is dropped while its stream is captured leaves its modules loaded, and no later backend gets them.
     let (_, stream) = trainer(0);
-    // SAFETY: the stream and its context stay.
+    // SAFETY: the stream and its context stay alive.
     let mut captured = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     drop(again);
     assert_eq!(decode(&mut captured), own);

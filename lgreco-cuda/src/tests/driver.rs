@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The orders that tests run in: both extremes for unordered work, and some in between.
+/// The orders of enqueued work that tests use: both extremes for unordered work, and random ones.
 fn orders() -> Vec<String> {
     let seeds = if is_full() { 16 } else { 1 };
     let random = (1..=seeds).map(|seed| format!("random:{seed}"));
@@ -72,7 +72,7 @@ pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)]) -> Option<
     Some(run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>()))
 }
 
-/// The same once for each order of enqueued work. Returns the orders and what the test prints.
+/// Like [`run`], once for each order of enqueued work. Returns the orders and what the test prints.
 pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let run_in = |order: String| {
         println!("FAKE_CUDA_ORDER={order}");
@@ -88,7 +88,7 @@ pub(super) fn is_child() -> bool {
     std::env::var_os("LGRECO_CHILD").is_some()
 }
 
-/// The same with only these variables.
+/// Like [`run`], but with only these variables.
 fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
@@ -99,7 +99,7 @@ fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     text
 }
 
-/// For programs of other crates: `lgreco-ffi/tests/run`.
+/// Prints the environment for programs of other crates. `lgreco-ffi/tests/run` uses it.
 #[test]
 #[ignore = "prints an environment"]
 fn environment() {
@@ -109,7 +109,7 @@ fn environment() {
     }
 }
 
-/// Counts of the stand-in.
+/// Counters of the stand-in driver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(super) struct State {
@@ -169,7 +169,7 @@ fn a_driver_that_lacks_a_function_is_refused() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The name for linkers comes last, because in development images that file is a stub.
+/// `libcuda.so` is tried last, because in development images this file is a stub for linkers.
 #[test]
 fn the_drivers_own_name_is_looked_for_first() {
     let folder = target().join(format!("stub-{}", std::process::id()));
@@ -236,11 +236,11 @@ fn beside_a_trainer() {
     // SAFETY: no context is current, which is refused.
     assert!(matches!(unsafe { CudaBackend::with_stream(std::ptr::null_mut()) }, Err(Error::NoDevice { .. })));
     let (_, stream) = trainer(0);
-    // SAFETY: the stream and its context stay.
+    // SAFETY: the stream and its context stay alive.
     let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     let values = vec![1.0f32; 4096];
     let shape = Shape::new(64, 64).unwrap();
-    // SAFETY: there are as many values; the stand-in's memory is the processor's.
+    // SAFETY: the memory has this many values; the stand-in's memory is the CPU's.
     let gradient = unsafe { DeviceGradient::new(values.as_ptr().expose_provenance() as u64, Dtype::F32, shape) };
     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];

@@ -1,4 +1,4 @@
-//! EDEN's kernels: payloads and rows of many blocks, faults, data races, and planted bugs.
+//! Tests EDEN's kernels: payloads and rows of many blocks, faults, data races, and planted bugs.
 #![allow(unsafe_code)]
 
 use super::memory::Held;
@@ -28,7 +28,7 @@ fn tensor(elements: usize, magnitude: f32) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// More chunks than a grid has blocks, so that blocks loop, and then every length of an EDEN block.
+/// Number of values: more chunks than a grid has blocks, so that blocks loop, and then EDEN blocks of every length.
 const MANY: usize = 5 * 4096 + 4095;
 
 #[test]
@@ -42,7 +42,7 @@ fn every_width_of_every_length_of_block_is_as_in_the_core() {
     }
 }
 
-/// Norms and inverse norms leave the range of f32, and decoded values may leave it.
+/// Norms, inverse norms and some decoded values leave the range of f32.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -102,7 +102,7 @@ fn the_first_block_at_fault_is_told() {
     }
 }
 
-/// The same for payloads that stay on the device.
+/// If payloads stay on the device, the later check reports the faults of the gradients.
 #[test]
 fn faults_are_told_later() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -122,7 +122,7 @@ fn faults_are_told_later() {
     }
 }
 
-/// Payloads on the device that no encoder wrote: a scale, a value or unused bits are at fault.
+/// Payloads on the device that no encoder wrote: a scale, a value or unused bits are wrong.
 #[test]
 fn damaged_payloads_on_the_device_are_told() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -160,7 +160,7 @@ fn damaged_payloads_on_the_device_are_told() {
     }
 }
 
-/// Layers that share launches, and others; then one that is not finite.
+/// Checks rows of layers that share launches and of layers that do not, and then of a layer that is not finite.
 fn check_layers(backend: &mut CudaBackend) {
     let faulty = faulty();
     let tensors: Vec<Tensor> = (0..10).map(|i| tensor(if i == 7 { 0 } else { 1 + 1111 * i }, 1.0)).collect();
@@ -207,7 +207,7 @@ fn layers_in_device_memory_share_launches() {
     check_layers(&mut backend);
 }
 
-/// Blocks whose coordinates are grid points, or nearly so, are measured by decoding. Others have magnitudes far from 1.
+/// Blocks whose coordinates are nearly grid points are measured by decoding. Some layers have magnitudes far from 1.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -228,8 +228,8 @@ fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     }
 }
 
-/// Several chunks for a block of the grid, short blocks, decoded values that may overflow, a block of zeros at the end,
-/// and errors that are measured by decoding.
+/// Checks several chunks per thread block, short EDEN blocks, decoded values that may overflow, a block of zeros at the
+/// end, and errors that are measured by decoding.
 fn check(backend: &mut CudaBackend) {
     let large = |i: usize| if i < 4096 + 96 { 1e32 * (i % 17) as f32 } else { 0.0 };
     let spike = |i: usize| if i == 99 { 3.0 } else { 0.0 };
@@ -252,7 +252,7 @@ fn no_kernel_has_a_data_race() {
     check_encode(&mut backend, &setting(8, Scale::Unbiased), &faulty()[1].gradients()[0], Stream::default());
 }
 
-/// What the checks report for an edited kernel.
+/// The message with which [`check`] fails for an edited kernel.
 fn said(flavour: Flavour, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Eden, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));

@@ -1,5 +1,5 @@
-//! Properties between an enqueuing call and the wait, through the stand-in for the driver, in every order of enqueued
-//! work.
+//! Tests what may happen between an enqueuing call and the wait. The stand-in for the driver runs enqueued work in
+//! every order.
 #![allow(unsafe_code)]
 
 use super::driver::{State, is_child, run_in_all_orders, state, trainer};
@@ -31,7 +31,7 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
     run_in_all_orders("enqueued", test, variables);
 }
 
-/// A function of the stand-in.
+/// A function of the stand-in driver.
 fn fake<T: Copy>(name: &str) -> T {
     // SAFETY: the stand-in is loaded, and stays; the callers ensure that `T` is the function's type.
     unsafe {
@@ -93,16 +93,16 @@ pub(super) fn device(bytes: usize) -> u64 {
     address
 }
 
-/// The values at an address of the stand-in, whose memory is the processor's.
+/// The values at an address of the stand-in driver, whose memory is the CPU's.
 pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
-    // SAFETY: `device` allocated as many, and no enqueued work writes them.
+    // SAFETY: `device` allocated this many values, and no enqueued work writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
 
 /// A backend on a trainer's stream.
 pub(super) fn beside_a_trainer() -> (CudaBackend, sys::CUstream) {
     let (_, stream) = trainer(0);
-    // SAFETY: the stream and its context stay.
+    // SAFETY: the stream and its context stay alive.
     (unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap(), stream)
 }
 
@@ -182,11 +182,11 @@ fn captured() {
     let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let (gradient, sent, back) = (device(4 * ROWS * COLS), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
-    // SAFETY: there are as many values.
+    // SAFETY: the memory has this many values.
     let gradient = unsafe { DeviceGradient::new(gradient, Dtype::F32, shape) }.unwrap();
     for setting in settings() {
         for round in 0..2 {
-            // Once before anything is loaded, and once after.
+            // The first round runs before any kernel is loaded, the second one after.
             capture(stream, true);
             // SAFETY: the memory has room for payloads and values of this shape.
             let (encoded, decoded) = unsafe {
@@ -220,7 +220,7 @@ fn fresh_thread() {
         let payload = payload(&qsgd(4));
         let mut expected = vec![0.0; ROWS * COLS];
         Portable.decode(&payload, &mut expected).unwrap();
-        // SAFETY: the stream and its context stay; the target is as long as the values.
+        // SAFETY: the stream and its context stay alive; the target is as long as the values.
         unsafe {
             let mut backend = CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)).unwrap();
             backend.decode_to_device(&payload, target).unwrap();
@@ -252,14 +252,14 @@ fn failing_check() {
     }
     let (mut backend, _) = beside_a_trainer();
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: the stand-in's memory is the processor's.
+    // SAFETY: the stand-in's memory is the CPU's.
     unsafe {
         let values = std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<f32>(address as usize), 64);
         values.fill(1.0);
         values[5] = f32::NAN;
     }
     let shape = Shape::new(8, 8).unwrap();
-    // SAFETY: there are as many values, and room for more than a payload.
+    // SAFETY: the memory has this many values, and room for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, shape).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
@@ -290,7 +290,7 @@ fn failing_work() {
         700
     }
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: there are as many values, and room for more than a payload.
+    // SAFETY: the memory has this many values, and room for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
@@ -397,7 +397,7 @@ fn replayed() {
         // SAFETY: the memory has the program's sizes, and nothing else uses it.
         let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
         let [gradients, sums, factors, means] = [elements, sums, factors, elements].map(|count| device(4 * count));
-        // SAFETY: there are as many values, and no enqueued work uses them yet.
+        // SAFETY: the memory has this many values, and no enqueued work uses them yet.
         let values = unsafe {
             std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(gradients as usize), elements)
         };
@@ -437,7 +437,7 @@ fn replayed() {
             if number == 3 {
                 // For the first layer this step then equals the first step, except for random words.
                 for residuals in remembered {
-                    // SAFETY: the memory has as many values, and the first layer's come first.
+                    // SAFETY: the memory has this many values, and begins with the first layer's values.
                     unsafe { sys::cuMemsetD8Async(residuals, 0, 4 * ROWS * COLS, stream).result().unwrap() };
                 }
             }

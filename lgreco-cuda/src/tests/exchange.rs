@@ -1,4 +1,4 @@
-//! Exchanges on the device against the core, step for step: payloads, residuals and means.
+//! Compares exchanges on the device with the core, step by step: payloads, residuals and means.
 #![allow(unsafe_code)]
 
 use super::simt::{Edit, Flavour, Simt, flavour};
@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Number of ranks; some tests treat one of them differently.
 pub(super) const WORLD: usize = 3;
 
-/// Device memory, simulated on the processor: aligned to 16, with arbitrary content.
+/// Simulated device memory on the CPU: aligned to 16 bytes, with arbitrary content.
 pub(super) struct Memory {
     words: Vec<u128>,
     bytes: usize,
@@ -48,7 +48,7 @@ impl Memory {
     }
 }
 
-/// Layers of every kind: several spans, odd ends, values at unaligned addresses, and no elements.
+/// Layers of every kind: of several spans, with odd ends, with values at unaligned addresses, and without elements.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
@@ -96,7 +96,7 @@ impl Rank {
         let message = Memory::new(program.message_bytes() as u64);
         let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
         let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
-        // SAFETY: the memory lives as long, and has the program's sizes.
+        // SAFETY: the memory lives as long as the exchange, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (expected, stream) = (vec![0.0; elements], config.stream);
         Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, expected, stream }
@@ -174,7 +174,7 @@ fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Resul
     steps_of(backend, &layers(), config, steps, uniform)
 }
 
-/// The same for these layers. `values` makes the requested number of values from a seed.
+/// Like [`steps`], for these layers. `values` makes the requested number of values from a seed.
 pub(super) fn steps_of(
     backend: &mut CudaBackend,
     layers: &[(Shape, Setting)],
@@ -249,8 +249,8 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// Ranks are added four at a time, with some left over. Codes have all widths, and begin anywhere in a word. Magnitudes
-/// are at the end of f32.
+/// The kernel adds four ranks at a time; here some ranks are left over. Codes have all widths, and begin anywhere in a
+/// word. Magnitudes are usual or subnormal.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (3, 7), (65, 64)];
@@ -325,7 +325,7 @@ pub(super) fn spoiled_step(
         let told = fault.map(|(overflow, layer, index)| {
             (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)
         });
-        // All ranks find a mean that leaves its type; only one rank finds a fault in its gradient.
+        // Every rank detects a mean that is out of range for its type. Only the rank with a bad gradient detects that.
         assert_eq!(told, spoiled.contains(&number).then_some((is_finite, at)), "{outcome:?}");
         if fails {
             let means = bytemuck::cast_slice::<u8, u32>(rank.gradients.bytes());
@@ -344,7 +344,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Checks faults with these layers, which are as long as [`layers`].
+/// Checks faults with these layers, which have the lengths of [`layers`].
 pub(super) fn check_faults(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
@@ -425,7 +425,7 @@ fn what_cannot_be_exchanged_is_refused() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for (memory, residuals) in [(0, 4096), (4096, 0), (4104, 8192), (4096, 8196)] {
         let program = ExchangeProgram::new(&[(shape, Setting::Qsgd(Qsgd::default()))], usual).unwrap();
-        // SAFETY: nothing is done with it.
+        // SAFETY: the exchange is not used.
         let begun = unsafe { backend.begin_exchange(program, memory, residuals) };
         assert!(matches!(begun.map(drop), Err(Error::Memory { .. })), "{memory}, {residuals}");
     }
@@ -469,8 +469,7 @@ pub(super) fn told(check: impl FnOnce() -> Result<usize, String>) -> Result<usiz
     catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| Err(said(panic)))
 }
 
-/// Under the race check: spans of buckets that warps share, one after another, and means of three ranks for layers with
-/// separate tables of parts.
+/// The race check covers buckets that several warps share, several spans per block, and means of three ranks.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {

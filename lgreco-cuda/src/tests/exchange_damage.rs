@@ -1,4 +1,5 @@
-//! Damaged payloads under QSGD. Whatever the core's decoder refuses must be found before any mean is written.
+//! Tests damaged payloads under QSGD. The kernels must find every payload that the core's decoder refuses before they
+//! write a mean.
 
 use super::backend;
 use super::exchange::{Memory, Rank, bits, config, gathered};
@@ -31,21 +32,21 @@ fn float(x: f32) -> Vec<u8> {
     x.to_le_bytes().to_vec()
 }
 
-/// Changed scales, at these layers and bytes of their payloads.
+/// Changed scales. A place is a layer and a byte of its payload.
 pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
     let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
     scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()
 }
 
 fn of_qsgd() -> Vec<Damage> {
-    // The second span's scale; then a bucket's smallest value, which may be negative, and its largest.
+    // Places: the scale of the second span, then a bucket's smallest value, which may be negative, and its largest.
     let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));
     all
 }
 
-/// These damages, and changes of every header byte and last byte.
+/// The damages in `of_scales`, and changes of every header byte and last byte.
 fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
     let mut all = of_scales.to_vec();
     for layer in 0..layers {

@@ -1,4 +1,4 @@
-//! Exchanges of layers under EDEN on the device, alone and among others, against the core.
+//! Compares exchanges of layers under EDEN, alone and among other layers, with the core.
 
 use super::exchange::{self, WORLD, check_faults, config, steps_of, told};
 use super::exchange_damage::{damaged, scales};
@@ -16,7 +16,8 @@ fn eden(bits: u8, scale: Scale) -> Setting {
     Setting::Eden(Eden { bits, scale })
 }
 
-/// Layers of several chunks, of short blocks, of one value and of none, as long as those of [`exchange::layers`].
+/// Layers of several chunks, of short blocks, of one value and of no values. They have the lengths of
+/// [`exchange::layers`].
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let settings = [
         eden(4, Scale::Unbiased),
@@ -49,7 +50,7 @@ fn so_they_are_among_other_layers() {
     assert_eq!(steps_of(&mut backend, &all, config(Dtype::F32, 0.6), 2, uniform), Ok(2 * of(&all)));
 }
 
-/// With these widths codes begin anywhere in a word. The number of ranks is even and odd, and values are of any kind.
+/// With these widths, codes begin anywhere in a word. Tests even and odd numbers of ranks, and values of all kinds.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (65, 64), (1, 1)];
@@ -117,7 +118,7 @@ fn edited(flavour: Flavour, from: &'static str, to: &'static str) -> Option<Cuda
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 2, Some(edit))?)))
 }
 
-/// Runs steps in which residuals matter, with blocks of zeros.
+/// Runs steps with nonzero residuals and with blocks of zeros.
 fn steps(backend: &mut CudaBackend, number: u64) -> Result<usize, String> {
     let values = |count, seed| uniform(count, seed).into_iter().enumerate().map(kinds()[4]).collect();
     told(|| steps_of(backend, &layers(), config(Dtype::F32, 0.5), number, values))

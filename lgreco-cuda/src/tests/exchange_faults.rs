@@ -1,4 +1,5 @@
-//! Failures in exchanges by sums: on one rank, on all, and between ranks that disagree; and data races.
+//! Tests failures in exchanges by sums: on one rank, on all ranks, and between ranks that disagree. Also tests for data
+//! races.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, narrowed};
@@ -20,13 +21,13 @@ fn layers() -> Layers {
     of(&[(30, 20, power(4)), (50, 1, Setting::Dense), (33, 31, Setting::Qsgd(Qsgd::default())), (25, 300, power(3))])
 }
 
-/// The places of all ranks' status records in a buffer; only one rank has written it.
+/// The values of all ranks' status records in a buffer. Only one rank has written its record.
 fn slips(memory: &Memory, reduce_dtype: Dtype) -> Vec<Vec<f32>> {
     let (values, len) = (summed(memory, reduce_dtype), Slip::values(reduce_dtype));
     values[values.len() - WORLD * len..].chunks(len).map(<[f32]>::to_vec).collect()
 }
 
-/// The status record in such a place.
+/// Decodes the values of a status record.
 fn told(slip: &[f32]) -> Slip {
     match *slip {
         [whole] => Slip::of_sum(whole),
@@ -50,7 +51,7 @@ fn a_gradient_that_is_not_finite_has_the_code_of_training() {
 }
 
 /// Runs a step in which the values at `at` are `value` on these ranks. `code` is the status that they report with the
-/// first sum, and `fault` the fault that they find.
+/// first sum, and `fault` is the fault that they find.
 fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -134,7 +135,7 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     let mut ranks = ranks(&mut backend, &layers, config);
     for rank in &mut ranks {
         let mut values = vec![0.0f32; rank.elements];
-        // Each row selects another element of Q, the largest of which is from 1 to 2.
+        // Each row selects another element of Q. The largest element is from 1 to 2.
         (0..40).for_each(|row| values[30 * row + row % 30] = 1.6e38);
         rank.gradients.fill(bytemuck::cast_slice(&values));
     }
@@ -181,7 +182,7 @@ fn ranks_that_disagree_fail_on_all() {
             rank.gradients.fill(bytemuck::cast_slice(&values));
         }
         step(&mut backend, &mut ranks, |_, _, _| ());
-        // The other ranks see the rank that differs from them; that rank sees the first one that differs from it.
+        // The other ranks report the rank that differs from them. That rank reports the first one that differs from it.
         for (rank, first) in ranks.iter().zip([1, 0, 1]) {
             let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
             assert_eq!((outcome.rank, outcome.failed, outcome.fault), (Some(first), 1, None));
@@ -241,7 +242,7 @@ fn no_race_is_found_until_one_is_planted() {
     }
 }
 
-/// Sums of three ranks, and payloads beside them: a sound step, and a step that one rank spoils.
+/// Runs a sound step of three ranks with sums and payloads, and then a step that one rank spoils.
 #[test]
 fn no_race_is_found_on_three_ranks() {
     let Some(mut backend) = backend(Flavour::Races, 3) else { return };

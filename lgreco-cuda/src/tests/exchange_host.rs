@@ -1,4 +1,4 @@
-//! Sums against the exchange of `lgreco-train` in host memory, over steps with warm start.
+//! Compares exchanges by sums with the exchange of `lgreco-train` in host memory, over steps with warm start.
 
 use super::backend;
 use super::exchange_sums::{Layers, WORLD, config, floats, layers, near, places, ranks, step};

@@ -1,4 +1,4 @@
-//! Buckets whose ranks average shards: checks that the common suite (`space`) lacks.
+//! Tests buckets whose ranks average shards. These checks are not in the common suite (`space`).
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -88,14 +88,14 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
             }
             Request::ReduceScatterSum { lens, values } => {
                 let all = requests.iter().map(|request| match request {
-                    // SAFETY: as above.
+                    // SAFETY: all enqueued work is done.
                     Request::ReduceScatterSum { values, .. } => unsafe { seen::<f32>(*values) },
                     other => panic!("{other:?}"),
                 });
                 let all: Vec<&mut [f32]> = all.collect();
                 let range = parts(lens).nth(own).unwrap();
                 let sums: Vec<f32> = range.clone().map(|at| all.iter().map(|values| values[at]).sum()).collect();
-                // SAFETY: as above.
+                // SAFETY: all enqueued work is done.
                 let own = unsafe { seen::<f32>(*values) };
                 own[range].copy_from_slice(&sums);
             }
@@ -117,7 +117,8 @@ fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
     }
 }
 
-/// A sum of payloads leaves f32 in the last rank's shard. Only that rank knows of it, until it tells the others.
+/// A sum of payloads leaves the range of f32 in the last rank's shard. Only that rank knows this until it tells the
+/// others.
 fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let layers = [layer(QSGD, 96, &[32, 64, 96]), layer(Setting::Dense, 5, &[5, 5, 5])];
     let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(cuda, &layers, config(rank))).collect();
@@ -188,7 +189,7 @@ fn faults_in_the_kernels_are_found() {
     }
 }
 
-/// The number of layers does not matter.
+/// The number of launches does not depend on the number of layers.
 #[test]
 fn a_step_takes_eight_launches_and_with_topk_fifteen() {
     let of_device = Arc::new(Calls::default());
@@ -238,7 +239,7 @@ fn what_cannot_be_sharded_is_refused() {
     }
 }
 
-/// The error is reported in the header of each message, and behind each summed shard.
+/// The error is reported in the header of each message, and after each summed shard.
 #[test]
 fn what_the_device_refuses_is_told_to_all_owners() {
     let of_device = Arc::new(Calls::default());

@@ -1,4 +1,4 @@
-//! Summed layers of an exchange, against the steps of the core: sums, factors, residuals and means.
+//! Compares the summed layers of an exchange with the core's steps: sums, factors, residuals and means.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -32,8 +32,8 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
-/// Layers of every kind. They have each width of a product, also with several panels, and chunks of both products. One
-/// Gram matrix is too large for shared memory. Some ranks exceed the sides, some ends are odd, and one layer has no
+/// Layers of every kind. They cover each width of a product, products with several panels, and chunks of both products.
+/// One Gram matrix is too large for shared memory. Some ranks exceed the sides, some ends are odd, and one layer has no
 /// elements.
 pub(super) fn layers() -> Layers {
     of(&[
@@ -50,8 +50,8 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// Ranges of a layer: its values; its `P` and `Q`, or its values, in the sums; and its `P` among the orthonormal
-/// factors.
+/// Ranges of a layer: of its values, of its `P` and `Q` (or its values) in the sums, and of its `P` among the
+/// orthonormal factors.
 pub(super) struct Place {
     pub(super) shape: Shape,
     pub(super) setting: Setting,
@@ -114,7 +114,7 @@ impl Rank {
             [program.sum_values(), program.factor_values()].map(|values| values * config.reduce_dtype.bytes());
         let [sums, factors] = [sums, factors].map(|bytes| Memory::new(bytes as u64));
         let message = Memory::new(program.message_bytes() as u64);
-        // SAFETY: the memory lives as long, and has the program's sizes.
+        // SAFETY: the memory lives as long as the exchange, and has the program's sizes.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
         let (_memory, _residuals, reduce_dtype) = (memory, residuals, config.reduce_dtype);
         Rank { exchange, _memory, _residuals, gradients, message, sums, factors, elements, reduce_dtype }
@@ -164,7 +164,7 @@ fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
     ranks.iter_mut().for_each(|rank| which(rank).fill(&narrowed(&sum, dtype).0));
 }
 
-/// The point between collectives at which a test looks.
+/// The point in a step at which a test inspects the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum After {
     Project,
@@ -212,12 +212,12 @@ pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     ExchangeConfig { dtype, world: WORLD as u32, stream, gain, ..ExchangeConfig::default() }
 }
 
-/// `Err`, with a text, unless all numbers are close to the expected ones, relative to the largest.
+/// Returns an error text unless all numbers are close to the expected ones, relative to the largest.
 pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     near_as(what, found, expected, Dtype::F32)
 }
 
-/// The same for numbers of this type, which rounding may move to another neighbour.
+/// Like [`near`], for numbers of this type. Rounding may change them to a neighbouring number.
 fn near_as(what: &str, found: &[f32], expected: &[f32], dtype: Dtype) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
     let apart = |x: f32| if dtype == Dtype::F32 { 0.0 } else { f64::from(x).abs() / 128.0 };
@@ -281,7 +281,8 @@ impl Known<'_> {
         near_as("P", found, &narrowed(&p, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// Checks the factors made from the sum: `p`, with orthonormal columns, and the next summed values.
+    /// Checks the factors made from the sum: `p`, with orthonormal columns, and `q`, this rank's part of the second
+    /// sum.
     fn check_factors(&self, sum: &[f32], p: &[f32], q: &[f32]) -> Result<(), String> {
         let Place { shape, rank, .. } = *self.place;
         let (mut expected_p, mut expected_q) = (sum.to_vec(), vec![0.0; q.len()]);
@@ -415,7 +416,7 @@ fn sums_factors_residuals_and_means_are_the_cores() {
     }
 }
 
-/// More layers than a warp searches at a time.
+/// There are more layers than a warp searches at a time.
 #[test]
 fn many_small_layers_find_their_work() {
     let Some(mut backend) = backend(flavour(), 0) else { return };

@@ -1,4 +1,4 @@
-//! Exchanges of layers under TopK on the device, alone and among others, against the core.
+//! Compares exchanges of layers under TopK, alone and among other layers, with the core.
 
 use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of, told};
 use super::simt::{Edit, Flavour, Simt, flavour};
@@ -22,9 +22,9 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
-/// Layers of every layout of positions and type of values: gathered and not gathered, several spans, odd ends, no
-/// elements, and all elements kept. The last three are so large that not all values have room. Other layers lie between
-/// them.
+/// Layers with every layout of positions and every type of values. Some are gathered and some are not. They have
+/// several spans, odd ends, no elements, or keep all elements. The last three are so large that not all values have
+/// room; other layers lie between them.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
@@ -89,8 +89,8 @@ pub(super) fn check_bytes(backend: &mut CudaBackend, layers: &[(Shape, Setting)]
     assert!(rest.is_empty());
 }
 
-/// Magnitudes that are equal, few, far apart, adjacent, or tiny. Some leave no room for gathered values, and ties end
-/// everywhere.
+/// Tests magnitudes that are equal, few, far apart, adjacent, or tiny. In some cases gathered values have no room. Ties
+/// end at all places.
 #[test]
 fn so_they_are_of_magnitudes_of_any_kind() {
     let layers = layers();
@@ -114,8 +114,8 @@ fn so_they_are_of_magnitudes_of_any_kind() {
     }
 }
 
-/// More ranks than a warp has lanes, where each lane starts with one. Some ranks remain after those whose values are
-/// fetched together.
+/// There are more ranks than a warp has lanes. Values of several ranks are fetched together, and some ranks are left
+/// over.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let layers = [top(130, 97, 126, Dtype::F32), few(97, 21, 301, 5), top(7, 1, 7, Dtype::F16), few(64, 65, 2001, 2)];
@@ -176,7 +176,8 @@ fn values_too_large_for_what_they_are_sent_in_are_faults() {
     }
 }
 
-/// Means must be those of the core's decoded payloads, or the payload's rank is at fault. Nothing else may change.
+/// The means must be those of the payloads that the core decodes, or the payload's rank must be reported. Nothing else
+/// may change.
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -242,7 +243,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     assert!(good > 10 && broken > 20, "{good} decoded, {broken} broken");
 }
 
-/// Where a layer's payload is in a message, and its length.
+/// The position and length of a layer's payload in a message.
 pub(super) fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
     let len = |(shape, setting): &(Shape, Setting)| setting.payload_len(*shape, Dtype::F32).unwrap();
     let before = layers[..number].iter().map(|layer| len(layer).next_multiple_of(16));
@@ -275,7 +276,7 @@ fn edited(
     let edits = edits.into_iter().map(|(from, to)| Edit { module: Module::Selection, from, to });
     let mut backend = CudaBackend::on(Box::new(Simt::edited(flavour, 2, edits.collect())?));
     let layers = layers();
-    // Ties, more than there is room for; with two bits, magnitudes that are far apart.
+    // There are more ties than room. In the layer with two bits, magnitudes are far apart.
     let two_bits = layers
         .iter()
         .position(|(_, setting)| matches!(setting, Setting::QuantisedTopK(few) if few.keep > 0 && few.bits == 2));
@@ -308,7 +309,7 @@ fn no_race_is_found_until_one_is_planted() {
 #[ignore = "slow"]
 fn planted_faults_are_found() {
     let edits = [
-        // The room for two bits is used for one.
+        // Codes that cross into the next word lose their upper bits.
         ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
         ("u32 size = fits ? positions.all : ", "u32 size = true ? positions.all : "),
         ("goes || has_all", "goes"),
@@ -322,7 +323,7 @@ fn planted_faults_are_found() {
         ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
-        // If the sample is wrong, the values find no room.
+        // With a wrong sample, the gathered values have no room.
         let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
         let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));
         let Some(outcome) = edited(Flavour::Plain, 2, no_room.into_iter().chain([(from, to)])) else { return };

@@ -1,4 +1,4 @@
-//! Data races and memory errors: the kernels have none, and planted ones are found.
+//! Tests that the kernels have no data races and no memory errors, and that planted ones are found.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 
 #[test]
 fn no_kernel_has_a_data_race() {
-    // The order does not matter. The check only asks whether a barrier lies between two accesses.
+    // The order of threads does not matter. The check only asks whether a barrier lies between two accesses.
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
@@ -90,7 +90,7 @@ fn tensor() -> Tensor {
 }
 
 fn job<'a>(gradient: Gradient<'a>) -> Job<'a> {
-    // Buckets that several threads, and several warps, share.
+    // Each bucket is shared by several threads and warps.
     let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1024, ..Qsgd::default() }, bits: &[2, 4] };
     Job { gradient, candidates, stream: Stream::default() }
 }
@@ -142,7 +142,7 @@ fn a_write_out_of_bounds_is_found() {
     assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
-/// The planted fault of the test above.
+/// Runs in the process of the test above: a kernel writes out of bounds.
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {

@@ -1,5 +1,5 @@
-//! Communication between blocks of one launch. Fences lie on both sides of the atomic that finds the last block. The
-//! race check must find each missing fence, and the shipped PTX must contain all fences.
+//! Tests communication between blocks of one launch. There are fences on both sides of the atomic that finds the last
+//! block. The race check must find each missing fence, and the shipped PTX must contain all fences.
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
@@ -14,27 +14,27 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 
-/// A row, or one payload.
+/// The work to run: a row, or one payload.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Row(Candidates<'a>),
     Payload(Setting),
 }
 
-/// Runs work in which the last block reads what other blocks wrote, with an edited module. Returns the race that is
+/// Runs work with an edited module. In it, the last block reads results of other blocks. Returns the race that is
 /// found: `None` without g++, and an empty text if there is no race.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
     let (rows, cols, what) = match module {
-        // More than one chunk. The last k drop few values, so that bins are refined.
+        // There is more than one chunk. The last k drop few values, so that bins are refined.
         Module::TopK => {
             (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
         }
-        // Several spans, all of which are kept.
+        // There are several spans, and all values are kept.
         Module::Selection => {
             (40_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 })))
         }
-        // Products of several chunks.
+        // The products have several chunks.
         Module::PowerSgd => (70, 600, What::Row(Candidates::PowerSgd { iterations: 1, ranks: &[3] })),
         _ => panic!("{module:?}"),
     };
@@ -65,13 +65,13 @@ fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> boo
 const BEFORE: &str = "    __threadfence();\n    __syncthreads();\n";
 const AFTER: &str = "    __syncthreads();\n    __threadfence();\n";
 
-/// The load of `fresh`.
+/// The load in the function `fresh`.
 const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
 
-/// Without release, or without acquire.
+/// Edits that remove the release fence or the acquire fence.
 const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
 
-/// Fences by only some of the threads that write or read, and a missing barrier between the writes and the atomic.
+/// Edits with too weak an order: only one thread fences, or a barrier is missing between the writes and the atomic.
 const WITH_TOO_LITTLE: [(&str, &str); 3] = [
     (BEFORE, "    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n    __syncthreads();\n"),
     (BEFORE, "    __threadfence();\n"),
@@ -98,8 +98,8 @@ fn a_fence_that_orders_too_little_is_found() {
     }
 }
 
-/// Blocks read what others write later, which is also a race. Or a block that wrongly takes itself for the last one
-/// clears what others read later.
+/// Either blocks read what others write later, which is also a race. Or a block wrongly takes itself for the last one,
+/// and clears what others read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
     for (module, from, kind) in some([
@@ -111,8 +111,8 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// Fences around the atomic, by its thread, are enough too. Any load may read what the fences order. So the check
-/// cannot tell whether the compiler may omit or move the load of `fresh`.
+/// Fences by the atomic's own thread are enough too. Any load may read data that fences order. So the check cannot tell
+/// whether the compiler may omit or move the load in `fresh`.
 #[test]
 fn other_ways_that_are_right_are_no_races() {
     let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
@@ -127,7 +127,7 @@ fn other_ways_that_are_right_are_no_races() {
     }
 }
 
-/// The effect of a line of PTX on the order of blocks. For atomics it has the register of the address.
+/// What a line of PTX does to the order of blocks. Atomics have the register of their address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event<'p> {
     Fence,
@@ -150,8 +150,8 @@ fn event(line: &str) -> Option<Event<'_>> {
     }
 }
 
-/// Number of block counters of a kernel: words that are added to and then reset to 0. An error unless each lies between
-/// two fences, with a barrier on either side.
+/// The number of block counters of a kernel: words that are incremented and then reset to 0. Returns an error unless
+/// each atomic lies between two fences, with a barrier on either side.
 fn counters(body: &str) -> Result<usize, String> {
     let events: Vec<Event<'_>> = body.lines().filter_map(event).collect();
     let is_order = |event: &&Event<'_>| matches!(event, Event::Fence | Event::Barrier);
@@ -170,8 +170,8 @@ fn counters(body: &str) -> Result<usize, String> {
     Ok(found)
 }
 
-/// Kernels whose last block continues with the results of others. They have the number of separately compiled counters,
-/// and whether the last block reads by `fresh`.
+/// Kernels whose last block reads the results of other blocks. For each kernel: the number of separately compiled
+/// counters, and whether the last block reads with `fresh`.
 const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::Exchange, "average", 1, false),
     (Module::ExchangeSums, "project", 1, false),
@@ -191,7 +191,7 @@ const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::PowerSgd, "gram", 1, false),
 ];
 
-/// Checks a module's kernels in PTX, and returns what is wrong.
+/// Checks the order of blocks in a module's PTX, and returns an error text.
 pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
         let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
@@ -207,7 +207,7 @@ pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The check in `ptx` must notice missing lines.
+/// The check of the PTX must notice missing lines.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
     for module in [Module::TopK, Module::PowerSgd] {

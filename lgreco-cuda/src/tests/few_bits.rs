@@ -1,4 +1,4 @@
-//! TopK in few bits of one layer, from and to simulated device memory, against the core.
+//! Compares payloads of TopK in few bits, in simulated device memory, with the core.
 #![allow(unsafe_code)]
 
 use super::memory::Held;
@@ -31,7 +31,7 @@ fn expected(setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, Strin
     encoded.map(|_| payload).map_err(|error| error.to_string())
 }
 
-/// The payload that is encoded to device memory.
+/// The payload that the device encodes to its memory.
 fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, String> {
     let held = Held::new(gradient, 0);
     let len = setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap();
@@ -45,16 +45,16 @@ fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>
     Ok(bytemuck::cast_slice(&words)[..len].to_vec())
 }
 
-/// The bits of the values that are decoded from device memory.
+/// The bits of the values that the device decodes.
 fn decoded(backend: &mut CudaBackend, setting: &Setting, shape: Shape, payload: &[u8]) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN.to_bits(); shape.elements()];
     let (from, to) = (payload.as_ptr().expose_provenance(), values.as_mut_ptr().expose_provenance());
-    // SAFETY: both are as long as setting and shape say, and live until the check.
+    // SAFETY: both have the lengths for this setting and shape, and live until the check.
     unsafe { backend.decode_on_device(setting, shape, from as u64, to as u64) }.unwrap();
     backend.check().map(|()| values).map_err(|failed| failed.error.to_string())
 }
 
-/// The same by the core.
+/// The bits of the values that the core decodes.
 fn decoded_by_core(payload: &[u8], shape: Shape) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN; shape.elements()];
     let outcome = decode(payload, &mut values).map_err(|error| error.to_string());
@@ -69,7 +69,7 @@ fn check(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) 
     assert!(values == decoded_by_core(&payload, gradient.shape()), "{setting}: {:?}", values.err());
 }
 
-/// From one kept value to all of them, in every width and type, with magnitudes of all kinds.
+/// Layers keep from one value to all values, in every width and type, with magnitudes of all kinds.
 #[test]
 fn payloads_on_the_device_are_the_cores() {
     for order in 0..3 {
@@ -123,8 +123,8 @@ fn gradients_that_are_not_finite_are_told_of() {
     assert_eq!(told, 4 * (9 + 1 + 2), "the fourth is infinite in f16, and the last in bf16, too");
 }
 
-/// Payloads with positions of every kind, in which up to three bits of the body are changed. Returns how many the core
-/// decodes and how many it refuses; the device must agree.
+/// Changes up to three bits in the bodies of payloads with positions of every kind. Returns how many the core decodes
+/// and how many it refuses; the device must agree.
 fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
     let of = |rows, cols, setting| (Shape::new(rows, cols).unwrap(), setting);
     let layers = [
@@ -143,7 +143,7 @@ fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
         for step in 0..if flavour() == Flavour::Plain { 120 } else { 30 } {
             let (random, mut payload) = (Stream { seed: 29, layer: number, step, ..Stream::default() }, good.clone());
             for flip in 0..1 + u64::from(random.word(0)) % 3 {
-                // A byte of the whole body, or one of its first or last bytes.
+                // Any byte of the body, or one of its first or last bytes.
                 let (at, body) = (random.word(2 + 2 * flip) as usize, payload.len() - HEADER_LEN);
                 let byte = [at % body, at % 16, body - 1 - at % 8, body - 1][random.word(1) as usize % 4];
                 payload[HEADER_LEN + byte] ^= 1 << (random.word(3 + 2 * flip) % 8);
@@ -214,7 +214,7 @@ fn no_kernel_has_a_data_race() {
     }
 }
 
-/// Not in ascending order.
+/// Values of k, not in ascending order.
 const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
 
 fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
@@ -222,14 +222,14 @@ fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
 }
 
 fn check_row(backend: &mut CudaBackend, gradient: Gradient<'_>) {
-    // If all values are kept, the only error is that of sending bin means, which is known more precisely.
+    // If all values are kept, the only error comes from sending bin means. It is known more precisely.
     for (keeps, relative) in [(&KEEPS[..], ROWS), (&KEEPS[1..2], 1e-7)] {
         let candidates = Candidates::QuantisedTopK { keeps, bits: &[3, 8, 1, 2, 7, 4, 6, 5] };
         check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
     }
 }
 
-/// Neighbours in one bin.
+/// Magnitudes that are neighbours in one bin.
 fn neighbours(i: usize, _: f32) -> f32 {
     if i == 7 { 1.0078125 } else { 1.0 + (i % 3) as f32 * f32::EPSILON }
 }
@@ -271,8 +271,7 @@ fn planted_faults_in_rows_are_found() {
     }
 }
 
-/// The result words of rows of layers with these values. `together` is the workspace for layers that are measured
-/// together.
+/// The result words of the rows of these layers. `together` is the workspace that layers may share.
 fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Vec<u64>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 2, edit)?));
     let mut word = 0;
@@ -289,7 +288,8 @@ fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Ve
     Some(gpu.read(results).unwrap())
 }
 
-/// Rows of layers, and of k, that are measured together must equal those of each alone, however many fit the workspace.
+/// Layers, and values of k, that are measured together must have the same rows as each of them alone, for any
+/// workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let values: Vec<Vec<f32>> =
@@ -297,7 +297,7 @@ fn rows_do_not_depend_on_other_layers() {
     let Some(all) = words_of(&values, u64::MAX, None) else { return };
     let alone = values.chunks(1).flat_map(|layer| words_of(layer, u64::MAX, None).unwrap());
     assert_eq!(all, alone.collect::<Vec<_>>());
-    // One at a time, and two at a time.
+    // Layers are measured one at a time, and two at a time.
     assert!([1, 80_000].into_iter().all(|together| words_of(&values, together, None).unwrap() == all));
     for (from, to) in [("all + top.first", "all"), ("errors + top.payload", "errors + number")] {
         let edit = Edit { module: Module::Selection, from, to };

@@ -1,4 +1,4 @@
-//! Damaged payloads, with the kernels on the processor.
+//! Tests damaged payloads with the kernels on the CPU.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -22,8 +22,8 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 200, "only {decoded} of them by the kernels");
 }
 
-/// Headers are not read, and bodies are arbitrary. Either some values come out, or the check reports an error. The
-/// sanitizers see reads or writes elsewhere.
+/// Headers are not read, and bodies are arbitrary. The kernels decode some values, or the check reports an error. The
+/// sanitizers find accesses outside the memory.
 #[test]
 fn damaged_payloads_on_the_device_stay_where_they_are() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -35,7 +35,7 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
         for _ in 0..choices.byte() % 4 {
             choices.damage(&mut payload);
         }
-        // The memory is exactly as long, and aligned to words.
+        // The memory has exactly the payload's length, rounded up to words.
         let mut words: Vec<u32> = vec![0; payload.len().div_ceil(4)];
         bytemuck::cast_slice_mut(&mut words)[..payload.len()].copy_from_slice(&payload);
         let mut values = vec![0u32; shape.elements()];
@@ -51,7 +51,7 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
     assert!(good > 100 && refused > 10 && method > 10, "{good} decoded, {refused} refused, {method} of other methods");
 }
 
-/// The seeds of this backend's fuzzing, and inputs that once failed.
+/// Decodes the seeds of this backend's fuzz test, and inputs that once failed.
 #[test]
 fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_cuda");
@@ -63,7 +63,7 @@ fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let mut checked = 0;
     for entry in seeds.read_dir().unwrap() {
         let path = entry.unwrap().path();
-        eprintln!("{}", path.display()); // It is printed if the check fails.
+        eprintln!("{}", path.display()); // printed if the check fails
         check_decoding(&std::fs::read(&path).unwrap(), &mut backend, Products::Exact);
         checked += 1;
     }

@@ -1,5 +1,5 @@
-//! Layout of layers of more than 2^31 elements. Kernels count elements, spans and bits of positions in 64 bits. Where
-//! fewer than 2^32 suffice, as in shapes, they count in 32 bits; `beyond` runs these kernels.
+//! Tests the memory layout of layers of more than 2^31 elements. Kernels count elements, spans and bits of positions in
+//! 64 bits. Quantities below 2^32, such as the sides of shapes, have 32 bits; `beyond` runs these kernels.
 
 use super::exchange::{WORLD, config};
 use crate::ExchangeProgram;
@@ -10,7 +10,7 @@ use lgreco::compress::topk::TopK;
 use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 
-/// All offsets are computed without overflow, up to the most elements of a shape. Shapes refuse more.
+/// All offsets are computed without overflow, up to the largest number of elements of a shape.
 #[test]
 fn layers_of_more_than_2_31_elements_have_their_places() {
     let qsgd = Setting::Qsgd(Qsgd::default());

@@ -1,4 +1,4 @@
-//! Results that reach the host later. Calls neither wait nor allocate nor read back. The stand-in for the driver does
+//! Tests results that reach the host later. Calls do not wait, allocate or read back. The stand-in for the driver runs
 //! enqueued work only when the host waits.
 #![allow(unsafe_code)]
 
@@ -15,9 +15,9 @@ fn with_the_fake(test: &str) {
     run("later", test, &[]);
 }
 
-/// The values at an address, for writing.
+/// The values at an address, to be written.
 fn values_mut(address: u64, count: usize) -> &'static mut [f32] {
-    // SAFETY: `device` allocated as many, and no enqueued work uses them yet.
+    // SAFETY: `device` allocated this many values, and no enqueued work uses them yet.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
 }
 
@@ -30,8 +30,8 @@ struct Copied {
 impl Copied {
     fn enqueue((address, bytes): (u64, usize), stream: sys::CUstream) -> Copied {
         let (mut to, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the page-locked memory has as many bytes and stays; the device memory is valid; the pointer is valid
-        // for an event.
+        // SAFETY: the page-locked memory has this many bytes and is never freed; the device memory is valid; the
+        // pointer is valid for an event.
         unsafe {
             sys::cuMemHostAlloc(&mut to, bytes, 0).result().unwrap();
             to.cast::<u8>().write_bytes(0xee, bytes);
@@ -96,7 +96,7 @@ fn faults_later() {
     for (number, copy) in copies.iter().enumerate() {
         let outcome = exchange.outcome_of(bytemuck::cast_slice(copy.words())).unwrap();
         seen.push((outcome.step, outcome.failed, outcome.has_failed, outcome.rank, outcome.fault));
-        // The copies behind it have not been done yet.
+        // The later copies have not been done yet.
         let later = copies[number + 1..].iter().all(|copy| copy.words[0] == 0xeeee_eeee_eeee_eeee);
         assert!(later, "step {number}");
     }
@@ -178,7 +178,7 @@ fn rows_later() {
     let (_, first) = enqueue(&mut backend);
     let first = first.words();
     values_mut(results, bytes.results as usize / 4).fill(f32::NAN);
-    // The first enqueued work overwrites it.
+    // Later enqueued work overwrites this value.
     values_mut(memory, 1)[0] = 123.0;
     let before = state();
     let (norms, copy) = enqueue(&mut backend);
@@ -221,7 +221,7 @@ fn not_finite_later() {
     }
     let (mut backend, stream) = beside_a_trainer();
     let (shape, gradients) = (Shape::new(ROWS, COLS).unwrap(), device(4 * ROWS * COLS));
-    // SAFETY: there are as many values.
+    // SAFETY: the memory has this many values.
     let gradient = unsafe { DeviceGradient::new(gradients, Dtype::F32, shape) }.unwrap();
     let jobs = jobs([gradient; 1].into_iter(), &[5, 100]);
     let bytes = backend.rows_bytes(&jobs).unwrap();

@@ -1,4 +1,4 @@
-//! Number of requests to the device for a table of many layers, and the errors when a request fails.
+//! Tests the number of requests to the device for a table of many layers, and the errors if a request fails.
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
@@ -23,7 +23,7 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// The value of every byte that is read from the device.
     pub(super) content: AtomicU8,
-    /// Unless 0: the number of ones in the calls' own TopK payload, among words of `content`.
+    /// If not 0: the number of 1 bits in TopK's own payload, which is read as words of `content`.
     pub(super) ones: AtomicU32,
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
@@ -42,7 +42,7 @@ impl Calls {
     }
 }
 
-/// A device that only counts.
+/// A device that only counts requests.
 pub(super) struct Counted(pub(super) Arc<Calls>);
 
 impl Device for Counted {
@@ -102,7 +102,7 @@ impl Device for Counted {
     }
 }
 
-/// Requests for a table of 150 layers, each of which alone fills the most blocks of a launch.
+/// The requests for a table of 150 layers. Each layer alone fills the largest number of blocks of a launch.
 fn calls(candidates: Candidates<'_>) -> [usize; 3] {
     calls_of(&[Shape::new(768, 768).unwrap(); 150], candidates)
 }
@@ -111,7 +111,7 @@ fn calls_of(shapes: &[Shape], candidates: Candidates<'_>) -> [usize; 3] {
     calls_by(shapes, |_| candidates)
 }
 
-/// The same for layers with different candidates.
+/// Like [`calls_of`], for layers with different candidates.
 fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) -> [usize; 3] {
     let calls = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(calls.clone())));
@@ -129,8 +129,8 @@ fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) 
 #[test]
 fn a_table_waits_once_and_qsgds_layers_share_launches() {
     let qsgd = |base| calls(Candidates::Qsgd { base, bits: &[2, 3, 4, 5, 6, 7, 8] });
-    // A pair of launches and an upload serve as many layers as have 192 blocks, with three blocks each. Results are
-    // cleared once.
+    // Layers that together have up to 192 blocks share a pair of launches and an upload; each layer has three blocks.
+    // Results are cleared once.
     assert_eq!(qsgd(Qsgd::default()), [2 * 3, 3 + 1, 1]);
     // Outside of tests the block limit is large enough for all of these layers.
     MOST.set(2048);
@@ -145,8 +145,8 @@ fn layers_under_eden_share_launches() {
     assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
-/// Convolutions, biases and a matrix. A pair of launches measures widths with a sign and another one widths without;
-/// both are needed twice.
+/// The layers are convolutions, biases and a matrix. One pair of launches measures widths with a sign, and another pair
+/// measures widths without. Two pairs of each are needed.
 #[test]
 fn layers_of_mixed_sizes_and_shapes_share_launches() {
     let shapes = resnet_50();
@@ -155,7 +155,8 @@ fn layers_of_mixed_sizes_and_shapes_share_launches() {
     assert_eq!(row(&[1, 2, 3, 4, 5, 6, 7, 8]), [2 * 4, 4 + 1, 1]);
 }
 
-/// A table of all methods has one layer after another, so jobs of a method must be brought together.
+/// The jobs of a table come layer by layer, under all methods. So jobs of one method are not consecutive, and must be
+/// grouped.
 #[test]
 fn layers_share_launches_whatever_lies_between_them() {
     let shapes = resnet_50();
@@ -200,8 +201,8 @@ fn topks_layers_share_three_launches() {
 fn layers_under_topk_in_few_bits_share_nine_launches() {
     let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
     for keeps in [&[100, 3000, 50][..], &[100, 3000, 50, 7]] {
-        // TopK's launches in full are included. Each group has an upload and a clearing. The launches that write have
-        // more: layers, spans and chunks are uploaded one by one, and three places are cleared.
+        // The launches of TopK in full are included. Each group has one upload and clears one buffer. The launches that
+        // write need more: layers, spans and chunks are uploaded separately, and three buffers are cleared.
         assert_eq!(few(keeps), [3 + 5 + 4, 2 + (3 + 3) + 2 + 1, 1]);
     }
 }
@@ -232,13 +233,13 @@ fn powersgds_layers_share_launches() {
     assert_eq!(of_transformer[0], 38);
     let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
     for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (to_64, 1), (&[500], 4)] {
-        // Each group has a table, and counters that are cleared.
+        // Each group uploads a table and clears its counters.
         assert_eq!(powersgd(1, ranks), [10 * groups, 2 * groups + 1, 1], "{ranks:?}");
         assert_eq!(powersgd(5, ranks), [38 * groups, 2 * groups + 1, 1], "{ranks:?}");
     }
 }
 
-/// For buckets of one layer and of many, whatever their shapes and ranks.
+/// The number of launches is the same for one layer and for many, for any shapes and ranks.
 #[test]
 fn what_travels_by_sums_takes_twelve_launches() {
     let of_device = Arc::new(Calls::default());
@@ -291,15 +292,15 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    // The upload says how the work is divided.
+    // The uploaded table divides the work.
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
     // The upload has the number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
     assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
-/// Five launches encode, and one writes the header and would record a fault. There are also an upload and a copy. Two
-/// clearings serve all calls.
+/// Five launches encode. One more writes the header, and would record a fault. There are also an upload and a copy. Two
+/// buffers are cleared once for all calls.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
     let shape = Shape::new(640, 64).unwrap();
@@ -319,7 +320,7 @@ fn a_layer_under_topk_takes_six_launches() {
     }
 }
 
-/// The number and mixture of layers do not matter.
+/// The number of launches does not depend on how many layers there are, or of which kinds.
 #[test]
 fn an_exchange_takes_six_launches_and_four() {
     let of_device = Arc::new(Calls::default());
@@ -357,7 +358,7 @@ fn an_exchange_takes_six_launches_and_four() {
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 
-/// An error of the device may concern work of another layer, or of none.
+/// An error of the device may come from another layer's work, or from no layer's.
 #[test]
 fn failures_of_the_device_name_no_job() {
     let of_device = Arc::new(Calls::default());

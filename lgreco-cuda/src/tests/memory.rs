@@ -1,4 +1,4 @@
-//! Gradients in simulated device memory, which is the processor's.
+//! Tests gradients in simulated device memory, which is the CPU's memory.
 #![allow(unsafe_code)]
 
 use super::simt::flavour;
@@ -80,7 +80,8 @@ fn gradients_are_compressed_where_they_are() {
     }
 }
 
-/// Jobs of a method share launches wherever they are in the batch. Each row must keep its place and its bits.
+/// Jobs of a method share launches wherever they are in the batch. Each row must have its place, and the bits that it
+/// has alone.
 #[test]
 fn rows_of_mixed_jobs_are_those_of_each_alone() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -133,7 +134,7 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
 fn decoded(backend: &mut CudaBackend, payload: &[u8], elements: usize) -> Result<Vec<f32>, Error> {
     let mut values = vec![f32::NAN; elements];
     let address = values.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: the values are as many as the payload's, or the call fails before it writes.
+    // SAFETY: the memory has as many values as the payload, or the call fails before it writes.
     unsafe { backend.decode_to_device(payload, address) }.map(|()| values)
 }
 
@@ -202,7 +203,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
             backend.check()
         };
-        // Through the host, which other tests compare with the core.
+        // The expected payload comes from encoding to host memory, which other tests compare with the core.
         let mut expected = vec![0; len];
         match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
             (Ok(_), Ok(())) => {
@@ -220,7 +221,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
     }
 }
 
-/// The layout after an all-gather of messages of equal length.
+/// Payloads have the layout after an all-gather of messages of equal length.
 #[test]
 fn payloads_of_several_ranks_lie_one_after_another() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -263,7 +264,7 @@ fn a_check_is_due_after_so_many_calls() {
     }
 }
 
-/// An exchange does so: its means replace the gradients.
+/// Exchanges overwrite gradients, because the means replace them.
 #[test]
 fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -314,10 +315,10 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
 fn addresses_that_cannot_be_are_refused() {
     let shape = Shape::new(3, 5).unwrap();
     for (address, dtype) in [(0, Dtype::F32), (4098, Dtype::F32), (4097, Dtype::Bf16), (u64::MAX - 31, Dtype::F32)] {
-        // SAFETY: nothing is done with it.
+        // SAFETY: the gradient is not used.
         let refused = unsafe { DeviceGradient::new(address, dtype, shape) };
         assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
     }
-    // SAFETY: nothing is done with it.
+    // SAFETY: the gradient is not used.
     assert!(unsafe { DeviceGradient::new(4098, Dtype::F16, shape) }.is_ok());
 }

@@ -1,4 +1,4 @@
-//! Tests of the kernels on the processor, and of their shipped code.
+//! Tests of the kernels on the CPU, and of the shipped code.
 
 mod beyond;
 mod beyond_exchange;
@@ -59,7 +59,7 @@ fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// All cases if the environment requests them. Otherwise one in six; the choice changes with the kernels' sources.
+/// All cases if the environment requests them. Otherwise one in six; the choice depends on the kernels' sources.
 fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     const ONE_IN: usize = 6;
     static HASH: OnceLock<u64> = OnceLock::new();

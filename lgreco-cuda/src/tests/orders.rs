@@ -1,5 +1,5 @@
-//! Blocks of a grid in every order, one after another and several at a time. The bits must not depend on which block
-//! comes last.
+//! Runs the blocks of a grid in every order, one after another and several at a time. The results must not depend on
+//! which block comes last.
 
 use super::exchange::{config, steps_of};
 use super::exchange_eden;
@@ -20,13 +20,13 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Forwards, and at random so that the second block of a grid comes last. With all cases also backwards, and once with
-/// each block of the largest looping grid as the last one.
+/// The orders of blocks: forwards, and at random with the second block last. In full runs also backwards, and at random
+/// with each block of the largest looping grid last.
 fn orders() -> Vec<i32> {
     if is_full() { (0..2 + MOST.get() as i32).collect() } else { vec![0, 3] }
 }
 
-/// Rows of all methods, for many more values than three blocks process at once, and a payload of PowerSGD.
+/// Rows of all methods for many more values than three blocks process at once, and a payload of PowerSGD.
 fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
     let (many, few) = (Tensor::new(&uniform(20_003, 1), 20_003, 1), Tensor::new(&uniform(20_100, 2), 300, 67));
     let qsgd = |base| Candidates::Qsgd { base, bits: &[1, 2, 4, 8] };
@@ -84,7 +84,7 @@ fn what_travels_by_sums_has_the_same_bits() {
     }
 }
 
-/// They are also those of the host.
+/// The results must also equal the core's.
 #[test]
 fn what_is_gathered_has_the_same_bits() {
     let layers = [layers(), exchange_eden::layers()].concat();
@@ -102,7 +102,7 @@ fn fails(order: i32, from: &'static str, to: &'static str, check: fn(&mut CudaBa
     Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&mut backend))).is_err())
 }
 
-/// Encodes a layer of which all values are kept, so that no fault writes more. All blocks have spans of it.
+/// Encodes a layer and keeps all values, so that no fault writes more. Every block has spans of it.
 fn one_layer(backend: &mut CudaBackend) {
     let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
     let few = Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 });
@@ -119,7 +119,7 @@ fn one_row(backend: &mut CudaBackend) {
 
 const LAST: &str = "return before + own == all;";
 
-/// Each of these faults concerns one block, and is found if this block comes last.
+/// Each of these faults affects one block, and is found if this block comes last.
 #[test]
 fn every_block_comes_last() {
     for (last, fault) in some(
@@ -138,7 +138,7 @@ fn every_block_comes_last() {
     }
 }
 
-/// Faults that blocks in turn do not reveal: the last block need not be at an end of the grid, and two blocks may run
+/// Faults that are not found if blocks run in turn: the last block may be any block of the grid, and two blocks may run
 /// at once.
 #[test]
 #[ignore = "slow"]

@@ -1,4 +1,4 @@
-//! Orthonormal columns of factors of any kind.
+//! Tests that the columns of all kinds of factors become orthonormal.
 
 use super::simt::{Flavour, Simt, flavour};
 use crate::gpu::{Gpu, Scratch};
@@ -75,7 +75,8 @@ proptest! {
     }
 }
 
-/// Gram matrices that do not fit shared memory must give the same columns, and as many as the core.
+/// If the Gram matrix does not fit into shared memory, the result must have the same columns, and as many as in the
+/// core.
 #[test]
 fn more_columns_than_shared_memory_holds() {
     let mut columns = fading(300, 100, 0.03, 1);
@@ -92,7 +93,7 @@ fn more_columns_than_shared_memory_holds() {
     }
 }
 
-/// If few rows are nonzero, the rounding rest of a dependent column lies in the same rows.
+/// If few rows are nonzero, the rounding error of a dependent column lies in the same rows.
 #[test]
 fn columns_with_few_rows_become_zeros() {
     for seed in 0..30 {

@@ -1,4 +1,4 @@
-//! PowerSGD: shapes that many blocks share, properties of its factors, and planted bugs.
+//! Tests PowerSGD: shapes that many blocks share, properties of the factors, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
@@ -92,8 +92,8 @@ fn zero_and_dependent_columns_become_zeros() {
     }
 }
 
-/// Matrices whose products with random columns are nearly dependent, or soon become so. Rows must equal the core's,
-/// except for 1e-10 of the squared norm, which is rounding.
+/// Matrices whose products with random columns are nearly dependent, or soon become so. Rows must equal the core's up
+/// to rounding, which is 1e-10 of the squared norm.
 #[test]
 fn ill_conditioned_matrices_have_the_cores_rows() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -123,7 +123,7 @@ fn ill_conditioned_matrices_have_the_cores_rows() {
     }
 }
 
-/// Values at the ends of the range, and payloads that no encoder writes.
+/// Tests values at the ends of the range, and payloads that no encoder writes.
 #[test]
 fn what_leaves_the_range_is_refused_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -227,7 +227,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Distance of a matrix of odd sides from its decoded payload, relative to its norm, for a device and for the core; and
+/// The distance of a matrix from its decoded payload, relative to its norm, for a device and for the core. Also returns
 /// the payload.
 fn apart(backend: &mut dyn Backend, rank: u32, magnitude: f32) -> Option<([f64; 2], Vec<u8>)> {
     let (rows, cols) = (301, 77);
@@ -249,8 +249,8 @@ fn is_near([found, expected]: [f64; 2]) -> bool {
     (found - expected).abs() <= ROWS * expected
 }
 
-/// However warps divide the columns, each column must have the same bits. Payloads must lose as much as the core's.
-/// This is checked at moderate magnitudes, which the first product does not know, and where that product is made again.
+/// Each column must have the same bits, however warps divide the columns. Payloads must have the same error as the
+/// core's. Tests moderate magnitudes, and magnitudes for which the first product must be made again.
 #[test]
 fn every_width_has_the_columns_of_the_widest() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -269,7 +269,7 @@ fn every_width_has_the_columns_of_the_widest() {
     }
 }
 
-/// Magnitudes that the first product cannot handle, or does not find.
+/// Plants faults with magnitudes that the first product cannot handle, or does not find.
 #[test]
 #[ignore = "slow"]
 fn wrong_scales_are_found() {
@@ -293,8 +293,7 @@ fn wrong_scales_are_found() {
     }
 }
 
-/// Rows of layers that are measured together must equal those of each alone bit for bit, however many fit the
-/// workspace.
+/// Layers that are measured together must have the same rows as each alone, bit for bit, for any workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let ranks = [3, 1, 2, 4, 5, 6, 7, 8, 9, 40, 17];
@@ -330,7 +329,7 @@ fn rows_do_not_depend_on_other_layers() {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
         assert!(found.iter().zip(&expected).all(near), "layer {layer}: {found:?}, not {expected:?}");
     }
-    // One at a time, and two at a time.
+    // Layers are measured one at a time, and two at a time.
     assert_eq!(measured(1, &[0, 1, 2, 3]).unwrap(), together);
     assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());
 }

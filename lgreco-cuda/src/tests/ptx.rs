@@ -1,4 +1,4 @@
-//! The PTX of every shipped kernel: rounding, contraction, fences, and memory accesses.
+//! Checks the PTX of every shipped kernel: rounding, contraction, fences, and memory accesses.
 
 use super::fences;
 use super::simt::entries;
@@ -28,8 +28,8 @@ fn arithmetic_fences_and_accesses_are_as_written() {
     }
 }
 
-/// Whether a line of PTX, if it is f32 or f64 arithmetic, rounds to nearest and cannot be contracted. It then has
-/// `.rn`.
+/// Whether a line of PTX is exact: it is no f32 or f64 arithmetic, or it has `.rn`, which rounds to nearest and
+/// prevents contraction.
 fn is_exact(line: &str) -> bool {
     let line = line.trim();
     let line = if line.starts_with('@') { line.split_once(' ').map_or("", |(_, rest)| rest.trim()) } else { line };
@@ -54,8 +54,8 @@ fn arithmetic_that_is_not_rounded_once_is_noticed() {
     }
 }
 
-/// Whether a line of PTX accesses memory of any kind. Every such access must first look at its address, which costs
-/// time.
+/// Whether a line of PTX accesses generic memory. At such an access, the hardware must first find the kind of memory
+/// from the address, which costs time.
 fn is_generic(line: &str) -> bool {
     let line = if line.starts_with('@') { line.split_once(' ').map_or(line, |(_, rest)| rest.trim()) } else { line };
     let Some((operation, rest)) = line.split_once('.') else { return false };

@@ -1,4 +1,4 @@
-//! QSGD's kernels: buckets that a block holds, data races, and planted bugs.
+//! Tests QSGD's kernels: buckets that a block holds, data races, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
@@ -24,7 +24,8 @@ fn fused_settings() -> impl Iterator<Item = Qsgd> {
     sizes.flat_map(move |bucket| kinds.clone().map(move |(scale, rounding)| Qsgd { bits: 3, bucket, scale, rounding }))
 }
 
-/// Magnitudes that differ from bucket to bucket, and a stretch of one sign, where intervals exclude zero.
+/// A tensor whose magnitudes differ from bucket to bucket. It has a range of values of one sign, where intervals
+/// exclude zero.
 fn tensor(elements: usize) -> Tensor {
     let mut values = uniform(elements, 4);
     for (i, value) in values.iter_mut().enumerate() {
@@ -42,7 +43,7 @@ pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 
-/// The device refuses gradients in its memory under other buckets. The core compresses those of the host.
+/// The device refuses gradients in its memory under other buckets. The core compresses host gradients.
 #[test]
 fn other_buckets_are_refused_or_left_to_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -65,7 +66,7 @@ fn other_buckets_are_refused_or_left_to_the_core() {
     }
 }
 
-/// Layers that share launches, others that do not, and one that is not finite.
+/// Tests layers that share launches, layers that do not, and a layer that is not finite.
 #[test]
 fn layers_in_device_memory_share_launches() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -132,7 +133,7 @@ fn every_bucket_that_a_block_holds_is_as_in_the_core() {
     }
 }
 
-/// Values that are not finite anywhere in a bucket, and in a bucket that ends early.
+/// Values that are not finite are at any place in a bucket, and in a bucket that ends early.
 #[test]
 fn values_that_are_not_finite_are_found() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -168,7 +169,7 @@ fn no_kernel_has_a_data_race() {
     check_layers(&mut backend);
 }
 
-/// What the suite reports for an edited kernel.
+/// The message with which [`check`] fails for an edited kernel.
 fn said(flavour: Flavour, bucket: u32, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Qsgd, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));
@@ -201,8 +202,8 @@ fn wrong_numbers_are_found() {
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
         (256, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 9"),
-        // The usual case: one lane's largest value; values at the layer's end; a quad's codes, and those of the last
-        // eight; sums over lanes.
+        // The usual case: one lane's largest value, values at the layer's end, the codes of four and of the last eight
+        // values, and sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
         (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),
         (512, "low | high << (4 * p.bits)", "low | high << (3 * p.bits)"),

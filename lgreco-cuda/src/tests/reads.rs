@@ -1,6 +1,6 @@
 //! Memory traffic of kernels. These tests count how often a TopK encoder reads a layer's values: loads of gradients and
-//! of sums with residuals, value by value. Payloads and residuals must be the core's. They also count the sectors that
-//! a warp's stores touch.
+//! of sums with residuals, value by value. Payloads and residuals must equal the core's. The tests also count the
+//! sectors that a warp's stores touch.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, config, narrowed};
@@ -21,10 +21,10 @@ use lgreco_testing::powersgd::uniform;
 use libloading::Library;
 use std::sync::Mutex;
 
-/// One test at a time may watch memory.
+/// Only one test at a time may watch memory.
 static WATCHING: Mutex<()> = Mutex::new(());
 
-/// Sectors of 32 bytes that warps touch with stores to this memory, per 32 stored bytes; 1 is the best.
+/// Number of 32-byte sectors that warps touch with stores to this memory, per 32 stored bytes. The best value is 1.
 fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     // SAFETY: the backend uses the same library, which is loaded once. Its entry points have these types.
     let library = unsafe { Library::new(build(module, &module.source(), Flavour::Reads)) }.unwrap();
@@ -98,7 +98,7 @@ fn of_exchange(backend: &mut CudaBackend, setting: Setting, (dtype, gain): (Dtyp
     let (mut memory, mut message) = (Memory::new(program.memory_bytes()), Memory::new(program.message_bytes() as u64));
     let mut watched = Memory::new((own + remembered) as u64);
     let address = watched.address();
-    // SAFETY: memory of the sizes that the program says, which lives until all is done.
+    // SAFETY: the memory has the program's sizes, and lives until all work is done.
     let exchange = unsafe { backend.begin_exchange(program, memory.address(), address + own as u64) }.unwrap();
     watched.fill(&bytes);
     let part = Part { address, bytes: (own + remembered) as u64 };
@@ -146,8 +146,8 @@ fn top(keep: usize, values: Dtype) -> Setting {
     Setting::TopK(TopK { keep: keep as u32, values })
 }
 
-/// Layers that keep more than 7 of 32 values, for any sent type and many kinds of values, if the sample is right.
-/// Values that reach the bound are loaded again at once, from the cache.
+/// The layers keep more than 7 of 32 values, for any sent type and many kinds of values, and the sample is right.
+/// Values that reach the bound are loaded again immediately, from the cache.
 #[test]
 fn values_of_layers_that_keep_much_are_read_four_times() {
     let _alone = WATCHING.lock();
@@ -165,8 +165,8 @@ fn values_of_layers_that_keep_much_are_read_four_times() {
     }
 }
 
-/// Layers that keep few values, if gathered values find no room: fewer than k values are nonzero, or many are equal.
-/// The sample also reads a random sixteenth.
+/// The layers keep few values, but gathered values have no room, because fewer than k values are nonzero or many are
+/// equal. The sample also reads a random sixteenth.
 #[test]
 fn ties_are_read_four_times_at_most() {
     let _alone = WATCHING.lock();
@@ -218,7 +218,7 @@ fn small_layers_that_keep_little_are_read_once() {
     }
 }
 
-/// An exchange of a layer under QSGD: its encoder's residuals and codes, and its means.
+/// Runs an exchange of a layer under QSGD. Counts the stores of residuals, codes and means.
 #[test]
 fn stores_of_a_warp_fill_whole_sectors() {
     let _alone = WATCHING.lock();
@@ -231,7 +231,7 @@ fn stores_of_a_warp_fill_whole_sectors() {
         let mut memory = Memory::new(program.memory_bytes());
         let sizes = [4 * shape.elements() as u64, program.residual_bytes(), program.message_bytes() as u64];
         let mut memories = sizes.map(|bytes| Memory::new(bytes + 16));
-        // They begin at a sector.
+        // Each memory begins at a sector.
         let at = |memory: &mut Memory, bytes| Part { address: memory.address().next_multiple_of(32), bytes };
         let [own, to, of_message] = [0, 1, 2].map(|which| at(&mut memories[which], sizes[which]));
         let skipped = (own.address - memories[0].address()) as usize;

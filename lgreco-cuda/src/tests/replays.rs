@@ -1,4 +1,4 @@
-//! Graphs of a bucket's steps, through the stand-in for the driver.
+//! Tests CUDA graphs of a bucket's steps with the stand-in for the driver.
 
 use super::driver::{is_child, run};
 use crate::checks::graphs::check_graphs;

@@ -1,4 +1,4 @@
-//! Reserved memory is all that calls allocate, and equals the predicted size.
+//! Tests that calls allocate nothing but the reserved memory, and that it has the predicted size.
 #![allow(unsafe_code)]
 
 use super::launches::{Calls, Counted};
@@ -85,8 +85,8 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
     }
 }
 
-/// The bytes read from the device decide what else is done: all values zero, values near the largest, and no finite
-/// values.
+/// Values of all bytes that are read from the device. They decide what else a call does: all values are zero, near the
+/// largest, or not finite.
 const CONTENTS: [u8; 3] = [0, 0x7f, 0xff];
 
 fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
@@ -126,7 +126,7 @@ fn what_is_reserved_is_what_calls_take() {
     }
 }
 
-/// For a tall matrix `P` is large. Encoders make it in place, in the payload.
+/// For a tall matrix, `P` is large. Encoders make it in the payload, and need no workspace for it.
 #[test]
 fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let rows = 1 << 18;
@@ -135,7 +135,7 @@ fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let bytes = |call| backend.workspace_bytes(&[job], &[call]).unwrap();
     let p = 4 * 4 * rows as u64;
     assert!(bytes(Call::EncodeToDevice) < p, "{}", bytes(Call::EncodeToDevice));
-    // The payload itself.
+    // This workspace includes the payload.
     assert!((p..2 * p).contains(&bytes(Call::Encode)), "{}", bytes(Call::Encode));
     assert!(bytes(Call::Measure) >= p);
 }

@@ -1,4 +1,4 @@
-//! Registers, shared memory and local memory of every shipped kernel, read from the machine code.
+//! Checks the registers, shared memory and local memory of every shipped kernel. They are read from the machine code.
 
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
@@ -11,14 +11,14 @@ struct Use {
     registers: u32,
     /// Static shared memory in bytes. From 9.0 on it includes 1,024 bytes that the system keeps for itself.
     shared: u32,
-    /// Bytes of local memory per thread: registers that were spilled, and arrays that found no registers.
+    /// Bytes of local memory per thread: spilled registers, and arrays that do not fit into registers.
     local: u32,
 }
 
-/// The most that a kernel may use. A multiprocessor then holds at least 32 warps.
+/// The most that a kernel may use. With this, a multiprocessor holds at least 32 warps.
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
-/// The most registers and shared memory of kernels that need more.
+/// Larger limits of registers and shared memory for some kernels.
 const MORE: [(&str, u32, u32); 24] = [
     ("eden.cu/decode_rotated", 64, 26 << 10),
     ("eden.cu/encode_rotated", 64, 26 << 10),
@@ -96,7 +96,7 @@ fn more_than_the_bounds_is_noticed() {
         let usual = excesses(&kernels, |kernel| if kernel.starts_with(name) { USUAL } else { bound(kernel) });
         assert!(usual.iter().any(|excess| excess.starts_with(name)), "{name} needs no bound of its own");
     }
-    // A frame of 8 bytes, planted into the machine code.
+    // Plants a frame of 8 bytes into the machine code.
     let mut cubin = shipped::code(Module::Magnitude, Architecture::Sass(90)).expect("code of these sources").to_vec();
     let frame = cubin.windows(4).position(|bytes| bytes == [SIZED, FRAME, 8, 0]).expect("a frame's size");
     cubin[frame + 8] = 8;

@@ -1,4 +1,5 @@
-//! TopK's payloads for any sample: bounds that are too high, too low or far off, and random samples.
+//! Tests that TopK's payloads do not depend on the sample: bounds that are too high, too low or far off, and random
+//! samples.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::{layers, of};
@@ -19,21 +20,21 @@ pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'sta
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, Some(edit))?)))
 }
 
-/// Hardly any values are drawn.
+/// An edit with which hardly any values are sampled.
 const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
 /// Edits that force every layer off the usual path.
 const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All values do, and large layers have no room for them.
+    // All values reach the bound, and large layers have no room for them.
     ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
     // The k-th largest value is below the narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
 ];
 
-/// Values of each kind, from their index and uniform values.
+/// Functions that make values of each kind from an index and a uniform value.
 pub(super) const KINDS: [fn(usize, f32) -> f32; 8] = [
     |_, x| x,
     |_, _| 0.0,
@@ -75,7 +76,7 @@ fn buckets_do_not_depend_on_the_bound_nor_on_the_bins() {
     }
 }
 
-/// Payloads of one layer, in every type, from one kept value to all of them.
+/// Encodes payloads of one layer, in every type, that keep from one value to all values.
 #[test]
 fn nor_do_payloads_of_one_layer() {
     for (number, (from, to)) in some(ELSEWHERE.into_iter().chain([SMALL]).enumerate()) {
@@ -96,7 +97,7 @@ fn nor_do_payloads_of_one_layer() {
     }
 }
 
-/// Bell-shaped values, many more than are drawn.
+/// Bell-shaped values, many more than are sampled.
 fn bells() -> Tensor {
     let size = 400_003;
     let bell: Vec<f32> = uniform(4 * size, 7).as_chunks::<4>().0.iter().map(|four| four.iter().sum()).collect();
@@ -110,7 +111,7 @@ fn check_bells(backend: &mut CudaBackend, keeps: &[u32]) {
     }
 }
 
-/// The same payloads must result if the slow path does nothing.
+/// Payloads must stay the same if an edit removes the slow path.
 #[test]
 fn a_layer_at_large_takes_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
@@ -118,7 +119,7 @@ fn a_layer_at_large_takes_no_slow_way() {
     check_bells(&mut backend, &[400, 4000, 40_000, 200_000, 399_000, 400_003]);
 }
 
-/// The same payloads must result if nothing can be read again.
+/// Payloads must stay the same if no value can be read again.
 #[test]
 fn what_may_be_kept_of_a_layer_at_large_has_room() {
     let again = "return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};";

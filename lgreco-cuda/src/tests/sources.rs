@@ -1,4 +1,4 @@
-//! Every kernel's source, without a device.
+//! Checks every kernel's source without a device.
 
 use super::simt::entries;
 use crate::kernels::Module;

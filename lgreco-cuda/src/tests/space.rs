@@ -1,4 +1,4 @@
-//! Buckets on the device, in the common suite of exchange memories.
+//! Runs the common suite of exchange memories on device buckets.
 #![allow(unsafe_code)]
 
 use super::exchange::Memory;
@@ -13,7 +13,7 @@ use lgreco::compress::Setting;
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
-/// The imitated device's memory, which is the processor's.
+/// The simulated device's memory is the CPU's.
 impl memory::Memory for Memory {
     fn new(bytes: u64) -> Self {
         Memory::new(bytes)
@@ -60,7 +60,7 @@ fn small(mut members: Vec<Member>) -> Vec<Member> {
     members
 }
 
-/// All members; under the sanitizers, those with few elements.
+/// All members or, under the sanitizers, only those with few elements.
 fn bearable(members: Vec<Member>) -> Vec<Member> {
     if flavour() == Flavour::Plain { members } else { small(members) }
 }
@@ -97,7 +97,7 @@ fn so_they_are_by_shards() {
     }
 }
 
-/// Shards of all kinds of layers, without the largest ones.
+/// Runs shards of all kinds of layers, without the largest ones.
 #[test]
 fn no_race_is_found() {
     if is_there() {
@@ -108,9 +108,9 @@ fn no_race_is_found() {
     }
 }
 
-/// Several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. Either with
-/// sums in bf16, or with columns that a block makes one after another; the latter's bf16 sums may differ by more than
-/// the suite allows.
+/// Runs several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. With
+/// `halves`, sums are bf16. Otherwise a block makes some columns one after another; in bf16, the sums of these columns
+/// may differ by more than the suite allows.
 fn powersgds_under_the_race_check(halves: bool, edit: Option<Edit>) {
     let mut members = small(powersgds(Dtype::F32));
     if !halves {

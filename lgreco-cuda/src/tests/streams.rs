@@ -1,4 +1,4 @@
-//! Order of work in several streams, and captures of one of them, through the stand-in for the driver.
+//! Tests the order of work in several streams, and captures of one stream, with the stand-in for the driver.
 //! `FAKE_CUDA_ORDER` decides the order of unordered work.
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     run("streams", test, variables)
 }
 
-/// Orders later work of stream `later` behind the present work of `earlier`.
+/// Makes later work of stream `later` wait for the present work of `earlier`.
 fn order(earlier: CUstream, later: CUstream) {
     let mut event = null_mut();
     // SAFETY: the pointer is valid for an event; the streams are alive.
@@ -35,7 +35,7 @@ fn order(earlier: CUstream, later: CUstream) {
 fn gradient_copied(ordered: bool) -> (DeviceGradient, u64) {
     let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
     let shape = Shape::new(ROWS, COLS).unwrap();
-    // SAFETY: there are as many values.
+    // SAFETY: the memory has this many values.
     unsafe {
         sys::cuMemcpyHtoD_v2(address, values.as_ptr().cast(), 4 * ROWS * COLS).result().unwrap();
         if ordered {
@@ -70,7 +70,7 @@ fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered:
     Portable.decode(&payload(&qsgd(4)), &mut expected).unwrap();
     let ((gradient, _), sent, received) = (gradient(), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
     let [encoder, decoder] = backends;
-    // SAFETY: there is room for more than a payload, and for as many values.
+    // SAFETY: the memory has room for more than a payload, and for its values.
     unsafe {
         encoder.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
         if ordered {
@@ -110,7 +110,7 @@ fn two_streams() {
         return;
     }
     let streams = [trainer(0).1, trainer(0).1];
-    // SAFETY: the streams and their context stay.
+    // SAFETY: the streams and their context stay alive.
     let mut backends = streams.map(|stream| unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap());
     for _ in 0..3 {
         assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
@@ -125,8 +125,8 @@ fn two_streams() {
     }
 }
 
-/// A fault that `examples/on_device` once had. The null stream does not wait for a backend's own stream, and a wait for
-/// the whole context runs both in any order.
+/// Tests a fault that `examples/on_device` once had. The null stream does not wait for a backend's own stream. A wait
+/// for the whole context runs both in any order.
 #[test]
 fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
     extremes("copied_after");
@@ -160,8 +160,8 @@ fn copied_after() {
     println!("reversed: {}", !is_copied(false));
 }
 
-/// The same for uploads. A copy from pageable memory may be under way when the call returns, and a backend's own stream
-/// does not wait for it.
+/// Tests the same fault in uploads. A copy from pageable memory may be unfinished when the call returns, and a
+/// backend's own stream does not wait for it.
 #[test]
 fn uploads_that_no_backend_waits_for_are_found() {
     extremes("uploaded_before");
@@ -310,7 +310,7 @@ fn null_stream() {
     }
 }
 
-/// Staging waits for a half before it is written again, and for nothing more.
+/// Staging waits for a half before it writes that half again, and for nothing else.
 #[test]
 fn staging_waits_for_the_half_that_it_writes() {
     for (mistake, expected) in
@@ -332,7 +332,7 @@ fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
     let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
-    // The third half is written where the first was.
+    // The third part is written to the half of the first.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();
     let words = values(target, 3 * HALF / 4);
@@ -393,8 +393,8 @@ fn refusals() {
     }
 }
 
-/// If the backend would have to allocate or load, it returns that its stream is being captured, and the capture stays
-/// valid.
+/// If the backend would have to allocate or load, it returns an error that its stream is being captured. The capture
+/// stays valid.
 #[test]
 fn a_backend_spoils_no_capture() {
     with_the_fake("spoilt", &[]);
@@ -407,12 +407,12 @@ fn spoilt() {
         return;
     }
     let stream = trainer(0).1;
-    // SAFETY: the stream and its context stay.
+    // SAFETY: the stream and its context stay alive.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
     let mut early = backend().unwrap();
     // This backend has workspace and a module.
     let mut late = backend().unwrap();
-    // SAFETY: there are as many values as the payload's.
+    // SAFETY: the memory has as many values as the payload.
     unsafe { late.decode_to_device(&payload(&qsgd(2)), device(4 * ROWS * COLS)) }.unwrap();
     let kernel = Kernel { module: Module::Qsgd, entry: "usual_encode" };
     capture(stream, true);
@@ -438,9 +438,9 @@ fn growing() {
     let stream = trainer(0).1;
     let target = device(4 * ROWS * COLS);
     let own = state().left[0];
-    // SAFETY: the stream and its context stay.
+    // SAFETY: the stream and its context stay alive.
     let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
-    // SAFETY: there are as many values as the payload's.
+    // SAFETY: the memory has as many values as the payload.
     let mut decode = |bits| unsafe { backend.decode_to_device(&payload(&qsgd(bits)), target) };
     decode(2).unwrap();
     capture(stream, true);

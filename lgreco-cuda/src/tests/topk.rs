@@ -1,4 +1,4 @@
-//! TopK on tensors that several blocks share, data races, and planted bugs.
+//! Tests TopK on tensors that several blocks share, data races, and planted bugs.
 
 use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
@@ -46,7 +46,7 @@ fn large_tensors() {
     // Few different values, half of them zeros. The values at the end of the row are near f16's smallest.
     let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
     let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
-    // Magnitudes that no window of exponents holds.
+    // Magnitudes that do not fit any window of exponents.
     let wide = |i: usize| bell(i) * 2f32.powi(i as i32 % 200 - 100);
     let wide = Tensor::new(&(0..LARGE / 8).map(wide).collect::<Vec<_>>(), LARGE / 8, 1);
     for (tensor, values) in [(&coarse, Dtype::F16), (&coarse, Dtype::F32), (&wide, Dtype::Bf16), (&wide, Dtype::F32)] {
@@ -54,8 +54,8 @@ fn large_tensors() {
     }
 }
 
-/// So many values that two sums exceed 32 bits: the rounding errors of a block, and the lower bits of all blocks in a
-/// bin. Half of the values share one bin, where both are largest; the rest are smooth.
+/// There are so many values that two sums exceed 32 bits: the rounding errors of a block, and the lower bits of all
+/// blocks in a bin. Half of the values share one bin, where both sums are largest. The rest are smooth.
 #[test]
 fn sixteen_million_values() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -104,8 +104,7 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// Value `index` of bell-shaped values with ties. Every third value has more ties, and these do not lie where bins
-/// begin.
+/// Value `index` of bell-shaped values with ties. Every third value has more ties, which are not at the start of bins.
 pub(super) fn with_ties(index: usize) -> f32 {
     let rounded = |unit: f32| (bell(index) / unit).round() * unit;
     if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
@@ -115,7 +114,7 @@ fn tensor() -> Tensor {
     Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
-/// The last ones drop few values, so that bins are refined.
+/// Values of k. The last ones drop few values, so that bins are refined.
 const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
 
 fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {
@@ -178,7 +177,7 @@ fn lost_updates_are_found() {
     }
 }
 
-/// More equal magnitudes than a word of counts and sums can hold.
+/// There are more equal magnitudes than a word of counts and sums can hold.
 #[test]
 fn full_words_are_emptied() {
     let values: Vec<f32> = (0..40_003).map(|i| [1.1, 1.3, -1.7][i % 3]).collect();
@@ -203,7 +202,7 @@ fn full_words_are_emptied() {
 #[ignore = "slow"]
 fn wrong_numbers_are_found() {
     let expected = decode(&mut Portable).unwrap();
-    // Also values of one exponent, of which all, or all but one, are kept.
+    // Also tests values of one exponent, of which k keeps all, or all but one.
     let narrow = Tensor::new(&(0..9000).map(|i| 1.5 + uniform(i) / 1.01).collect::<Vec<_>>(), 9000, 1);
     let all_rows = |backend: &mut dyn Backend| {
         let of_narrow = |backend: &mut dyn Backend| {
@@ -237,7 +236,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Whether a row with refined bins leaves zeros behind, as the next row needs.
+/// Whether a row with refined bins leaves zeros, as the next row needs.
 fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
     row(backend, sent).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
@@ -275,13 +274,13 @@ fn rows_are_filled_with_zeros_unless_they_are_zeros() {
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected, "zeros that were left");
     spoil(&mut backend);
     assert_ne!(row(&mut backend, Dtype::F16).unwrap(), expected, "it has been filled again");
-    // The state after a failed call, which does not declare the buffer zeros again.
+    // After a failed call, the buffer does not count as zeros.
     backend.gpu_mut().zeros(Scratch::RowBins, 1).unwrap();
     spoil(&mut backend);
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected);
 }
 
-/// Layers of all sizes and types, more than share launches. Each must have the bits of a run alone, and the core's
+/// Layers of all sizes and types, more than share launches. Each must have the same bits as alone, and the core's
 /// numbers.
 #[test]
 fn layers_share_launches_and_have_the_bits_of_their_own() {
@@ -349,7 +348,7 @@ fn payloads_in_turn(backend: &mut CudaBackend) {
             [Setting::TopK(TopK { keep, values: Dtype::F32 }), few]
         });
         let mut settings: Vec<Setting> = settings.collect();
-        // Its bins span many powers of two.
+        // The bins of this setting span many powers of two.
         settings.push(Setting::QuantisedTopK(QuantisedTopK { keep: len as u32, bits: 2 }));
         let tensor = Tensor::new(&values, len, 1);
         settings.iter().for_each(|setting| check_encode(backend, setting, &tensor.gradients()[0], Stream::default()));

@@ -1,4 +1,4 @@
-//! The mean of a model's last gradients on the device.
+//! Tests the mean of a model's last gradients on the device.
 #![allow(unsafe_code)]
 
 use super::exchange::Memory;
@@ -65,7 +65,7 @@ fn what_is_no_window_is_refused() {
     }
 }
 
-/// The number of layers does not matter: one launch for the layers that are observed together, two at the end.
+/// Layers that are observed together take one launch, and closing takes two. The number of layers does not matter.
 #[test]
 fn a_window_takes_one_launch_per_bucket_and_two_to_close() {
     let calls = Arc::new(Calls::default());

@@ -1,4 +1,4 @@
-//! CUDA graphs of a bucket's steps: replays do as steps that are enqueued one by one.
+//! Checks that replays of a captured step give the same results as steps that are enqueued one by one.
 
 use super::memory::{Driven, Memory};
 use cudarc::driver::result::{self, DriverError, stream::StreamKind};
@@ -10,24 +10,24 @@ use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// What was captured of a stream.
+/// A captured CUDA graph, ready to launch.
 pub struct Graph {
     exec: CUgraphExec,
-    /// How many operations that is.
+    /// The number of captured operations.
     pub operations: usize,
 }
 
 impl Graph {
-    /// Captures what is enqueued meanwhile. As for `torch.cuda.graph`, no thread may then wait or allocate.
+    /// Captures the work that `enqueue` enqueues. As with `torch.cuda.graph`, no thread may wait or allocate meanwhile.
     ///
     /// # Errors
-    /// The driver's, also for what was not allowed in the capture.
+    /// The driver's errors, also for calls that a capture does not allow.
     ///
     /// # Safety
-    /// The stream is there, and its context is current.
+    /// The stream is valid, and its context is current.
     pub unsafe fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Result<Graph, DriverError> {
         let (mut operations, none) = (0, sys::CUgraphInstantiate_flags(0));
-        // SAFETY: as the caller says; the graph is no longer needed when it has been instantiated.
+        // SAFETY: the caller guarantees the stream. The graph is not needed once it is instantiated.
         unsafe {
             result::stream::begin_capture(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
             enqueue();
@@ -39,34 +39,34 @@ impl Graph {
         }
     }
 
-    /// Enqueues it.
+    /// Enqueues the graph.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     ///
     /// # Safety
-    /// What it uses is still there, and the stream's context is current.
+    /// All memory that the graph uses is still valid, and the stream's context is current.
     pub unsafe fn launch(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees this.
         unsafe { result::graph::launch(self.exec, stream) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: its own. What has failed before fails here, too, and has been said.
+        // SAFETY: this owns the graph. An error here repeats an earlier one that was reported.
         let _ = unsafe { result::graph::exec_destroy(self.exec) };
     }
 }
 
-/// Bytes of as many values of the type.
+/// The bytes of `elements` gradient values in this type.
 fn gradients(elements: usize, dtype: Dtype) -> Vec<u8> {
     let tensor = Tensor::new(&uniform(elements, 5), elements, 1);
     with_elements!(tensor.gradients()[dtype as usize].values(), values => bytemuck::cast_slice(values).to_vec())
 }
 
-/// Steps of a bucket of one rank, enqueued one by one or as a graph: means and residuals after each. Before the third, what is
-/// remembered of the first layer is forgotten.
+/// Runs three steps of a bucket of one rank, enqueued one by one or as a graph. Returns the means and residuals after
+/// each step. Before the third step, the first layer's residual is cleared.
 fn steps(
     (cuda, stream): (&mut CudaBackend, CUstream),
     layers: &[DeviceLayer<'_>],
@@ -79,28 +79,28 @@ fn steps(
     let [mut memory, mut kept, mut values] = [bytes, offered.len() as u64, offered.len() as u64].map(Driven::new);
     kept.fill(&offered);
     let (from, to) = (kept.address(), values.address());
-    // SAFETY: the memory is large enough, stays, and is used here alone.
+    // SAFETY: the memory is large enough, lives as long as the bucket, and nothing else uses it.
     let mut bucket = unsafe { DeviceBucket::new(cuda, layers, config, memory.address()) }.expect("a bucket");
-    // Means take the gradients' places, so that each step has these brought anew. What one rank sends itself is where it comes from.
+    // Means replace the gradients, so each step first copies the gradients again. A single rank's sums stay in place.
     let step = |cuda: &mut CudaBackend, bucket: &mut DeviceBucket| unsafe {
-        // SAFETY: as above.
+        // SAFETY: both memories have this length, and the bucket's memory is valid.
         result::memcpy_dtod_async(to, from, offered.len(), stream).expect("a copy");
         bucket.submit(cuda, to).expect("a step");
         while bucket.next(cuda).expect("a step").is_some() {}
     };
     cuda.synchronise().expect("what comes before a step");
     let graph = captured.then(|| {
-        // SAFETY: the stream is the backend's.
+        // SAFETY: the stream is the backend's, and is valid.
         unsafe { Graph::capture(stream, || step(cuda, &mut bucket)) }.expect("a step that can be captured")
     });
     let mut seen = Vec::new();
     for number in 1..=3 {
-        // So that of the first layer the third step is like the first, but for random words.
+        // Makes the third step like the first for the first layer, except for the random words.
         if number == 3 {
             bucket.forget(cuda, 0).expect("nothing remembered");
         }
         match &graph {
-            // SAFETY: memory and bucket are there.
+            // SAFETY: the memory and the bucket are still valid.
             Some(graph) => unsafe { graph.launch(stream) }.expect("a replay"),
             None => step(cuda, &mut bucket),
         }
@@ -113,14 +113,14 @@ fn steps(
     seen
 }
 
-/// Asserts that graphs of a bucket's step, whole and by shards, of all types, leave the means and residuals, bit for bit, that as many
-/// steps leave which are enqueued one by one. The context of a device is current on this thread.
+/// Asserts that replays of a captured step give the same means and residuals, bit for bit, as steps that are enqueued
+/// one by one. Tests whole layers and shards, in all types. The device's context must be current on this thread.
 ///
 /// # Panics
-/// When that is not so, or the driver fails.
+/// If they differ, or if the driver fails.
 pub fn check_graphs() {
     let stream = result::stream::create(StreamKind::NonBlocking).expect("a stream");
-    // SAFETY: the stream stays until the end, its context as long as the process.
+    // SAFETY: the stream lives until the end, and its context as long as the process.
     let mut cuda = unsafe { CudaBackend::with_stream(stream.cast()) }.expect("a device");
     let shape = Shape::new(61, 47).expect("a small shape");
     let qsgd = |bits| Setting::Qsgd(Qsgd { bits, ..Qsgd::default() });
@@ -146,6 +146,6 @@ pub fn check_graphs() {
         }
     }
     drop(cuda);
-    // SAFETY: nothing uses it any more.
+    // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(stream) }.expect("a stream");
 }

@@ -1,54 +1,54 @@
-//! Memory of a device as checks see it, where they bring what an exchange needs and look at what it leaves.
+//! Access to a device's memory for checks.
 
 use cudarc::driver::result::{self, DriverError};
 use lgreco_cuda::DeviceMemory;
 use lgreco_train::exchange::CollectiveError;
 
-/// Memory with some bytes behind it that nothing may write.
+/// Device memory with a guard area after it that nothing may write.
 pub trait Memory: Sized {
-    /// As many bytes, aligned to 16, all of them 255: NaN.
+    /// Allocates `bytes` bytes, aligned to 16. Each is 255, so every value is NaN.
     fn new(bytes: u64) -> Self;
 
-    /// Where it begins.
+    /// The address of the memory.
     fn address(&mut self) -> u64;
 
-    /// What is in it, once all is done that is enqueued.
+    /// The content, after all enqueued work is done.
     ///
     /// # Panics
-    /// Where something has been written behind it.
+    /// If something has been written to the guard area.
     fn bytes(&self) -> Vec<u8>;
 
-    /// Puts these bytes at its beginning.
+    /// Writes these bytes to the start of the memory.
     fn fill(&mut self, bytes: &[u8]);
 
-    /// Reads memory of this kind.
+    /// Reads device memory.
     ///
     /// # Safety
-    /// As many bytes are there, and nothing that is enqueued writes them.
+    /// The address is valid for this many bytes, and no enqueued work writes them.
     unsafe fn read(address: u64, bytes: &mut [u8]);
 
-    /// Writes memory of this kind.
+    /// Writes device memory.
     ///
     /// # Safety
-    /// As many bytes are there, and nothing that is enqueued uses them.
+    /// The address is valid for this many bytes, and no enqueued work uses them.
     unsafe fn write(address: u64, bytes: &[u8]);
 
-    /// Has a collective of the host's work on what is there.
+    /// Runs a collective of the host on a copy of device memory.
     ///
     /// # Errors
-    /// The collective's.
+    /// The collective's errors.
     ///
     /// # Safety
-    /// As many values are there, and nothing that is enqueued uses them.
+    /// The address is valid for this many values, and no enqueued work uses them.
     unsafe fn lend<T: bytemuck::Pod>(
         lent: DeviceMemory,
         collective: impl FnOnce(&mut [T]) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let mut values = vec![T::zeroed(); lent.len];
-        // SAFETY: as many values.
+        // SAFETY: `values` has the length of the memory; the caller guarantees the rest.
         unsafe { Self::read(lent.address, bytemuck::cast_slice_mut(&mut values)) };
         let performed = collective(&mut values);
-        // SAFETY: the same.
+        // SAFETY: as for the read above.
         unsafe { Self::write(lent.address, bytemuck::cast_slice(&values)) };
         performed
     }
@@ -57,16 +57,16 @@ pub trait Memory: Sized {
 /// Makes the primary context of a device current on this thread.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's errors.
 pub fn enter(ordinal: i32) -> Result<(), DriverError> {
-    // SAFETY: the context is retained, and stays as long as the process.
+    // SAFETY: the context is retained, and lives as long as the process.
     unsafe { result::ctx::set_current(result::primary_ctx::retain(result::device::get(ordinal)?)?) }
 }
 
-/// Bytes behind a [`Driven`] memory.
+/// Bytes of the guard area after a [`Driven`] memory.
 const BEHIND: usize = 64;
 
-/// Memory that the driver gives, of the context that is current.
+/// Memory of the current context, allocated by the driver.
 pub struct Driven {
     address: u64,
     bytes: usize,
@@ -88,7 +88,7 @@ impl Memory for Driven {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes + BEHIND];
-        // SAFETY: as many are there.
+        // SAFETY: the memory has at least this many bytes.
         unsafe { Self::read(self.address, &mut bytes) };
         assert_eq!(bytes.split_off(self.bytes), [u8::MAX; BEHIND], "written behind the memory");
         bytes
@@ -96,20 +96,21 @@ impl Memory for Driven {
 
     fn fill(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes);
-        // SAFETY: as many are there.
+        // SAFETY: the memory has at least this many bytes.
         unsafe { Self::write(self.address, bytes) };
     }
 
     unsafe fn read(address: u64, bytes: &mut [u8]) {
         if !bytes.is_empty() {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees this.
             unsafe { result::memcpy_dtoh_sync(bytes, address) }.expect("a copy from the device");
         }
     }
 
     unsafe fn write(address: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
-            // SAFETY: as the caller says. The copy returns before all of it is there, and other streams do not wait for it.
+            // SAFETY: the caller guarantees this. The copy may return before it has finished, and other streams do not
+            // wait for it.
             let written = unsafe { result::memcpy_htod_sync(address, bytes) }
                 .and_then(|()| unsafe { result::stream::synchronize(std::ptr::null_mut()) });
             written.expect("a copy to the device");
@@ -119,7 +120,7 @@ impl Memory for Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        // SAFETY: its own. What has failed before fails here, too, and has been said.
+        // SAFETY: this owns the memory. An error here repeats an earlier one that was reported.
         let _ = unsafe { result::free_sync(self.address) };
     }
 }

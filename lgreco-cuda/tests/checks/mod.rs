@@ -1,4 +1,4 @@
-//! What a device does, checked from outside: by unit tests on the processor, and by the example `on_device` on GPUs.
+//! Checks of device code through the public interface. Unit tests run them on the CPU, the example `on_device` on GPUs.
 #![allow(dead_code, reason = "each of the two has a part of it")]
 
 pub mod graphs;

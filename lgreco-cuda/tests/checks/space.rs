@@ -1,4 +1,4 @@
-//! Buckets on the device as lgreco-train's suite of all spaces has them, and their layers there.
+//! Runs the shared exchange suite (`lgreco_testing::exchange`) on buckets in device memory.
 
 use super::memory::Memory;
 use lgreco::compress::eden::Eden;
@@ -12,10 +12,11 @@ use lgreco_testing::exchange::{Bucket, Member, members, parts, shards};
 use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Route, Slip};
 use lgreco_train::{CoreError, Error};
 
-/// Bytes of a message before its payloads, each of which begins at a multiple of as many.
+/// Length of a message's head in bytes. Payloads begin at multiples of it.
 const HEAD: usize = 16;
 
-/// The suite's layers in one type, those under PowerSGD or the others; buckets of values have as many as the device takes.
+/// The suite's layers in one type: either only the layers under PowerSGD, or all others. QSGD's bucket sizes are
+/// changed to sizes that the device supports.
 fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     let fitting = |setting| match setting {
         Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bucket: qsgd.bucket.next_power_of_two().max(64), ..qsgd }),
@@ -25,14 +26,14 @@ fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     members.map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
 }
 
-/// The suite's layers in one type, but for those under PowerSGD: by shards it is refused, and a new seed, with which ranks disagree,
-/// is a new bucket here, whose factors begin afresh.
+/// The suite's layers in one type, without those under PowerSGD. Sharded exchanges refuse PowerSGD. The suite also
+/// changes the seed, which needs a new bucket on the device; its factors would start anew.
 pub fn members_of(dtype: Dtype) -> Vec<Member> {
     split(dtype, false)
 }
 
-/// All the suite's layers in one type. (In bf16 with sums of f32 alone: the two roundings, of factors and of means, may be further
-/// apart than the suite allows.)
+/// All of the suite's layers in one type. For bf16, use this only with sums in f32: otherwise the rounding errors of
+/// factors and means may together exceed the suite's tolerance.
 pub fn all_members_of(dtype: Dtype) -> Vec<Member> {
     [split(dtype, true), split(dtype, false)].concat()
 }
@@ -45,8 +46,8 @@ fn few_of(layers: &[(Setting, usize, usize)]) -> Vec<Member> {
     (0..).zip(layers).map(member).collect()
 }
 
-/// Layers under QSGD whose messages are damaged: one scale per bucket and two, several buckets. None fills its last byte, and all
-/// bodies are of even lengths, so that every other byte is the last of a scale and of all.
+/// Layers under QSGD for tests of damaged messages: one or two scales per bucket, and several buckets. No layer fills
+/// its last byte. All bodies have even lengths, so every second byte includes the last byte of a scale and of the body.
 pub fn damaged_qsgd() -> Vec<Member> {
     let base = Qsgd { bits: 3, bucket: 64, ..Qsgd::default() };
     let min_max = Qsgd { bits: 5, scale: Scale::MinMax, rounding: Rounding::Nearest, ..base };
@@ -57,9 +58,9 @@ pub fn damaged_qsgd() -> Vec<Member> {
     ])
 }
 
-/// Layers of every kind whose messages are damaged, TopK with positions of all kinds, and none, in full and in few bits; and what does
-/// not travel in messages, but must have no mean where one of them is damaged. (PowerSGD of all columns, which leaves nothing:
-/// what is left would grow apart.)
+/// Layers of all methods for tests of damaged messages. TopK has every encoding of positions (and none), in full and in
+/// few bits. Layers that are exchanged by sums are included, because they must not get a mean if a message is damaged.
+/// PowerSGD has full rank and leaves no residual; a residual would grow in failed steps.
 pub fn damaged() -> Vec<Member> {
     few_of(&[
         (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
@@ -73,7 +74,7 @@ pub fn damaged() -> Vec<Member> {
     ])
 }
 
-/// Where in a message of the device's, which has these parts, a byte of the host's is.
+/// Position in the device's message of byte `byte` of the host's message. `parts` are the layers in the message.
 fn place_of(parts: &[Member], byte: usize) -> usize {
     let (mut own, mut of_host) = (HEAD, Slip::LEN);
     for Member { setting, shape, dtype, .. } in parts {
@@ -87,7 +88,7 @@ fn place_of(parts: &[Member], byte: usize) -> usize {
     panic!("byte {byte} of {of_host}")
 }
 
-/// The head of a message that has these parts, and its payloads.
+/// Whether the head reports no fault, and the payloads of a message with these parts.
 fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     let (mut at, mut payloads) = (HEAD, Vec::new());
     for Member { setting, shape, dtype, .. } in parts {
@@ -99,7 +100,7 @@ fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     (message[..4] == [0; 4], payloads)
 }
 
-/// A rank's bucket, which is made when its first step says where it is.
+/// A rank's bucket. The first step creates it, because only then is the rank known.
 pub struct OnDevice<M, const SHARDED: bool> {
     cuda: CudaBackend,
     members: Vec<Member>,
@@ -108,7 +109,7 @@ pub struct OnDevice<M, const SHARDED: bool> {
 }
 
 impl<M: Memory, const SHARDED: bool> OnDevice<M, SHARDED> {
-    /// A bucket of these layers, in memory that the backend reaches.
+    /// A bucket of these layers, in memory that the backend can access.
     pub fn new(cuda: CudaBackend, members: &[Member]) -> Self {
         let bytes: usize = members.iter().map(|member| member.shape.elements() * member.dtype.bytes()).sum();
         OnDevice { cuda, members: members.to_vec(), gradients: M::new(bytes as u64), made: None }
@@ -126,7 +127,7 @@ impl<M: Memory, const SHARDED: bool> OnDevice<M, SHARDED> {
         // SAFETY: the memory lives as long as the bucket, and is large enough.
         let mut bucket = unsafe { DeviceBucket::new(&mut self.cuda, &layers, config, memory.address()) }.unwrap();
         if let Some((before, ..)) = &self.made {
-            // SAFETY: both are of this backend.
+            // SAFETY: both buckets belong to this backend.
             unsafe { bucket.take_over(&mut self.cuda, before) }.unwrap();
         }
         self.made = Some((bucket, memory, config));
@@ -141,7 +142,7 @@ impl<M: Memory, const SHARDED: bool> OnDevice<M, SHARDED> {
         bucket.outcome(&mut self.cuda).unwrap()
     }
 
-    /// A value of a layer's gradient.
+    /// Reads a value of a layer's gradient.
     fn value(&self, bytes: &[u8], layer: usize, index: usize) -> f32 {
         let dtype = self.members[layer].dtype;
         let at = &bytes[index * dtype.bytes()..];
@@ -168,7 +169,7 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
         collective: &mut impl Collective,
     ) -> Result<(), Error> {
         assert_eq!(agreement, Agreement::Reached);
-        // The seed is of the bucket, and so is what sums travel in.
+        // The seed and the type of sums are fixed per bucket, so a new seed needs a new bucket.
         if self.made.as_ref().is_none_or(|(_, _, config)| config.stream.seed != moment.seed) {
             self.make(moment);
         }
@@ -176,12 +177,12 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
         assert_eq!(before.step, moment.step);
         self.gradients.fill(&gradients.concat());
         let (bucket, ..) = self.made.as_mut().unwrap();
-        // SAFETY: large enough, and nothing else uses it until the step has ended.
+        // SAFETY: the memory is large enough, and nothing else uses it until the step has ended.
         unsafe { bucket.submit(&mut self.cuda, self.gradients.address()) }.unwrap();
-        // SAFETY: the collective asked for before is done.
+        // SAFETY: the previously requested collective is done.
         while let Some(request) = unsafe { bucket.next(&mut self.cuda) }.unwrap() {
             self.cuda.synchronise().unwrap();
-            // SAFETY: all is done that is enqueued.
+            // SAFETY: all enqueued work is done.
             let performed = unsafe {
                 match request {
                     Request::AllGather { buffer } => M::lend(buffer, |bytes| collective.all_gather(bytes)),
@@ -236,12 +237,12 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
     }
 
     fn place_of(&self, byte: usize) -> usize {
-        // Those of damaged messages are two.
+        // Tests of damaged messages have two ranks.
         place_of(&parts(&self.members, Self::ROUTE, 2, 0), byte)
     }
 
-    /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one, unless it
-    /// is its payload.
+    /// Describes an error without details that devices do not report: the layer of an overflow, and the fault of
+    /// another rank unless its payload is broken.
     fn tells(error: &Error) -> String {
         match error {
             Error::LayerOverflow { .. } | Error::Core(CoreError::Overflow { .. }) => "too large".into(),

@@ -1,4 +1,4 @@
-//! The mean of a model's last gradients on the device, and rows of it that are enqueued, against the core's arithmetic on the host.
+//! Checks the mean of a model's last gradients on the device, and error-table rows of this mean, against the CPU.
 
 use super::memory::Memory;
 use lgreco::backend::{Backend, Job, Portable};
@@ -9,16 +9,16 @@ use lgreco_cuda::{CudaBackend, DeviceJob, DeviceWindow};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// Layers with ends that are no multiple of anything, one without elements, one that takes several blocks.
+/// Odd shapes, one layer without elements, and one that takes several blocks.
 const SHAPES: [(usize, usize); 5] = [(61, 47), (5, 1), (0, 7), (130, 509), (1, 1)];
-/// What rows agree within.
+/// Largest relative difference of rows.
 const ROWS: f64 = 1e-4;
 
 fn layers(dtype: Dtype) -> [(Shape, Dtype); 5] {
     SHAPES.map(|(rows, cols)| (Shape::new(rows, cols).expect("a small shape"), dtype))
 }
 
-/// A model's gradients of a step.
+/// A model's gradients in one step.
 fn tensors(step: u64) -> Vec<Tensor> {
     let tensor = |(layer, (rows, cols)): (usize, (usize, usize))| {
         let values = uniform(rows * cols, 10 * step + layer as u64);
@@ -31,7 +31,7 @@ fn of(tensor: &Tensor, dtype: Dtype) -> Gradient<'_> {
     tensor.gradients()[dtype as usize]
 }
 
-/// As a planner does.
+/// Updates a mean with a gradient as the planner does.
 fn blend(mean: &mut [f32], gradient: &Gradient<'_>, steps: u64) {
     let steps = steps as f32;
     let (old, new) = ((steps - 1.0) / steps, 1.0 / steps);
@@ -53,25 +53,25 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A window of three steps, the second without the first layer; and the means expected.
+/// A window of three steps, and the expected means. The second step does not observe the first layer.
 fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (DeviceWindow, Vec<Vec<f32>>) {
     let layers = layers(dtype);
     let mut means: Vec<Vec<f32>> = SHAPES.iter().map(|(rows, cols)| vec![0.0; rows * cols]).collect();
-    // SAFETY: as large as the window says, and the gradients are there until the stream has been waited for.
+    // SAFETY: the memory has the window's size, and the gradients live until the stream has been waited for.
     unsafe {
         let window = backend.begin_window(&layers, address).expect("memory of the window's");
         for step in 1..=3 {
             let tensors = tensors(step);
             let held = tensors.iter().map(|tensor| {
                 let bytes: &[u8] = with_elements!(of(tensor, dtype).values(), values => bytemuck::cast_slice(values));
-                // At an address that values suit, and nothing more.
+                // The address is a multiple of 4, but of no larger power of 2.
                 let mut memory = M::new(4 + bytes.len() as u64);
                 memory.fill(&[&[0; 4], bytes].concat());
                 memory
             });
             let mut held: Vec<M> = held.collect();
             let first = usize::from(step == 2);
-            // In two buckets, backwards, as DDP has them.
+            // In two calls, with layers in reverse order, as DDP's buckets have them.
             let seen: Vec<(usize, u64)> =
                 (first..layers.len()).rev().map(|layer| (layer, held[layer].address() + 4)).collect();
             let (one, other) = seen.split_at(2);
@@ -84,10 +84,10 @@ fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (
     }
 }
 
-/// Checks means, before and after the window is closed, norms, and rows of the closed window.
+/// Checks the means before and after the window is closed, the norms, and rows of the closed window.
 ///
 /// # Panics
-/// Where one of them is not what the core makes of the same gradients.
+/// If one of them differs from the CPU's result for the same gradients.
 pub fn check_window<M: Memory>(backend: &mut CudaBackend) {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let mut memory = M::new(DeviceWindow::bytes(&layers(dtype)));
@@ -103,7 +103,7 @@ pub fn check_window<M: Memory>(backend: &mut CudaBackend) {
             assert!((norm - expected).abs() <= 1e-12 * expected, "{dtype:?}, layer {layer}: {norm}, not {expected}");
         }
         check_rows::<M>(backend, &window, &means, dtype);
-        // Nothing has been written behind it.
+        // Checks the guard area.
         memory.bytes();
     }
 }
@@ -116,7 +116,8 @@ fn check_means(backend: &mut CudaBackend, window: &DeviceWindow, means: &[Vec<f3
     }
 }
 
-/// What a plan is made of: rows of means where they are, under the candidates of their layers' type, all of them enqueued at once.
+/// Checks rows of the window's means under the candidates of their type, all enqueued at once. A planner would use
+/// these rows.
 fn check_rows<M: Memory>(backend: &mut CudaBackend, window: &DeviceWindow, means: &[Vec<f32>], dtype: Dtype) {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
@@ -126,7 +127,7 @@ fn check_rows<M: Memory>(backend: &mut CudaBackend, window: &DeviceWindow, means
     ];
     let (mut jobs, mut expected) = (Vec::new(), Vec::new());
     for layer in [0, 3] {
-        // As the planner has them, in their own type.
+        // The expected rows use the means in the layers' type, as the planner does.
         let halves: Vec<F16> = means[layer].iter().map(|&x| F16::from_f32(x)).collect();
         let brains: Vec<Bf16> = means[layer].iter().map(|&x| Bf16::from_f32(x)).collect();
         let values = match dtype {
@@ -145,10 +146,10 @@ fn check_rows<M: Memory>(backend: &mut CudaBackend, window: &DeviceWindow, means
         }
     }
     let bytes = backend.rows_bytes(&jobs).expect("candidates of the device's");
-    // At a multiple of 256.
+    // Aligns the workspace to 256 bytes.
     let [mut workspace, mut results] = [bytes.workspace + 256, bytes.results].map(M::new);
     let lent = workspace.address().next_multiple_of(256);
-    // SAFETY: as large as was said.
+    // SAFETY: both memories have the sizes that `rows_bytes` returned.
     unsafe { backend.enqueue_rows(&jobs, lent, results.address()) }.expect("candidates of the device's");
     backend.synchronise().expect("a device that does what it was asked to");
     let words: Vec<u64> = results.bytes().as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word)).collect();

@@ -57,13 +57,13 @@ bool compress() {
         const std::string setting = table.setting(l, plan.view().options[l]).text;
         const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0};
 
-        // By way of the host, where payloads travel by MPI or sockets.
+        // Encodes to host memory, for payloads that travel by MPI or sockets.
         torch::Tensor decoded = torch::empty_like(gradient);
         std::vector<std::uint8_t> payload;
         cuda.encode(model[index], setting, words, payload);
         cuda.decode(payload, decoded.data_ptr<float>(), elements);
 
-        // On the device alone, from where NCCL sends payloads. Nothing waits before `check`.
+        // Encodes to device memory, for payloads that travel by NCCL. No call before `check` waits.
         const auto bytes = static_cast<std::int64_t>(cuda.payload_len(model[index], setting));
         torch::Tensor sent = torch::empty({bytes}, gradient.options().dtype(torch::kByte));
         torch::Tensor received = torch::empty_like(gradient);

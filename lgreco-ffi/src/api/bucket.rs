@@ -73,10 +73,10 @@ impl BucketState {
     }
 }
 
-/// Lends a bucket of these layers, by index and in any order, for one exchange in the step that has begun. All workers
-/// exchange the same layers together, in the same order. For layers that have not been exchanged together before, an
-/// additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and up to
-/// three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
+/// Lends a bucket of these layers for one exchange in the step that has begun. `layers` are indices, in any order. All
+/// workers exchange the same layers together, in the same order. For layers that have not been exchanged together
+/// before, an additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and
+/// up to three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
 ///
 /// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 /// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
@@ -95,8 +95,8 @@ pub unsafe extern "C" fn lgreco_bucket_open(
 }
 
 /// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The submitted
-/// values of the layer count as zeros. They are replaced by the mean, and the residual stays. Other ranks may have a
-/// gradient.
+/// values of the layer count as zeros. They are replaced by the mean, and the residual stays unchanged. Other ranks may
+/// have a gradient for it.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
 /// bucket.
@@ -105,9 +105,9 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
     call!(bucket, |state| Ok(state.bucket.withhold(layer)?))
 }
 
-/// Tells kind and size of collective number `index`, from 0, before lgreco_bucket_next asks for it, so that memory can be
-/// reserved or registered. The kind is LGRECO_REQUEST_NONE beyond the last one, and pointers are NULL. An exchange that
-/// fails asks for fewer.
+/// Tells the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
+/// registered. `index` counts the bucket's collectives from 0. Beyond the last one, the kind is LGRECO_REQUEST_NONE.
+/// All pointers are NULL. An exchange that fails asks for fewer collectives.
 ///
 /// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
 /// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
@@ -156,9 +156,9 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 }
 
 /// Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
-/// of it in this step. lgreco_bucket_next must be called as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on
-/// this rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the
-/// layers stay unchanged.
+/// of it in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
+/// rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the layers
+/// stay unchanged.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 #[unsafe(no_mangle)]
@@ -188,8 +188,8 @@ pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request:
 /// lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
 ///
 /// Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
-/// earlier call on the bucket panicked. It is freed with its layers' state, and these layers stay LGRECO_IN_FLIGHT until a
-/// saved state is loaded.
+/// earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail
+/// with LGRECO_IN_FLIGHT until a saved state is loaded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_close(
     controller: *mut lgreco_controller,

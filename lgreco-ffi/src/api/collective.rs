@@ -27,9 +27,10 @@ pub struct lgreco_collective {
     pub world_size: u32,
     /// Passed to `perform`.
     pub user: *mut c_void,
-    /// Performs the collective of a lgreco_request and returns 0, or an error code of the program's. The library call then
-    /// fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order with the same lengths. A worker
-    /// that cannot continue must make the others' collectives fail, so that they do not wait forever.
+    /// Performs the collective of a lgreco_request. It returns 0, or an error code that the program chooses. After an
+    /// error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order
+    /// with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
+    /// wait forever.
     ///
     /// It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
     /// It must not throw, nor use the handle of the library call (LGRECO_BUSY).

@@ -118,8 +118,8 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". `context` may
-/// be NULL: the CPU. Allocates all memory for later calls.
+/// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
+/// `context` means the CPU. Allocates all memory for later calls.
 ///
 /// Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
 /// feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
@@ -157,7 +157,8 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 }
 
 /// Tells whether `setting` suits the error feedback of a compressor's `options` on `layer`. All methods do, but QSGD only
-/// with 4 or more bits in buckets of up to 512. lgreco_compressor_create makes the same check without values. Allocates.
+/// with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
+/// values. Allocates.
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
 /// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
@@ -198,7 +199,7 @@ pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_
 }
 
 /// Changes the setting between two steps, for instance after a new plan; the residual stays. Allocates when the new setting
-/// needs a larger workspace than all before.
+/// needs a larger workspace than all earlier ones.
 ///
 /// Fails like lgreco_compressor_create when the setting does not fit the layer or the feedback. The setting is then
 /// unchanged.

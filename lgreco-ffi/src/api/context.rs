@@ -6,8 +6,8 @@ use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 
-/// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context is the CPU. Any number
-/// of threads may use a context. Handles that were made with it remain valid when it is destroyed.
+/// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context means the CPU. Any
+/// number of threads may use a context. Handles that were made with it remain valid when it is destroyed.
 pub struct lgreco_context {
     _private: [u8; 0],
 }
@@ -39,12 +39,13 @@ fn open(name: &str) -> Result<Device> {
     }
 }
 
-/// Makes a context for a device. "cpu" is the CPU. "cuda" is an NVIDIA GPU, or "cuda:1" by its ordinal; it needs a library
-/// with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX 12; it needs the feature `wgpu`.
+/// Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" the one with
+/// ordinal 1; they need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX
+/// 12; it needs the feature `wgpu`.
 ///
-/// A GPU makes the error rows and payloads of QSGD, TopK and PowerSGD, and on CUDA of EDEN, from values in host memory. The
-/// CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024, and QSGD with bucket sizes that
-/// are not a power of two from 64 to 4096.
+/// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
+/// computes those of EDEN. The CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024,
+/// and QSGD with bucket sizes that are not a power of two from 64 to 4096.
 ///
 /// Fails with LGRECO_UNKNOWN_NAME for another device, LGRECO_NOT_BUILT_IN when this build does not support the kind of
 /// device, LGRECO_UNAVAILABLE when this machine has no usable one, LGRECO_DEVICE when its driver fails.

@@ -81,17 +81,19 @@ pub type lgreco_outcome = u32;
 
 /// The gradients are the means over the workers, compressed as decided.
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
-/// Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step of
-/// buckets in flight: the gradients of other buckets are means to be ignored, and residuals are as before the step.
+/// Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
+/// buckets in flight, the gradients of other buckets are means that must be ignored, and residuals are as before the
+/// step.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
-/// step of buckets in flight: the gradients of the affected buckets are NaN.
+/// step with buckets in flight, the gradients of the affected buckets are NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
-/// After a step of buckets in flight: the exchange of some bucket failed on every rank, and its gradients are unusable.
+/// After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
+/// unusable.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
-/// The report of a step. Everything except the seconds is the same on every rank; on nodes, the bytes are those of a rank's
-/// shards. Begin with LGRECO_REPORT_INIT.
+/// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:
+/// they are those of this rank's shards. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_report {
@@ -181,7 +183,7 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// codes of planning.
 ///
 /// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
-/// step works. After LGRECO_COLLECTIVE ranks may differ: load a saved state.
+/// step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_step(
     controller: *mut lgreco_controller,
@@ -255,7 +257,7 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
 ///
 /// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
 /// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
-/// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
+/// collective cannot be performed, ranks may have different states. lgreco_controller_load then ends the step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_control(
     controller: *mut lgreco_controller,
@@ -290,8 +292,8 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
 /// Undoes the last step's changes of the residuals because its means were not applied, for instance when a loss scaler
 /// skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
 ///
-/// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. The options
-/// `undo`, or a `non_finite` other than `error`, keep them. Nothing has changed then.
+/// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. They are
+/// available with the option `undo`, or with a `non_finite` other than `error`. On failure, nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
     call!(controller, |state| Ok(state.levels.controller_mut().residuals().roll_back()?))
@@ -310,11 +312,11 @@ pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_
     call!(controller, |state| Ok(state.levels.abandon_step()?))
 }
 
-/// Multiplies all residuals by `factor`, because the loss scale, and with it all later gradients, changed by this factor.
-/// Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
+/// Multiplies all residuals by `factor`. Call it when the loss scale, and so all later gradients, change by this
+/// factor. Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
 ///
 /// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its
-/// format, LGRECO_STEP_ORDER while a step is under way. No residual has changed then.
+/// format, LGRECO_STEP_ORDER while a step is under way. On failure, no residual has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,

@@ -1,4 +1,4 @@
-//! Makes controllers of whole layers, of shards, and on nodes.
+//! Makes controllers for whole layers, for sharded layers, and for nodes of several ranks.
 
 use super::collective::lgreco_collective;
 use super::context::{device, lgreco_context};
@@ -40,7 +40,7 @@ enum Shares {
 
 impl Given {
     /// # Safety
-    /// README.md, handles and pointers; `shares` are as required by lgreco_controller_create_sharded.
+    /// Handles and pointers are as README.md requires, `shares` as lgreco_controller_create_sharded requires.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
         // SAFETY: passed on, here and below.
@@ -96,8 +96,9 @@ impl Given {
 }
 
 /// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
-/// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides.
-/// Otherwise there is one setting per layer, kept until lgreco_controller_set_settings. The call performs no collective.
+/// must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
+/// Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
+/// collective.
 ///
 /// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
 /// lgreco_setting, LGRECO_DUPLICATE_NAME.
@@ -157,26 +158,26 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 }
 
 /// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
-/// gradients, uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers with the
-/// same place in the other nodes. The workers of a node then gather the means. So each byte of a payload passes a node's
-/// link once per other node.
+/// their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers
+/// with the same place in the other nodes. The workers of a node then gather the means. So each byte of a payload
+/// passes a node's link once per other node.
 ///
 /// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
-/// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket is the one in
-/// its node after LGRECO_REQUEST_REDUCE_SCATTER_SUM. Before this last request, ranks of a node may have performed
-/// different numbers of requests with their peers. So each bucket in flight needs separate groups. Otherwise the last
-/// requests must start in the same order on all ranks, after all buckets have reached them.
+/// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket gathers the
+/// means in its node. Before it, ranks of a node may have performed different numbers of requests with their peers. So
+/// each bucket in flight needs groups of its own. Otherwise the last requests must start in the same order on all
+/// ranks, after all buckets have reached them.
 ///
-/// The controller asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH inside nodes. Settings, residuals,
-/// metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings` and the
-/// option `min_elements` are for whole layers. Errors number ranks as the collective does. A run may resume with
-/// another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this node
-/// replaces, and each rank finds its shards in them.
+/// Inside nodes, the controller also asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH. Settings,
+/// residuals, metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings`
+/// and the option `min_elements` are for whole layers. Rank numbers in errors are those of the collective. A run may
+/// resume with another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this
+/// node replaces, and each rank finds its shards in them.
 ///
-/// A gradient that is not finite affects its bucket only, in lgreco_controller_step too. Buckets before it are
-/// exchanged. LGRECO_NON_FINITE_GRADIENT ends the step, so it must not be repeated, and the gradients are to be
-/// ignored. With the option `non_finite`, the outcome is as after a step of buckets in flight. If
-/// lgreco_controller_step is called while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
+/// A gradient that is not finite affects its bucket only, also in lgreco_controller_step. Earlier buckets have then
+/// been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
+/// option `non_finite`, the outcome is as after a step with buckets in flight. If lgreco_controller_step is called
+/// while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER.
 ///
 /// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 #[unsafe(no_mangle)]

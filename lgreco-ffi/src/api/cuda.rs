@@ -23,9 +23,9 @@ pub unsafe extern "C" fn lgreco_cuda_create(ordinal: u32, cuda: *mut *mut lgreco
     create!(cuda, || cuda::open(ordinal))
 }
 
-/// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context; from any thread. NULL is the default
-/// stream of the context that is current on the calling thread. Stream and context must outlive the handle. While the
-/// stream is captured into a graph, calls fail with LGRECO_DEVICE.
+/// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may call it. NULL is the
+/// default stream of the context that is current on the calling thread. Stream and context must outlive the handle.
+/// While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
 ///
 /// Fails like lgreco_cuda_create, and with LGRECO_UNAVAILABLE for a default stream when no context is current.
 #[unsafe(no_mangle)]
@@ -60,11 +60,11 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 
 /// Done: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It does
 /// not read gradients. The message gives the number of the first failed call, from 0, among all calls of both kinds that
-/// returned LGRECO_OK since the last check. Later calls may have failed too and are not reported, so their results must not
-/// be used, nor those of the failed call. A check is due after at most 4096 such calls.
+/// returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not use their
+/// results, nor those of the failed call. A check is due after at most 4096 such calls.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
-/// the driver failed: the message names no call, and nothing is known about any.
+/// the driver failed. The message then names no call, and any call may have failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_check(cuda: *mut lgreco_cuda) -> lgreco_status {
     call!(cuda, |cuda| cuda.check())

@@ -38,18 +38,18 @@ pub struct lgreco_cuda_outcome {
     /// The number of the next step.
     pub step: u32,
     /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
-    /// decides the value of all means. A mean that exceeds its type also fails the step, but then only this mean is
-    /// infinite or NaN.
+    /// decides the value of all means. A mean that is out of range for its type also fails the step, but then only this
+    /// mean is infinite or NaN.
     pub failed: u32,
     /// The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
     /// or had other settings, or its payload cannot be decoded.
     pub rank: u32,
-    /// The fault of this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
+    /// The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
     /// decoded, it is LGRECO_PEER_MESSAGE on all ranks.
     pub fault: lgreco_status,
-    /// Layer of the first value at fault, by its place in the bucket.
+    /// Layer of the first value at fault, as an index into the bucket's layers.
     pub layer: usize,
-    /// Element of the first value at fault in its layer; 0 for a factor of PowerSGD and for a payload.
+    /// Index of the first value at fault in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     pub element: usize,
     /// 1 when the last step failed on some rank, else 0.
     pub has_failed: u32,
@@ -108,7 +108,7 @@ unsafe fn read(
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
-/// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, and messages.
+/// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus messages.
 /// `values` of layers are not read. `settings` has one setting per layer.
 ///
 /// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
 
 /// Enqueued: makes a bucket of these layers in `memory` on the device, which has at least lgreco_cuda_bucket_bytes and is
 /// aligned to 16 bytes. The bucket owns this memory until all work that was enqueued with it is done. Residuals start as
-/// zeros. The call first loads kernels, which waits.
+/// zeros. The call first waits until kernels are loaded.
 ///
 /// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_PARAMETER for
 /// ranks and gains out of range, LGRECO_DEVICE.

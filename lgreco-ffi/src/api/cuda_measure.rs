@@ -19,7 +19,7 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     /// # Safety
-    /// README.md, pointers; `'a` is within the call.
+    /// Pointers are as README.md requires; `'a` ends within the call.
     unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>> {
         // SAFETY: passed on.
         unsafe {
@@ -82,7 +82,7 @@ fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
 
-/// Zeros for the squared errors of `rows`.
+/// Returns zeros, one for each squared error of `rows`.
 fn squared_errors(rows: &[Row<'_>]) -> Vec<f64> {
     vec![0.0; rows.iter().map(|row| row.candidates.len()).sum()]
 }
@@ -132,7 +132,7 @@ pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 /// Done: lgreco_table_measure for gradients in the device's memory. It enqueues all layers and waits once; only errors are
 /// copied to the host. `values` of layers are device pointers. Values of layers that are left out of the table are not
-/// read. Allocates, also on the device unless lgreco_cuda_reserve did.
+/// read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved the memory.
 ///
 /// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
 /// with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -221,8 +221,8 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
 /// Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
 /// layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
 /// need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
-/// waits and reads the gradients, which must still be unchanged; LGRECO_DEVICE if it does not find the error.
-/// Allocates.
+/// waits and reads the gradients, which must still be unchanged. It fails with LGRECO_DEVICE if it finds no error in
+/// them. Allocates.
 ///
 /// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
 /// bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     })
 }
 
-/// Tells the bytes of device memory that `calls` work in for these layers, under any setting that `options` offer.
+/// Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
 /// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
 /// handle has reserved the memory.
 ///

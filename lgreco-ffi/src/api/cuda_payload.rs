@@ -36,7 +36,7 @@ struct Encoded<'a> {
 
 impl<'a> Encoded<'a> {
     /// # Safety
-    /// README.md, pointers; `'a` is within the call.
+    /// Pointers are as README.md requires; `'a` ends within the call.
     unsafe fn read(
         layer: *const lgreco_layer,
         setting: *const c_char,
@@ -56,7 +56,7 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Tells the number of payload bytes of a layer under a setting, which does not depend on the values; they are not read.
+/// Tells the number of payload bytes of a layer under a setting. It does not depend on the values, which are not read.
 ///
 /// Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 #[unsafe(no_mangle)]
@@ -73,8 +73,8 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
-/// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK also in few bits, QSGD with
-/// bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
+/// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK, TopK with values in few
+/// bits, QSGD with bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
 /// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -119,9 +119,9 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
     })
 }
 
-/// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-/// where NCCL can send it. A later lgreco_cuda_check tells whether the gradient could be compressed. Work that is enqueued
-/// after this call may overwrite the gradient.
+/// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
+/// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check tells whether the gradient could be compressed.
+/// Work that is enqueued after this call may overwrite the gradient.
 ///
 /// Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! Ends of a cut between two pipeline stages: creation, ends of steps, remembered samples, and saved states.
+//! The two ends of a cut between pipeline stages: creation, the end of a step, remembered samples, and saved states.
 
 use super::compressor::zeros;
 use super::cut_setting::{lgreco_cut_setting, read_cut_setting};
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn lgreco_cut_bound(cut: *mut lgreco_cut, bytes: *mut usiz
 }
 
 /// Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
-/// number times the features as values.
+/// number of samples times the number of features as values.
 ///
 /// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
 /// other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
@@ -149,10 +149,11 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
     })
 }
 
-/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length` receives their
-/// number and must not be NULL.
+/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+/// receives their number, and must not be NULL.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `samples` may be NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     cut: *mut lgreco_cut,
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn lgreco_cut_remembered_samples(
 /// must not be NULL.
 ///
 /// Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
-/// LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL.
+/// LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_save(
     cut: *mut lgreco_cut,

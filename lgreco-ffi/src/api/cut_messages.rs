@@ -32,10 +32,11 @@ impl CutState {
         }
     }
 
-    /// The values and the message of a call that sends. Checks that they do not overlap, and stores the ids.
+    /// Returns the values and the message buffer of a sending call. Checks that they do not overlap, and stores the
+    /// ids.
     ///
     /// # Safety
-    /// README.md, pointers; `'a` is within the call.
+    /// Pointers are as README.md requires; `'a` ends within the call.
     unsafe fn batch<'a>(
         &mut self,
         (values, code, samples): (*const c_void, lgreco_dtype, usize),
@@ -61,10 +62,10 @@ impl CutState {
     }
 }
 
-/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
-/// receives the number of bytes. `ticket` receives the number under which the gradients return. `ids` has one id per
-/// sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples that are not to be remembered. It is NULL otherwise.
-/// Allocates only while a memory of samples grows.
+/// Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
+/// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive tells
+/// the same number with its gradients. `ids` has one id per sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples
+/// that are not to be remembered. It is NULL otherwise. Allocates only while a memory of samples grows.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
 /// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
@@ -91,11 +92,11 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
     })
 }
 
-/// Upstream: writes the message of a micro-batch in flight once more. This serves a message that was lost, or another
-/// forward pass of the same step over the same values. Changes nothing.
+/// Upstream: writes the message of a micro-batch in flight once more. Use it when the message was lost, or when the
+/// same step makes another forward pass over the same values. Changes nothing.
 ///
 /// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
-/// been committed since, LGRECO_FEEDBACK_RULE under a memory by position.
+/// been committed since, LGRECO_FEEDBACK_RULE for a memory by position.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     cut: *mut lgreco_cut,
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn lgreco_cut_receive(
 
 /// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
 ///
-/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE under a memory by
+/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE for a memory by
 /// position.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_repeated(

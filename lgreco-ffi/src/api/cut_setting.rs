@@ -11,7 +11,7 @@ pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
 const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
 
 /// Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-/// Compression at a cut becomes part of the model: save this struct with it. This struct never changes.
+/// Compression at a cut becomes part of the model: save this struct with it. The layout of this struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_cut_setting {

@@ -26,8 +26,8 @@ pub struct lgreco_layer {
     pub dims: *const usize,
     /// Number of dimensions; 0 for a scalar.
     pub dims_len: usize,
-    /// The gradient, row-major, with as many elements as the product of `dims`. It is only read, and not needed to make a
-    /// compressor.
+    /// The gradient, row-major, with as many elements as the product of `dims`. The library only reads it.
+    /// lgreco_compressor_create does not need it.
     pub values: *const c_void,
     /// Type of the gradient's elements.
     pub dtype: lgreco_dtype,
@@ -46,10 +46,10 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl lgreco_layer {
-    /// Reads the layer's name, dimensions and type. Failures after reading the name state it.
+    /// Reads the layer's name, dimensions and type. Failures that occur after the name was read contain it.
     ///
     /// # Safety
-    /// README.md, pointers; `'a` is within the call.
+    /// Pointers are as README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
         // SAFETY: passed on.
         let (name, dims) =
@@ -111,10 +111,10 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
     }
 }
 
-/// Returns the caller's gradient for replacing it by the mean.
+/// Returns the caller's gradient, to be replaced by the mean.
 ///
 /// # Safety
-/// Those of `values`. The memory is also valid for writes, and nothing else uses it during `'a`.
+/// As for `values`. The memory is also valid for writes, and nothing else uses it during `'a`.
 pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
@@ -139,10 +139,10 @@ impl GradientLayer {
     }
 }
 
-/// The caller's gradients, one per layer. They are references only during a call.
+/// The caller's gradients, one per layer. References to them exist only during a call.
 pub(super) struct Gradients {
     layers: Vec<GradientLayer>,
-    /// Empty between calls; stored here so that calls need no allocation.
+    /// Empty between calls. It is a field so that calls need no allocation.
     values: Vec<ValuesMut<'static>>,
     ranges: Vec<Range>,
 }

@@ -47,7 +47,7 @@ pub struct lgreco_metrics {
     /// Seconds for compressing and exchanging the layer's bucket, since the controller was made or loaded. All layers of a
     /// bucket have the same value. -1 before the first exchange.
     pub bucket_seconds: f64,
-    /// Number of decisions whose setting was refused because it does not suit error feedback.
+    /// Number of decisions that chose a setting that does not suit error feedback and was refused.
     pub not_contractive: u64,
     /// Why the layer is sent uncompressed, if it is.
     pub uncompressed: lgreco_uncompressed,
@@ -77,7 +77,7 @@ pub type lgreco_cause = u32;
 
 /// There was no decision yet.
 pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
-/// The schedule's decision was due.
+/// A decision of the schedule was due.
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
 /// The learning rate fell, and Accordion set all layers to low compression.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
@@ -184,8 +184,8 @@ impl From<&Decision> for lgreco_decision {
     }
 }
 
-/// Fills `setting` with the setting of layer `layer` in the last step. Fails with LGRECO_LAYER_MISMATCH for an unknown
-/// layer, like the calls below.
+/// Fills `setting` with the setting of layer `layer` in the last step. Like lgreco_controller_metrics and
+/// lgreco_controller_residual, it fails with LGRECO_LAYER_MISMATCH for an unknown layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_setting(
     controller: *mut lgreco_controller,
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     })
 }
 
-/// Tells the number of steps taken, including skipped ones, and the number of those in which some rank's gradient was not
+/// Tells the number of steps taken, including skipped ones, and in how many of them some rank's gradient was not
 /// finite.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_steps(

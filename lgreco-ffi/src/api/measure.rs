@@ -18,7 +18,7 @@ use lgreco_train::table::NamedError;
 
 /// Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
 /// lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
-/// lists the others. `context` may be NULL: the CPU. Allocates.
+/// lists the others. NULL for `context` means the CPU. Allocates.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
 /// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn lgreco_table_measure(
 
 /// Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the compression error under
 /// settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, also if it depends on
-/// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. `context` may be NULL: the CPU.
+/// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. NULL for `context` means the CPU.
 ///
 /// Adjacent settings that differ only in their first number are measured together. This takes about one pass for QSGD,
 /// TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index` select

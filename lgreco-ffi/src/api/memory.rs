@@ -4,7 +4,7 @@ use crate::status::lgreco_status;
 
 /// Writes the residual of the compressor's error feedback to `values`; `values_len` is the layer's number of elements.
 ///
-/// Fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback, like the calls below.
+/// Like the other calls on the residual, it fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_memory(
     compressor: *mut lgreco_compressor,
@@ -68,7 +68,8 @@ pub unsafe extern "C" fn lgreco_compressor_memory_norm(
 /// Writes the residual as a saved state, versioned and the same on every machine. The state does not contain the layer's
 /// name or the rank. `length` must not be NULL and receives the number of bytes, which is the same at every step.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less. `length` is set all the same, and `saved` may be NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `saved` may be
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_save(
     compressor: *mut lgreco_compressor,
@@ -86,8 +87,8 @@ pub unsafe extern "C" fn lgreco_compressor_save(
 /// Loads the saved state of a compressor with the same layer and options; the run continues bit for bit. Any bytes are
 /// allowed as input. Allocates.
 ///
-/// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are no saved state or one of another
-/// shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
+/// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are not a saved state or have
+/// another shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_load(
     compressor: *mut lgreco_compressor,

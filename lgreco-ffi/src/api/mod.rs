@@ -1,8 +1,8 @@
-//! The exported functions, one file per noun.
+//! The exported functions, one file per kind of object.
 //!
-//! Each function is one macro call. `call!` runs on a handle that it may change, and `plain!` on inputs that it only reads.
-//! `create!` makes a handle, and `create_on!` makes one with the help of another handle. These macros contain the `unsafe`
-//! block and its SAFETY comment.
+//! The body of each function is one macro call. `call!` runs on a handle that it may change, and `plain!` on inputs
+//! that it only reads. `create!` makes a handle, and `create_on!` makes one with the help of another handle. These
+//! macros contain the `unsafe` block and its SAFETY comment.
 
 /// Runs a closure on the state of the function's handle.
 macro_rules! call {

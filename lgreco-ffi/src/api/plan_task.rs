@@ -68,15 +68,15 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
 /// used or destroyed. A task can be run once. Allocates.
 ///
 /// Fails with the codes of measuring and planning. If the task is handed in nevertheless, the step of the decision fails
-/// with the same code on every rank. LGRECO_STEP_ORDER when the task was already run.
+/// with the same code on every rank. Fails with LGRECO_STEP_ORDER when the task was already run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lgreco_status {
     call!(task, PlanTaskState::run)
 }
 
 /// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
-/// nothing. A task is only freed if it is no longer needed, because a saved state was loaded, or because a fall of the
-/// learning rate made the decision instead.
+/// nothing. A task that is no longer needed is freed without any other effect. This happens when a saved state was
+/// loaded, or when a fall of the learning rate made the decision instead.
 ///
 /// Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 /// running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_contro
 /// (lgreco_controller_control), a rank that gives no settings does not expect the others' request and hangs.
 ///
 /// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
-/// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. Nothing
-/// has changed then.
+/// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. On
+/// failure, nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_set_settings(
     controller: *mut lgreco_controller,

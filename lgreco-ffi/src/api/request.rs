@@ -51,9 +51,9 @@ pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
 
 /// A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 ///
-/// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or of
-/// lgreco_controller_control; pointers are valid until then. All workers get the same requests with the same lengths. They
-/// must start the collectives of different buckets in the same order.
+/// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or
+/// the next call of lgreco_controller_control. Pointers are valid until then. All workers get the same requests with
+/// the same lengths. They must start the collectives of different buckets in the same order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_request {
@@ -66,7 +66,7 @@ pub struct lgreco_request {
     pub memory: lgreco_device,
     /// The worker that broadcasts.
     pub root: u32,
-    /// The group that performs it. Below, workers are those of the group, numbered from 0.
+    /// The group that performs it. The fields below number the workers of this group from 0.
     pub group: lgreco_group,
     /// Memory to replace or fill; aligned for f32 if it holds f32.
     pub buffer: *mut c_void,

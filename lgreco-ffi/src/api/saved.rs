@@ -69,8 +69,8 @@ fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
 /// Every rank saves its own state, between the same two steps. `length` must not be NULL and receives the number of bytes.
 /// Allocates.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less; `length` is set all the same, and `saved` may be NULL. Fails with
-/// LGRECO_IN_FLIGHT while a bucket is not closed.
+/// Fails with LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be
+/// NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
@@ -117,15 +117,15 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
 /// Continues from saved states; any bytes are allowed as input. `plan` is the state of any rank. `residuals` is an array of
 /// states, with their lengths, from the plan's step or earlier ones.
 ///
-/// To resume, give this rank's state as both: the run continues bit for bit. With fewer workers, add the states of the
-/// ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals. After the death of a rank,
-/// all give the same surviving rank's state as `plan`, with their own residuals. The rank that replaces it gives the last
-/// state that the dead rank saved.
+/// To resume, give this rank's state as `plan` and as the residuals: the run continues bit for bit. With fewer workers,
+/// add the states of the ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals.
+/// After the death of a rank, all give the same surviving rank's state as `plan`, with their own residuals. The rank
+/// that replaces it gives the last state that the dead rank saved.
 ///
 /// A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 ///
-/// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no
-/// state. The controller is then unchanged.
+/// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are not
+/// a state. The controller is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load(
     controller: *mut lgreco_controller,

@@ -8,8 +8,8 @@ use std::io::Write as _;
 pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 
 /// A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
-/// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. This struct never
-/// changes.
+/// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. The layout
+/// of this struct never changes.
 ///
 /// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
 /// another word or a number is expected, also for an empty text. The message names the word. A number out of range is

@@ -199,7 +199,7 @@ pub unsafe extern "C" fn lgreco_table_from_json(
 /// Writes the table as JSON with a NUL after it. `length` must not be NULL and receives the number of bytes before the NUL.
 /// Allocates.
 ///
-/// Fails with LGRECO_LENGTH unless `capacity` is above that number. `length` is set all the same, and `json` may be NULL.
+/// Fails with LGRECO_LENGTH unless `capacity` is above that number. Even then `length` is set, and `json` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_to_json(
     table: *const lgreco_table,

@@ -5,13 +5,13 @@ use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
 
-/// One option of one layer. This struct never changes.
+/// One option of one layer. The layout of this struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_choice {
     /// Bits that one worker sends for the layer under this option.
     pub size: u64,
-    /// Error of the option: finite, not negative, in any metric that all options share.
+    /// Error of the option, finite and not negative. All options must use the same metric.
     pub error: f64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct TableView<'a> {
     raw: lgreco_table_view,
 }
 
-/// The slice of an array; `None` if the pointer is NULL.
+/// Returns the caller's array as a slice; `None` if the pointer is NULL.
 ///
 /// # Safety
 /// As `slice`.
@@ -87,7 +87,7 @@ unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> 
 
 impl<'a> TableView<'a> {
     /// # Safety
-    /// README.md, pointers; `'a` is within the call.
+    /// Pointers are as README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
         // SAFETY: passed on; lgreco_choice has the layout of Choice.
         unsafe {
@@ -176,7 +176,7 @@ impl<'a> TableView<'a> {
             }
             table.set_fixed_option(layer, Some(option));
         }
-        // Constraints that cannot be kept fail here.
+        // This fails for constraints that no plan can keep.
         table.merged(&table.constraints())?;
         Ok(table)
     }

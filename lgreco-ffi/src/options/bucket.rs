@@ -1,4 +1,4 @@
-//! Options of a bucket on a device: what all ranks share, and the rank.
+//! Options of a bucket on a device. Except for `rank`, they are the same on all ranks.
 
 use super::{Known, options_of, put};
 use lgreco_train::gradient::Dtype;

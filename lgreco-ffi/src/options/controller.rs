@@ -126,7 +126,8 @@ impl ControllerOptions {
     }
 }
 
-/// Parses bounds between sizes, then for each phase a parameter per size, then steps: "4096,65536; 8,6,4; 6,4,2; 900".
+/// Parses the policy `legacy`, such as "4096,65536; 8,6,4; 6,4,2; 900": the bounds between the size classes of layers,
+/// then one list of parameters for each phase (one per class), then the number of steps.
 fn legacy(value: &Value<'_>) -> Result<Legacy> {
     let parts: Vec<&str> = value.found.split(';').map(str::trim).collect();
     let [sizes, levels @ .., steps] = &parts[..] else { return Err(value.wrong()) };

@@ -139,8 +139,8 @@ use options_of;
 /// Reads the options of the caller's array. NULL means the defaults.
 ///
 /// # Safety
-/// `list` is null, misaligned, or points to pointers up to a NULL, or up to a name that is followed by NULL; each is to text
-/// with a NUL at its end.
+/// `list` is null, misaligned, or an array of pointers to NUL-terminated texts. The array ends with NULL, in place of a
+/// name or of a value.
 pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
     let mut options = T::default();
     if list.is_null() {
@@ -148,7 +148,7 @@ pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
     }
     let (mut given, mut at) = (Vec::new(), 0);
     loop {
-        // SAFETY: nothing before was the NULL at the end. The array is aligned if `place` says so.
+        // SAFETY: no earlier pointer was the NULL at the end of the array. `check_array` has checked its alignment.
         let (name, value) = unsafe {
             let [name, value] = [0, 1].map(|further| list.wrapping_add(at + further));
             crate::pointers::check_array(name, 1, "options")?;
@@ -203,7 +203,7 @@ mod tests {
     use core::ptr::null;
 
     fn refused<T: Options>(list: &[*const c_char]) -> (lgreco_status, String) {
-        // SAFETY: lists of texts with a NULL at their end.
+        // SAFETY: the lists of the tests end with NULL.
         let failure = unsafe { read::<T>(list.as_ptr()) }.map(drop).unwrap_err();
         (failure.status(), failure.to_string())
     }

@@ -45,7 +45,7 @@ pub(super) fn bits(number: f64) -> Result<u64> {
 }
 
 impl PlanOptions {
-    /// The dynamic program of Algorithm 1.
+    /// The dynamic program, Algorithm 1 of the L-GreCo paper.
     pub(super) fn dp(&self) -> Solver {
         Solver::Dp { levels: self.levels }
     }
@@ -57,8 +57,8 @@ impl PlanOptions {
         }
     }
 
-    /// The limit of the options. Without one, it is the table's own budget, or else the uniform setting's size, or its
-    /// error for `paper`.
+    /// The limit in the options. If they have none, it is the table's own budget. If there is none either, it is the
+    /// size of the uniform setting, or its error for `paper`.
     pub(crate) fn budget<'a>(&self, own: Option<f64>, defaults: Option<&'a [u32]>) -> Result<budget::Budget<'a>> {
         let alpha = self.alpha;
         let limit = match (self.limit, own) {

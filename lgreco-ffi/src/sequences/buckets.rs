@@ -1,4 +1,4 @@
-//! Buckets of controllers with a single rank, so that every requested collective is already done.
+//! Calls on buckets of controllers with a single rank. So every requested collective is already done.
 
 use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, List, State, gradient, pick, setting};
@@ -17,7 +17,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
         [("start_iter", &2), ("lead", &lead), ("non_finite", &non_finite), ("route", &route)];
     let options = List::new(bytes, &pairs);
     let mut controller = null_mut();
-    // SAFETY: every pointer is NULL or to a value that lives as long as the call.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call.
     unsafe {
         lgreco_controller_create(null(), &collective, &layer, 1, &fixed, options.pointer(), &mut controller);
     }
@@ -35,8 +35,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
-        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said. Gradients
-        // stay in place as long as the state. Handles are live or NULL.
+        // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Gradients stay
+        // in place as long as the state. Handles are live or NULL.
         last = unsafe {
             match at {
                 0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs()),
@@ -81,7 +81,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Closes the present bucket with one of the controllers, or with none if its controller is gone, and opens a new one.
+/// Closes the current bucket with one of the controllers, or with none if its controller is destroyed, and opens a new
+/// one.
 fn open(bytes: &mut Bytes, state: &mut State, which: usize, controller: *mut lgreco_controller) -> lgreco_status {
     let place = &raw mut state.buckets[which];
     // SAFETY: handles are live or NULL.

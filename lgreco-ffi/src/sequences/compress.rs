@@ -10,8 +10,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let context = state.context(which, bytes);
     let gradient = gradient(bytes);
     let compressor = bytes.maybe_mut(state.compressors[which]);
-    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
-    // live or NULL.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
+    // or NULL.
     unsafe {
         match bytes.below(12) {
             0 | 1 => {
@@ -80,7 +80,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
 fn there_and_back(bytes: &mut Bytes) -> lgreco_status {
     const LEN: usize = 76;
     let (mut written, mut length) = ([bytes.next(); LEN + LGRECO_SEAL_BYTES], 0);
-    // SAFETY: arrays are as long as is said.
+    // SAFETY: arrays have the stated lengths.
     unsafe {
         let capacity = written.len() - usize::from(bytes.below(2));
         let status = lgreco_payload_seal(written.as_mut_ptr(), LEN, capacity, &mut length);

@@ -148,7 +148,7 @@ impl OnDeviceBucket for NoBucket {
 /// Makes a random call on a bucket without a device.
 ///
 /// # Safety
-/// Pointers are NULL, or to values that live as long as the call. Handles are live or NULL.
+/// Pointers are NULL, or to values that outlive the call. Handles are live or NULL.
 unsafe fn on_bucket(
     bytes: &mut Bytes,
     state: &mut State,
@@ -236,8 +236,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let mut values = [0.0f32; ELEMENTS + 1];
     let (values, values_len) = (bytes.maybe_mut(values.as_mut_ptr()), ELEMENTS + usize::from(bytes.below(8) / 7));
     let to = &raw mut state.cudas[which];
-    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
-    // live or NULL; no pointer is used as one to a device's memory.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
+    // or NULL. The device uses no pointer.
     unsafe {
         match bytes.below(24) {
             0 => {
@@ -273,7 +273,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                         lgreco_cuda_rows_bytes(cuda, layer, layers, search, number, other)
                     }
                     4 | 5 => {
-                        // These addresses are never used; they may be valid, overlapping, unaligned or too short.
+                        // These addresses are never used. They may be valid, overlapping, unaligned, or of memory that
+                        // is too small.
                         let [workspace, results] = [0, 1].map(|_| {
                             let address = [256usize, 512, 4096, 260][usize::from(bytes.below(4))];
                             bytes.maybe_mut(core::ptr::without_provenance_mut::<c_void>(address))

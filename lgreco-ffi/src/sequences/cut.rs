@@ -52,7 +52,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
     let options = List::new(bytes, &pairs);
     let mut setting = lgreco_cut_setting::default();
-    // SAFETY: a list and a place.
+    // SAFETY: the list and the output are valid.
     let made = unsafe { lgreco_cut_setting_make(options.pointer(), &mut setting) };
     assert_ne!(made, LGRECO_PANIC);
     let values: [f32; VALUES] = core::array::from_fn(|_| bytes.value());
@@ -65,8 +65,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let (message, capacity) = (state.message.as_mut_ptr(), ROOM - usize::from(bytes.below(8) / 7) * (ROOM - 30));
     let length = state.message_length.min(ROOM).saturating_sub(usize::from(bytes.below(16) / 15));
     let (f32, lengths, ticket) = (LGRECO_DTYPE_F32, &raw mut state.message_length, &raw mut state.ticket);
-    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
-    // live or NULL.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
+    // or NULL.
     unsafe {
         match bytes.below(16) {
             0 | 1 => {

@@ -97,7 +97,7 @@ impl List {
 
 /// Two handles of each kind, and outputs of calls. A handle is NULL before it is made and after it is destroyed.
 struct State {
-    /// A handle of another kind than a context. No call replaces it, so any call may get it.
+    /// A handle that is not a context. No call replaces it, so any call may get it.
     foreign: *mut lgreco_table,
     contexts: [*mut lgreco_context; 2],
     tables: [*mut lgreco_table; 2],
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Returns the context; one time in 16 a handle of another kind, one time in 32 NULL.
+    /// Returns the context; in one of 16 calls a handle of another kind, in one of 32 NULL.
     fn context(&self, which: usize, bytes: &mut Bytes) -> *mut lgreco_context {
         match bytes.below(32) {
             30 | 31 => self.foreign.cast(),
@@ -171,7 +171,7 @@ fn foreign() -> *mut lgreco_table {
         choices: &lgreco_choice { size: 8, error: 0.0 },
         ..Default::default()
     };
-    // SAFETY: every pointer is NULL or to a value that lives as long as the call.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call.
     assert_eq!(unsafe { lgreco_table_create(&view, &mut table) }, LGRECO_OK);
     table
 }
@@ -236,7 +236,7 @@ fn context(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status 
     let devices = [c"cpu", c"cpu", c"cpu", c"cpu:0", c"cpu:1", c"cuda:9999999999", c"gpu", c"\xff"];
     let device = devices[usize::from(bytes.below(8))].as_ptr();
     let device = bytes.maybe(device);
-    // SAFETY: the handle is live or NULL, the text lives.
+    // SAFETY: the handle is live or NULL, and the text outlives the call.
     unsafe {
         match bytes.below(8) {
             0 => lgreco_context_destroy(&raw mut state.contexts[which]),

@@ -1,4 +1,4 @@
-//! Calls on controllers of one rank. Their callbacks sometimes fail.
+//! Calls on controllers with a single rank. Their callbacks sometimes fail.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, METHODS, ROOM, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;
@@ -29,8 +29,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let context = state.context(which, bytes);
     let collective = collective(bytes);
     let controller = bytes.maybe_mut(state.controllers[which]);
-    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
-    // live or NULL.
+    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
+    // or NULL.
     unsafe {
         match bytes.below(9) {
             0 => {
@@ -148,7 +148,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Calls on a plan task, which may belong to another controller, and on the settings of a controller with fixed settings.
+/// Makes a call with a plan task, possibly of another controller, or a call that replaces the controller's settings.
 pub(super) fn planned(
     bytes: &mut Bytes,
     task: &mut *mut lgreco_plan_task,

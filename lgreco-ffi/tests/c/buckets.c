@@ -1,5 +1,6 @@
-// Buckets in flight: several on one thread and one per thread end as lgreco_controller_step does, bit for bit; what fails
-// in one is told to all ranks and to no other bucket; calls out of order are refused and change nothing.
+// Buckets in flight, several on one thread or one per thread, give the same bits as lgreco_controller_step. All ranks
+// learn of a failure in one bucket, and other buckets are not affected. Calls out of order are refused and change
+// nothing.
 #include "model.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@ static Options options = OPTIONS;
 static Group of_layer[LAYERS];  // a group per bucket, for buckets on threads
 static int on_threads;
 
-// A bucket of one layer on its way.
+// A bucket of one layer in flight.
 typedef struct {
     lgreco_bucket *bucket;
     float *values;
@@ -35,7 +36,7 @@ static uint64_t sum(const uint64_t *lens, uint32_t workers) {
     return all;
 }
 
-// What comes is what was announced.
+// Asserts that the request is the one that was announced.
 static void check_round(const lgreco_request *announced, const lgreco_request *request, uint32_t workers) {
     CHECK(announced->kind == request->kind && announced->count == request->count && announced->buffer == NULL);
     if (request->kind == LGRECO_REQUEST_ALL_GATHER_EACH)
@@ -46,7 +47,7 @@ static void check_round(const lgreco_request *announced, const lgreco_request *r
         CHECK(announced->length == request->length);
 }
 
-// Goes on by one collective.
+// Advances a bucket by one collective.
 static void go_on(Flight *flight, Member *member) {
     lgreco_request announced = LGRECO_REQUEST_INIT;
     OK(lgreco_bucket_round(flight->bucket, flight->round++, &announced));
@@ -75,7 +76,8 @@ static void begin(lgreco_controller *controller, Member *member) {
     }
 }
 
-// A step with a bucket per layer, the last layer first, all of them on their way at the same time; leaves how each ended.
+// Takes a step with one bucket per layer, the last layer first, all in flight at the same time. Afterwards `flights`
+// tell how each bucket ended.
 static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model, Flight *flights) {
     lgreco_report report = LGRECO_REPORT_INIT;
     pthread_t threads[LAYERS];
@@ -100,7 +102,7 @@ static lgreco_report overlapped(lgreco_controller *controller, Member *member, M
         if (on_threads) CHECK(pthread_join(threads[l], NULL) == 0);
         if (flights[l].status == LGRECO_OK) OK(lgreco_bucket_close(controller, &flights[l].bucket));
     }
-    // Those that have failed are closed by those who want to know why.
+    // The caller examines failed buckets and closes them.
     for (int l = 0; l < LAYERS; l++)
         if (flights[l].bucket != NULL) return report;
     OK(lgreco_controller_finish_step(controller, &report));
@@ -184,7 +186,7 @@ static void residual(lgreco_controller *controller, size_t layer, float *values)
     OK(lgreco_controller_residual(controller, layer, values, elements((int)layer)));
 }
 
-// Layer 0 of rank 1 is not finite at step 5, and only there.
+// At step 5, rank 1's gradient of layer 0 is not finite.
 static void *spoilt(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -231,7 +233,7 @@ static void *spoilt(void *argument) {
     return NULL;
 }
 
-// A layer withheld keeps its residual; steps are rolled back; residuals are rescaled.
+// Withheld layers keep their residuals. Steps are rolled back and abandoned, and residuals are rescaled.
 static void *transactions(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -251,7 +253,7 @@ static void *transactions(void *argument) {
     residual(controller, 0, after);
     CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
 
-    // A network that fails in the middle.
+    // The network fails in the middle of a step.
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_abandon_step(controller));
     gradients(model, member->rank, 6);
     begin(controller, member);
@@ -271,7 +273,7 @@ static void *transactions(void *argument) {
     STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, 0.0f));
     STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, NAN));
 
-    // Layers in two buckets, in an order of their own; rank 0 has no gradient of layer 0.
+    // A bucket with two layers in another order than the model's. Rank 0 has no gradient of layer 0.
     memcpy(before, after, ELEMENTS * sizeof *before);
     gradients(model, member->rank, 6);
     begin(controller, member);
@@ -301,7 +303,7 @@ static void *transactions(void *argument) {
     return NULL;
 }
 
-// Layers differ between ranks: told to all, in as many collectives on each.
+// The ranks exchange different layers. The bucket fails on all ranks, after the same number of collectives.
 static void *different_layers(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -323,7 +325,7 @@ static void *different_layers(void *argument) {
     return NULL;
 }
 
-// What is wrong with rank 1's pointers, or its learning rate, is told to both ranks by the bucket.
+// If rank 1 gives wrong pointers or a wrong learning rate, the bucket fails on both ranks.
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -365,7 +367,7 @@ static void *wrong_on_one_rank(void *argument) {
     return NULL;
 }
 
-// Rank 1's own backward pass has failed: both ranks learn of it in this step, and take the next one.
+// Rank 1 reports that its backward pass failed. Both ranks learn of it in this step, and the next step works.
 static void *failed_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -447,7 +449,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_next(bucket, &request));
     CHECK(request.kind != LGRECO_REQUEST_NONE);
 
-    // In the middle: to its own controller alone, once.
+    // In the middle of its exchange, a bucket can be closed, but only with its own controller.
     lgreco_bucket *const kept = bucket;
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_close(other, &bucket));
     TEXT("the bucket is another controller's", lgreco_message());
@@ -460,7 +462,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_close(controller, NULL));
     OK(lgreco_bucket_close(NULL, NULL));
 
-    // The layers are there again. Done, a bucket stays done, and does not look at gradients any more.
+    // The layers can be lent again. A bucket that is done stays done, and no longer reads the gradients.
     OK(lgreco_bucket_open(controller, all, LAYERS, &bucket));
     gradients(&model, 0, 0);
     Model *const own = malloc(sizeof *own);
@@ -478,7 +480,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_close(controller, &bucket));
     OK(lgreco_controller_finish_step(controller, NULL));
 
-    // No layers at all; and a controller that goes before its bucket.
+    // A bucket without layers, and a controller that is destroyed before its bucket.
     begin(controller, &member);
     OK(lgreco_bucket_open(controller, NULL, 0, &bucket));
     OK(lgreco_bucket_open(controller, all, LAYERS, &second));

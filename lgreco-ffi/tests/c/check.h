@@ -1,4 +1,4 @@
-// What the test programs share: checks that count failures and go on, and options that may be set again.
+// Shared by the test programs: checks that count failures and continue, and options that may be changed.
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -44,7 +44,7 @@ static int failures;
 
 static inline int says(const lgreco_setting *setting, const char *text) { return strcmp(setting->text, text) == 0; }
 
-// Options by name. A later value takes the place of the one before; NULL takes it away.
+// Options by name. A later value replaces an earlier one, and NULL removes it.
 typedef struct {
     int count;
     const char *names[40];
@@ -83,7 +83,8 @@ static inline const char *value_of(const Options *options, const char *name) {
     return "";
 }
 
-// As calls take them; valid until the options change, or four lists later.
+// The options as an array for calls. It is valid until the options change, or until the fourth call of this function
+// after it.
 static inline const char *const *listed(const Options *options) {
 #ifdef __cplusplus
     static thread_local const char *lists[4][81];
@@ -102,7 +103,7 @@ static inline const char *const *listed(const Options *options) {
     return list;
 }
 
-// Numbers without a pattern, in [-1, 1), the same on every machine.
+// Fills `values` with pseudo-random numbers in [-1, 1), the same on every machine.
 static inline void fill(float *values, size_t count, uint32_t seed) {
     for (size_t i = 0; i < count; i++) {
         seed = seed * 1664525u + 1013904223u;

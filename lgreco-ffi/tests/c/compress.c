@@ -1,4 +1,5 @@
-// Payloads, feedback and saved state; every option of a compressor and every word of a setting makes a difference.
+// Tests payloads, error feedback and saved states. Every option of a compressor and every word of a setting has an
+// effect.
 #include "check.h"
 
 #include <math.h>
@@ -92,7 +93,7 @@ static void every_word_of_a_setting_counts(void) {
     CHECK(first("loco 512", none, 0).length == 16 + 4 * 4 + ELEMENTS / 2);
     CHECK(first("loco 100", none, 0).length == 16 + 4 * 20 + ELEMENTS / 2);
 
-    // TopK's payload, for a worker by itself the same bytes.
+    // With a single worker, CLT-k sends the same bytes as TopK.
     const Payload clt = first("clt-k 100", none, 0);
     CHECK(equal(&clt, &topk));
     CHECK(first("clt-k 101", none, 0).length > clt.length);
@@ -102,7 +103,8 @@ static uint32_t sent(const Payload *payload) {
     return payload->bytes[4] | (uint32_t)payload->bytes[5] << 8 | (uint32_t)payload->bytes[6] << 16;
 }
 
-// Payloads whose length the values decide are shorter than their bound, and their header tells how many elements they hold.
+// If the values decide a payload's length, the payload is shorter than its bound. Its header tells the number of
+// elements.
 static void every_word_of_variable_settings_counts(void) {
     const Options none = OPTIONS;
     const uint8_t topk = first("topk 1", none, 0).bytes[2];
@@ -116,7 +118,7 @@ static void every_word_of_variable_settings_counts(void) {
     const Payload sidco = first("sidco 0.01", none, 0), denser = first("sidco 0.2", none, 0);
     CHECK(sent(&sidco) >= ELEMENTS / 200 && sent(&sidco) <= ELEMENTS / 50);  // half to twice one per cent
     CHECK(sent(&denser) >= ELEMENTS / 10 && sent(&denser) <= 2 * ELEMENTS / 5);
-    // Where the values are even, the three fits and further stages estimate differently.
+    // For uniformly distributed values, the three fits and an additional stage give different estimates.
     const char *const others[] = {"sidco 0.2 gamma-pareto", "sidco 0.2 pareto", "sidco 0.2 stages 2"};
     for (int i = 0; i < 3; i++) {
         const Payload other = first(others[i], none, 0);
@@ -128,7 +130,7 @@ static void every_word_of_variable_settings_counts(void) {
     CHECK(ada.bytes[2] != topk && sent(&ada) > 0 && !equal(&small, &ada));
 }
 
-// Of the texts that ranks send to one another and that files hold.
+// Texts that are not settings, which other ranks or files may contain.
 static void texts_that_are_no_settings(void) {
     const lgreco_layer one = layer();
     lgreco_compressor *compressor = create("dense", (Options)OPTIONS), *none = NULL;
@@ -149,7 +151,7 @@ static void texts_that_are_no_settings(void) {
     }
     STATUS(LGRECO_SETTING_WORD, lgreco_compressor_set_setting(compressor, "qsgd 4 buckt 128"));
     TEXT("layer `fc1.weight`: setting: `buckt` is unknown: is `bucket` meant?", lgreco_message());
-    // As long as a struct, and nothing behind it is read.
+    // The text fills the struct without a NUL. Nothing behind the struct is read.
     char *const endless = malloc(LGRECO_SETTING_TEXT_BYTES);
     memset(endless, ' ', LGRECO_SETTING_TEXT_BYTES);
     STATUS(LGRECO_TEXT, lgreco_compressor_set_setting(compressor, endless));
@@ -181,7 +183,7 @@ static double memory_norm(lgreco_compressor *compressor, uint64_t *steps) {
     return norm;
 }
 
-// What is sent and what is remembered are together all there was.
+// The sum of the decoded payloads and the residual is the sum of the gradients.
 static void residuals(void) {
     static float sent[ELEMENTS], decoded[ELEMENTS], memory[ELEMENTS], wanted[ELEMENTS];
     Options options = OPTIONS;
@@ -224,7 +226,7 @@ static void residuals(void) {
     STATUS(LGRECO_OVERFLOW, lgreco_compressor_set_memory(compressor, 5, memory, ELEMENTS));
     CHECK(memory_norm(compressor, &steps) == 0);
 
-    // A new setting keeps the memory and may need a larger workspace.
+    // A new setting keeps the residual and may need a larger workspace.
     encode(compressor, 6, &payload);
     const double before = memory_norm(compressor, &steps);
     OK(lgreco_compressor_set_setting(compressor, "powersgd 4"));
@@ -239,7 +241,7 @@ static void residuals(void) {
     fill(values, ELEMENTS, 1);
 }
 
-// The squared norm of the memory after three steps.
+// The squared norm of the residual after three steps.
 static double after(Options options) {
     lgreco_compressor *compressor = create("topk 50", options);
     Payload payload;
@@ -281,7 +283,7 @@ static void every_option_of_feedback_counts(void) {
     }
 }
 
-// What changes on the way is refused before it is decoded.
+// A payload that was altered on its way is refused before it is decoded.
 static void sealed_payloads(void) {
     uint8_t payload[3 + LGRECO_SEAL_BYTES] = {1, 2, 3};
     size_t length = 0;
@@ -297,7 +299,7 @@ static void sealed_payloads(void) {
     STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(payload, sizeof payload, &length));
 }
 
-// With few bits QSGD adds more error than it is given, and what is remembered would grow until it overflows.
+// With few bits, QSGD adds more error than its input has, and the residual would grow until it overflows.
 static void feedback_that_diverges_is_refused(void) {
     lgreco_layer wide = layer();
     const size_t dims[] = {32, 32};
@@ -320,7 +322,7 @@ static void feedback_that_diverges_is_refused(void) {
     STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
     TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_message());
     OK(lgreco_feedback_check(&wide, "qsgd 2", NULL));
-    // Of values, what they say: equal ones are sent exactly, one among small ones is not.
+    // If the layer has values, they decide. Equal values are sent exactly, but small values beside large ones are not.
     float flat[32 * 32];
     for (int i = 0; i < 32 * 32; i++) flat[i] = 0.1f;
     wide.values = flat;
@@ -354,12 +356,12 @@ static void saved_state(void) {
         CHECK(equal(&one, &two));
     }
 
-    // Every truncation is refused, and leaves the memory alone.
+    // Every truncated state is refused, and leaves the residual unchanged.
     uint64_t steps = 0;
     const double norm = memory_norm(stopped, &steps);
     for (size_t shorter = 0; shorter < length; shorter += shorter < 64 ? 1 : 97)
         STATUS(shorter < 40 ? LGRECO_LENGTH : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, shorter));
-    // So is every flipped bit: in the magic and the version as no state of this version.
+    // Every flipped bit is detected. With a wrong magic number or version, the bytes are not a state of this version.
     for (size_t bit = 0; bit < 8 * length; bit++) {
         saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
         STATUS(bit < 24 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, length));
@@ -367,7 +369,7 @@ static void saved_state(void) {
     }
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
-    // Nor does the state of another layer or other options fit.
+    // States of another layer or of other options are refused too.
     set(&options, "gain", "0.5");
     lgreco_compressor *other = create(setting, options);
     STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(other, saved, length));
@@ -395,7 +397,7 @@ static void hostile_payloads(void) {
         Payload payload;
         encode(compressor, 0, &payload);
         for (size_t shorter = 0; shorter < payload.length; shorter += shorter < 100 ? 1 : 61) {
-            // On the heap, so that reading past the end is found.
+            // The copy is on the heap, so that sanitizers detect reads past its end.
             uint8_t *cut = malloc(shorter + 1);
             memcpy(cut, payload.bytes, shorter);
             const lgreco_status status = lgreco_compressor_decode(compressor, cut, shorter, decoded, ELEMENTS);
@@ -423,7 +425,7 @@ static void hostile_payloads(void) {
         payload.bytes[8] ^= 1;
         STATUS(LGRECO_LENGTH,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS - 1));
-        // What does not fit is refused, whether or not the length was known before.
+        // A payload that does not fit the buffer is refused, whether or not its length is known in advance.
         const size_t short_by_one = payload.length - 1;
         size_t length = 0;
         STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, short_by_one, &length));

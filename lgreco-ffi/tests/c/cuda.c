@@ -1,5 +1,6 @@
-// lgreco_cuda_... on device pointers: tables, payloads, residuals and failures are the CPU's. Needs a GPU, or the fake of
-// lgreco-cuda; `cuda missing` expects neither, `cuda FOLDER` keeps compiled kernels there.
+// Tests that lgreco_cuda.h gives the same tables, payloads, residuals and failures on device pointers as the CPU. Needs
+// a GPU or the fake driver of lgreco-cuda. `cuda missing` expects neither. `cuda FOLDER` stores compiled kernels in the
+// folder.
 #define _POSIX_C_SOURCE 200112L  // setenv
 #include "driver.h"
 
@@ -81,14 +82,14 @@ static lgreco_compressor *compressor_of(int layer, const char *setting) {
     return made;
 }
 
-// PowerSGD's sums are taken in another order.
+// Whether all values are equal, or close for PowerSGD, which adds in another order.
 static int near(const float *a, const float *b, int exactly) {
     for (int i = 0; i < ELEMENTS; i++)
         if (fabsf(a[i] - b[i]) > (exactly ? 0.0f : 1e-4f)) return 0;
     return 1;
 }
 
-// All ways from a gradient on the device to values on the device.
+// Tests all ways to encode a gradient on the device and to decode it to the device.
 static void payloads(int layer, const char *setting) {
     const int exactly = strncmp(setting, "powersgd", 8) != 0;
     const lgreco_rng_stream stream_of = words(layer, 3);
@@ -118,7 +119,7 @@ static void payloads(int layer, const char *setting) {
 static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
                                      LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
 
-// Measures, plans on what was measured, and compresses by the plan.
+// Measures a table, plans on it, and compresses by the plan.
 static void tables(const char *methods) {
     Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
@@ -128,7 +129,7 @@ static void tables(const char *methods) {
     uint64_t needed = 0, held = 0;
     set(&search, "method", methods);
     set_number(&search, "random_seed", SEED);
-    // Calls need less than all of them together, and a reservation is enough for what follows.
+    // Each kind of call needs less memory than all together. After the reservation, no call allocates more.
     for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), calls, &held));
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), ALL, &needed));
@@ -164,7 +165,7 @@ static void tables(const char *methods) {
 
 #define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
 
-// The same names, options, errors to the bit, and settings.
+// Asserts that two tables have the same names, options and settings, and errors that are equal bit for bit.
 static void same_table(const lgreco_table *one_table, const lgreco_table *other_table) {
     lgreco_table_view a = LGRECO_TABLE_VIEW_INIT, b = LGRECO_TABLE_VIEW_INIT;
     OK(lgreco_table_get(one_table, &a));
@@ -184,7 +185,7 @@ static void same_table(const lgreco_table *one_table, const lgreco_table *other_
     }
 }
 
-// Device memory for rows, and what is behind the workspace, which nobody may write.
+// Device memory for rows. Guard bytes follow the workspace and the results, and no call may write them.
 typedef struct {
     uint64_t workspace_bytes, results_bytes;
     uint8_t *workspace, *results;
@@ -218,7 +219,7 @@ static lgreco_status enqueue_rows(const rows_memory *memory, const Options *sear
                                     memory->results, memory->results_bytes);
 }
 
-// What lgreco_cuda_measure makes, without its wait, in the caller's memory.
+// Rows that are enqueued in the caller's memory and read later give the table of lgreco_cuda_measure, without its wait.
 static void rows_later(const char *methods) {
     Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
@@ -228,7 +229,7 @@ static void rows_later(const char *methods) {
     set_number(&search, "random_seed", SEED);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &expected));
     const rows_memory memory = memory_for_rows(&search);
-    // Makes room for tables on the host, if there is not enough.
+    // The first call allocates room for tables on the host, if there is not enough.
     OK(enqueue_rows(&memory, &search));
     OK(lgreco_cuda_synchronize(cuda));
     uint8_t *const again = malloc(memory.results_bytes + 1);
@@ -244,14 +245,14 @@ static void rows_later(const char *methods) {
     CHECK(only_launched(before));
     same_table(expected, found);
     OK(lgreco_table_destroy(&found));
-    // At no address that suits a number.
+    // The copy may be unaligned.
     memcpy(again + 1, copy.bytes, copy.length);
     OK(lgreco_cuda_read_rows(cuda, model, LAYERS, listed(&search), again + 1, copy.length, &found));
     same_table(expected, found);
     OK(lgreco_table_destroy(&found));
     OK(lgreco_cuda_held_bytes(cuda, &still_held));
     CHECK(held == still_held);
-    // Any other bytes are a table or a failure, and none is LGRECO_PANIC.
+    // Arbitrary bytes give a table or a failure, but never LGRECO_PANIC.
     for (uint32_t seed = 1; seed <= 100; seed++) {
         for (size_t i = 0; i < copy.length; i++) copy.bytes[i] = (uint8_t)((seed * (uint32_t)(i + 1) * 2654435761u) >> 24);
         const lgreco_status status =
@@ -267,7 +268,7 @@ static void rows_later(const char *methods) {
     OK(lgreco_table_destroy(&expected));
 }
 
-// What can be wrong with arguments of rows that are read later.
+// Tests wrong arguments of the calls for rows that are read later.
 static void arguments_of_rows(void) {
     Options search = OPTIONS;
     lgreco_table *table = NULL;
@@ -308,7 +309,7 @@ static void arguments_of_rows(void) {
     STATUS(LGRECO_OVERLAP,
            lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
     TEXT("layer `fc2`: workspace overlaps values", lgreco_message());
-    // Of a layer that is left out it is not looked at; others need values.
+    // The values of a layer that the table leaves out are not checked. All other layers need values.
     broken[0].values = workspace;
     broken[2] = model[2];
     OK(lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
@@ -329,10 +330,10 @@ static void arguments_of_rows(void) {
         STATUS(LGRECO_LENGTH, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, lengths[i], &table));
         CHECK(table == NULL);
     }
-    // Zeros are errors of nothing.
+    // A copy of zeros is accepted.
     OK(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, results_room, &table));
     OK(lgreco_table_destroy(&table));
-    // What the options can be refused for is refused in the same way by all.
+    // All calls refuse wrong options with the same code.
     const char *methods[] = {"qsgd", "loco", "qsgd", "qsgd", "no method"};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         search = (Options)OPTIONS;
@@ -352,7 +353,7 @@ static void arguments_of_rows(void) {
     let_go_of_rows(&memory);
 }
 
-// What can be wrong with arguments; those of no handle are in misuse.c.
+// Tests wrong arguments of the other calls. misuse.c has the calls without a handle.
 static void arguments(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
     const lgreco_layer *const fc1 = &model[1];
@@ -417,7 +418,7 @@ static void arguments(void) {
     CHECK(table == NULL);
 }
 
-// A gradient with a NaN: what says so at once, and what says so later. Leaves it there.
+// Tests which calls report a NaN in a gradient at once, and which report it later. Leaves the NaN in place.
 static void not_finite(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
     const char *const setting = "topk 50", *const qsgd = "qsgd 4";
@@ -428,7 +429,7 @@ static void not_finite(void) {
     TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
-    // What is enqueued says nothing of it; what is read does, as long as the gradient is there.
+    // Enqueuing rows does not report the NaN. Reading them does, as long as the gradient is unchanged.
     const rows_memory memory = memory_for_rows(NULL);
     OK(enqueue_rows(&memory, NULL));
     const copied copy = enqueue_copy(memory.results, memory.results_bytes);
@@ -444,7 +445,7 @@ static void not_finite(void) {
     let_go(&copy);
     let_go_of_rows(&memory);
     CHECK(table == NULL);
-    // Decodings have numbers too, those of QSGD, which cannot fail, among them; calls that are refused have none.
+    // The number in the message also counts decoding, even of QSGD, which cannot fail. It does not count refused calls.
     OK(lgreco_cuda_encode_to_device(cuda, &model[2], qsgd, &stream_of, payload, ROOM, &length));
     OK(lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, length, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, 5, values, ELEMENTS));
@@ -454,7 +455,7 @@ static void not_finite(void) {
     OK(lgreco_cuda_check(cuda));
 }
 
-// What the fake driver refuses names no layer, and contexts of the device say it in the same words.
+// Messages about failures of the fake driver name no layer. Calls on a context give the same messages.
 static void failures_of_the_device(void) {
     if (driver.state == NULL) return;
     lgreco_context *gpu = NULL;
@@ -490,7 +491,8 @@ static void failures_of_the_device(void) {
     OK(lgreco_context_destroy(&gpu));
 }
 
-// Ranks that the kernels are not made for: refused on device pointers, the CPU's in contexts. The NaN is found first.
+// There are no kernels for PowerSGD with ranks above 1024. Calls on device pointers refuse them, and contexts use the
+// CPU, which reports the NaN before it computes anything.
 static void large_ranks(void) {
     enum { SIDE = 2100 };
     static float square[SIDE * SIDE];
@@ -533,7 +535,7 @@ static void large_ranks(void) {
     OK(lgreco_context_destroy(&gpu));
 }
 
-// A bucket of one worker: the mean is what its message holds, and the rest is remembered.
+// A bucket of a single worker: the mean is its decoded message, and the residual is the rest of the gradient.
 static void buckets(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
@@ -607,7 +609,8 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_get_residuals(cuda, bucket, rest, BUCKET));
     for (int i = 0; i < BUCKET; i++) CHECK(rest[i] == gradient[i] - mean[i]);
 
-    // Four bits become two, and go on from there; or from a saved state.
+    // A second bucket with 2 bits takes over the residuals of the first one with 4 bits, and then loads saved
+    // residuals.
     settings[0] = (lgreco_setting){"qsgd 2"};
     OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), more, bytes, &other));
     STATUS(LGRECO_BUSY, lgreco_cuda_bucket_take_over(cuda, other, other));
@@ -643,7 +646,7 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&other));
     CHECK(bucket == NULL && other == NULL);
 
-    // Uncompressed but for bf16, which the worker's own rounding errors outlive.
+    // Uncompressed layers with sums in bf16. The residuals keep the worker's own rounding errors.
     settings[0] = settings[1] = (lgreco_setting){"dense"};
     set(&options, "reduce_dtype", "bfloat16");
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
@@ -668,7 +671,7 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
-// The same of steps whose outcomes are read when those after them have been enqueued.
+// Reads the outcomes of steps after later steps were enqueued.
 static void outcomes_later(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
@@ -688,7 +691,7 @@ static void outcomes_later(void) {
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &needed));
     CHECK(needed <= BUCKET_ROOM);
     OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), bucket_memory[0], needed, &bucket));
-    // Of the first and the last of three steps, a value each is not finite.
+    // One value is not finite in the first of three steps, and one in the last.
     void *steps[3] = {bucket_values, on_device(NULL, 4 * BUCKET), on_device(NULL, 4 * BUCKET)};
     for (int s = 0; s < 3; s++) {
         fill(gradient, BUCKET, 20 + (uint32_t)s);
@@ -727,7 +730,7 @@ static void outcomes_later(void) {
     CHECK(untouched.fault == outcome.fault && untouched.layer == outcome.layer && untouched.element == outcome.element);
     CHECK(untouched.has_failed == outcome.has_failed);
 
-    // A copy at an address that suits no number.
+    // The copy of an outcome may be unaligned.
     static uint8_t copy[4096];
     CHECK(bytes <= sizeof copy - 1);
     memcpy(copy + 1, copies[0].bytes, bytes);
@@ -757,7 +760,7 @@ static void outcomes_later(void) {
     untouched.struct_size = 8;
     STATUS(LGRECO_STRUCT_SIZE, lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, bytes, &untouched));
     CHECK(untouched.step == 77);
-    // Any other bytes say something.
+    // Arbitrary bytes are accepted as an outcome.
     for (uint32_t seed = 0; seed < 1000; seed++) {
         for (size_t i = 0; i < bytes; i++)
             copies[1].bytes[i] = seed == 0 ? 0xff : (uint8_t)((seed * (uint32_t)(i + 1) * 2654435761u) >> 24);
@@ -811,7 +814,8 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     in_the_primary_context();
     if (driver.state != NULL) driver.state(after);
-    // Allocations, contexts, streams, modules, the stack, page-locked memory.
+    // The first six counts: allocations, contexts, streams, modules, pushed contexts, and page-locked memory with
+    // events.
     CHECK(memcmp(before, after, 6 * sizeof *before) == 0);
     return report("cuda");
 }

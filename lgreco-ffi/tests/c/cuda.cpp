@@ -1,4 +1,5 @@
-// lgreco_cuda.hpp: from gradients on the device to a table, a plan, payloads and back. As cuda.c.
+// Tests lgreco_cuda.hpp, from gradients on the device to a table, a plan, payloads and back. Needs the same devices as
+// cuda.c.
 #include <lgreco_cuda.hpp>
 
 #include "driver.h"
@@ -21,7 +22,8 @@ template <typename Call> static void throws(lgreco_status status, const char *te
     failures++;
 }
 
-// What is read of copies, without a wait: the table that `expected` is, and what has become of steps of which the first has failed.
+// Reads results from copies without a wait: a table that equals `expected`, and the outcomes of two steps, the first of
+// which failed.
 static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, const lgreco::Table &expected,
                   const lgreco_setting &setting) {
     const lgreco::CudaRowsBytes room = cuda.rows_bytes(model);

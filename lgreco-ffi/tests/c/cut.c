@@ -1,5 +1,5 @@
-// Both ends of a pipeline cut: what one sends the other receives, every word of a codec and a memory makes a difference, lost and
-// repeated messages are found, a saved end continues bit for bit.
+// Tests both ends of a pipeline cut. Each end receives what the other sends, and every word of a codec or memory has an
+// effect. Lost and repeated messages are detected, and a saved end continues bit for bit.
 #include "check.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ typedef struct {
     lgreco_cut *above, *below;
 } Ends;
 
-// Options of a cut; NULL for the default of a codec or memory.
+// Makes options of a cut. NULL means the default codec or memory.
 static Options options_of(const char *forward, const char *memory, const char *backward) {
     Options options = OPTIONS;
     set_number(&options, "batch", BATCH);
@@ -55,7 +55,7 @@ static double error_of(const float *from) {
     return sum;
 }
 
-// What a number of steps leaves behind.
+// The results of a number of steps.
 typedef struct {
     size_t forward_bytes, backward_bytes;
     double forward_error, backward_error;
@@ -190,7 +190,7 @@ static void lost_and_repeated_messages(void) {
     OK(lgreco_cut_forget(ends.below, first));
     STATUS(LGRECO_NOT_IN_FLIGHT, lgreco_cut_forget(ends.above, first));
 
-    // A batch that is too large, values that are not finite, a buffer that is too short.
+    // Refuses a batch that is too large, values that are not finite, and a buffer that is too short.
     size_t bound = 0;
     OK(lgreco_cut_bound(ends.above, &bound));
     STATUS(LGRECO_LENGTH, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH + 1, NULL, message,
@@ -205,7 +205,7 @@ static void lost_and_repeated_messages(void) {
                                                                 &length, &ticket));
     STATUS(LGRECO_OVERLAP, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL,
                                                        (uint8_t *)activations + 9, bound, &length, &ticket));
-    // Calls for the other end.
+    // Calls that only the other end supports.
     STATUS(LGRECO_OTHER_END, lgreco_cut_send_activations(ends.below, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
                                                          bound, &length, &ticket));
     CHECK(lgreco_cut_receive(ends.above, message, length, received, VALUES, &ticket) != LGRECO_OK);
@@ -269,7 +269,7 @@ static void saved_ends(void) {
     destroy(&restored);
 }
 
-// A setting saved with the model says before evaluation whether this is the model that was trained.
+// A setting that is saved with the model shows before evaluation whether the model runs as it was trained.
 static void saved_settings(void) {
     const lgreco_cut_setting trained = setting_of("topk 12", "residual gain 0.5 reset 7 int8", NULL);
     lgreco_compatibility found = 99;
@@ -285,7 +285,7 @@ static void saved_settings(void) {
     OK(lgreco_cut_setting_compare(&other, &trained, &found, &what));
     CHECK(found == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY && strcmp(what, "forward codec") == 0);
 
-    // Every flipped bit is found.
+    // Every flipped bit is detected.
     for (size_t at = 0; at < sizeof other.bytes; at++) {
         for (int bit = 0; bit < 8; bit++) {
             lgreco_cut *none = (lgreco_cut *)&none;
@@ -353,7 +353,7 @@ static void settings_refused(void) {
         CHECK(memcmp(&setting, &unchanged, sizeof setting) == 0);
     }
     TEXT("a cut has no option `bits`; there are batch, features, forward, ", lgreco_message());
-    // Ends of different generations do not understand each other.
+    // Ends of different generations refuse each other's messages.
     Ends ends = ends_of(&setting);
     lgreco_cut *later = NULL;
     size_t length = 0;

@@ -1,4 +1,5 @@
-// A GPU's context, `device cuda` or `device wgpu`, in a library that was built with it: its rows and payloads are the CPU's.
+// A context of a GPU gives the same rows and payloads as the CPU. `device cuda` and `device wgpu` select the GPU, for
+// which the library must be built.
 #include "check.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// What the pages of the documentation take for granted where they show a part of a program in C.
+// Declarations that the documentation's excerpts of C programs need to compile.
 #ifndef DOCUMENTED_H
 #define DOCUMENTED_H
 

@@ -1,4 +1,4 @@
-// What the pages of the documentation take for granted where they show a part of a program in C++.
+// Declarations that the documentation's excerpts of C++ programs need to compile.
 #ifndef DOCUMENTED_HPP
 #define DOCUMENTED_HPP
 
@@ -32,7 +32,7 @@ extern const std::uint32_t step;
 extern lgreco::Cuda cuda;
 extern Tensor gradient, mean;
 extern void *memory, *comm, *stream;
-// Of all layers: for a controller a pointer each, for a bucket one.
+// The gradients of all layers. A controller takes one pointer per layer, and a CUDA bucket a single pointer.
 struct Gradients {
     operator const std::vector<void *> &() const;
     operator void *() const;

@@ -1,4 +1,4 @@
-// The part of CUDA's driver interface that tests use, from the library that lgreco loads too: of a GPU, or
+// The functions of the CUDA driver that tests use. They come from the library that lgreco loads too: a real driver, or
 // lgreco-cuda/simt/fake_driver.cpp.
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -25,14 +25,14 @@ static struct {
     int (*record)(void *, void *);
     int (*wait)(void *);
     int (*forget)(void *);
-    // Of the fake alone, else NULL: the stream of the last call; nine numbers, of which ALLOCATIONS, WAITS, LAUNCHES and UPLOADS are
-    // some.
+    // Only the fake driver has these two; otherwise they are NULL. They tell the stream of the last call, and nine
+    // counts.
     void *(*last_stream)(void);
     void (*state)(int *);
 } driver;
 
-// Of the fake's numbers, where they stand: device allocations there are; waits for streams and devices, launches and uploads of pageable
-// memory so far.
+// Indices of some of the fake driver's counts: current allocations on the device, waits for streams and devices so far,
+// launches so far, and uploads of pageable memory so far.
 enum { ALLOCATIONS = 0, WAITS = 6, LAUNCHES = 7, UPLOADS = 8, NUMBERS = 9 };
 
 // The trainer's stream.
@@ -43,14 +43,14 @@ static void load(void *library, const char *name, void *place) {
     memcpy(place, &found, sizeof found);
 }
 
-// Whether there is a driver, said aloud, for tests of its lack.
+// Whether there is a driver. If so, prints that tests without a driver are skipped.
 static int has_driver(void) {
     const int found = dlopen("libcuda.so.1", RTLD_NOW) != NULL;
     if (found) fprintf(stderr, "SKIP: what is said without a driver: there is one\n");
     return found;
 }
 
-// Makes the first device's primary context, but not yet current.
+// Makes the primary context of the first device, but does not make it current.
 static void *primary_context(void) {
     void *const library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
     if (library == NULL) {
@@ -85,7 +85,7 @@ static void to_device(void *to, const void *from, size_t bytes) {
     CHECK(driver.to_device((uint64_t)(uintptr_t)to, from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
 }
 
-// `bytes` of device memory, with what `from` holds, if it is not NULL.
+// Allocates `bytes` of device memory, and copies `from` to it if that is not NULL.
 static void *on_device(const void *from, size_t bytes) {
     uint64_t address = 0;
     CHECK(driver.allocate(&address, bytes) == 0);
@@ -101,7 +101,8 @@ static void to_host(void *to, const void *from, size_t bytes) {
 // Waits for the device.
 static void give_back(void *memory) { CHECK(driver.give_back((uint64_t)(uintptr_t)memory) == 0); }
 
-// A copy of device memory on its way to page-locked memory, which holds 0xee until then, and what is behind it in the stream.
+// An enqueued copy from device memory to page-locked memory, which holds 0xee until the copy arrives. `event` follows
+// the copy in the stream.
 typedef struct {
     uint8_t *bytes;
     size_t length;
@@ -120,7 +121,8 @@ static copied enqueue_copy(const void *from, size_t bytes) {
     return copy;
 }
 
-// Whether it has not come yet: the fake does what is enqueued when somebody waits for it, and not before; a GPU as it likes.
+// Whether the copy has not arrived yet. The fake driver does enqueued work only when a call waits for it. With a GPU
+// the result is always 1.
 static int is_on_its_way(const copied *copy) {
     for (size_t i = 0; i < copy->length && driver.state != NULL; i++)
         if (copy->bytes[i] != 0xee) return 0;
@@ -134,7 +136,8 @@ static void let_go(const copied *copy) {
     CHECK(driver.unlock(copy->bytes) == 0 && driver.forget(copy->event) == 0);
 }
 
-// Whether the fake has counted neither a wait, nor an allocation, nor an upload of pageable memory since `before`, but launches.
+// Whether the fake driver has counted launches since `before`, but no wait, allocation, or upload of pageable memory.
+// With a GPU the result is always 1.
 static int only_launched(const int *before) {
     int now[NUMBERS] = {0};
     if (driver.state == NULL) return 1;

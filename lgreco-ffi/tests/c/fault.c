@@ -1,5 +1,5 @@
-// Breaks the contract where the library cannot notice: `fault read` lies about a length, `fault race` lets two calls write
-// to one place. The sanitizers have to say so, from inside the library.
+// Breaks the contract in ways that the library cannot detect. `fault read` states a wrong length, and `fault race` lets
+// two calls write to the same memory. The sanitizers must report both, from inside the library.
 #define _POSIX_C_SOURCE 200809L // barriers of threads
 #include "check.h"
 
@@ -10,7 +10,8 @@ enum { ELEMENTS = 4096 };
 static uint8_t payload[16 + 4 * ELEMENTS];
 static size_t length;
 static float decoded[ELEMENTS];
-// The sanitizer takes a thread that begins when another has ended for the same one. So neither begins before both are there.
+// The sanitizer does not distinguish a thread from one that ended before it began. So both threads wait until both
+// exist.
 static pthread_barrier_t both_are_there;
 
 static lgreco_compressor *new_compressor(void) {
@@ -24,7 +25,7 @@ static lgreco_compressor *new_compressor(void) {
     return compressor;
 }
 
-// Nothing here but the call: what threads allocate and free orders them.
+// Makes only this call. Allocations would order the threads, and the sanitizer would not see the race.
 static void *decode(void *compressor) {
     pthread_barrier_wait(&both_are_there);
     for (int i = 0; i < 100; i++) OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS));

@@ -1,4 +1,5 @@
-// A group of workers that are threads of one process, and its collective. A callback that fails makes the others' fail.
+// A group of workers that are threads of one process, and its collective. If one worker's callback fails, those of the
+// others fail too.
 #ifndef GROUP_H
 #define GROUP_H
 
@@ -71,7 +72,7 @@ static inline int32_t all_reduce_sum(Member *member, float *values, size_t count
     return meet(group);
 }
 
-// Takes from every other worker's buffer what that worker has put into its place there.
+// Copies each other worker's part from that worker's buffer.
 static inline int32_t all_gather_each(Member *member, const uint64_t *lens, uint8_t *buffer) {
     Group *const group = member->group;
     int code = enter(member);
@@ -129,7 +130,7 @@ static inline int32_t reduce_scatter_sum(Member *member, const uint64_t *lens, f
     if (all != count) return BROKEN;
     group->from[member->rank] = values;
     if ((code = meet(group))) return code;
-    // Only this worker looks at its own part of anybody's values, which it writes last.
+    // No other worker reads this part of any buffer, so it may be overwritten at once.
     for (size_t i = before; i < before + lens[member->rank]; i++) {
         float sum = 0;
         for (uint32_t rank = 0; rank < group->workers; rank++) sum += ((const float *)group->from[rank])[i];
@@ -159,7 +160,7 @@ static inline int32_t all_reduce_sum_bf16(Member *member, uint16_t *values, size
     return code;
 }
 
-// Performs what a bucket or a controller asks for.
+// Performs the collective that a bucket or a controller asks for.
 static inline int32_t perform(void *user, const lgreco_request *request) {
     Member *const all = user, *const member = request->group == LGRECO_GROUP_ALL ? all : all->within[request->group];
     if (member->missing >> request->kind & 1) return LGRECO_COLLECTIVE_UNSUPPORTED;
@@ -199,7 +200,7 @@ static inline void end_group(Group *group) {
     pthread_cond_destroy(&group->changed);
 }
 
-// Runs `work` with one Member per thread; `members` may hold when their calls are to fail.
+// Runs `work` with one Member per thread. `members` may state which of their calls must fail.
 static inline void run_group(uint32_t workers, Member *members, void *(*work)(void *)) {
     Group group;
     pthread_t threads[WORKERS_MAX];
@@ -214,7 +215,7 @@ static inline void run_group(uint32_t workers, Member *members, void *(*work)(vo
     end_group(&group);
 }
 
-// The same on nodes of `per_node` workers each. Calls in nodes and among peers fail as those of all.
+// Like run_group, on nodes of `per_node` workers each.
 static inline void run_nodes(uint32_t workers, uint32_t per_node, Member *members, void *(*work)(void *)) {
     const uint32_t nodes = workers / per_node;
     Group of_nodes[WORKERS_MAX], of_peers[WORKERS_MAX];

@@ -37,7 +37,7 @@ static double squared_error(const lgreco_layer *layer, const char *setting,
     return sum;
 }
 
-// A row is what encode and decode do, for all methods in one list.
+// The errors of a row equal those of encoding and decoding. One list has settings of all methods.
 static void rows(const float *values) {
     enum { COUNT = 19 };
     static const lgreco_setting settings[COUNT] = {
@@ -59,18 +59,18 @@ static void rows(const float *values) {
         const double found = squared_error(&one, settings[i].text, 3, &bits);
         CHECK(fabs(errors[i] - found) <= 1e-4 * found && sizes[i] == bits);
     }
-    // Sparsifiers that send more have less error; bins and groups make a difference.
+    // Sparsifiers that send more values have a smaller error. Bins and groups have an effect.
     for (int i = 9; i < 15; i += 2) CHECK(errors[i] > errors[i + 1] && sizes[i] < sizes[i + 1]);
     for (int i = 15; i < COUNT; i += 2) CHECK(errors[i] != errors[i + 1] && sizes[i] < sizes[i + 1]);
     CHECK(errors[0] > errors[1] && errors[3] > errors[4] && errors[6] > errors[7] && errors[8] == 0);
 
-    // Seed and layer name PowerSGD's start matrix.
+    // Seed and layer select PowerSGD's start matrix.
     double others[COUNT];
     OK(lgreco_measure(NULL, &one, settings, COUNT, 6, 3, others, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
     OK(lgreco_measure(NULL, &one, settings, COUNT, 5, 4, others, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
-    // Runs do not depend on what stands next to them.
+    // The error of a setting does not depend on the other settings in the list.
     OK(lgreco_measure(NULL, &one, &settings[7], 1, 5, 3, others, NULL));
     CHECK(others[0] == errors[7]);
     OK(lgreco_measure(NULL, &one, &settings[12], 1, 5, 3, others, NULL));
@@ -78,7 +78,7 @@ static void rows(const float *values) {
 }
 
 static void element_types(const float *values) {
-    // bf16 by truncation, and the same numbers in f32: exact, so that rows are equal.
+    // The same numbers in bf16 and in f32, without rounding, so their rows must be equal.
     static uint16_t narrow[ELEMENTS];
     static float wide[ELEMENTS];
     for (int i = 0; i < ELEMENTS; i++) {
@@ -115,7 +115,8 @@ static void tables(float *values) {
     lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    // By default EDEN, TopK and PowerSGD, with as little error as the bits of uniform EDEN with 3 bits allow.
+    // By default, plans choose among EDEN, TopK and PowerSGD. They have the least error in the size of uniform EDEN
+    // with 3 bits.
     OK(lgreco_table_measure(NULL, model, 3, NULL, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] > 100 && strcmp(view.metric, "squared-l2") == 0);
@@ -151,7 +152,7 @@ static void tables(float *values) {
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_setting(table, 1, 7, &setting));
     STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
 
-    // A plan of the uniform setting's error is smaller.
+    // A plan within the error of the uniform setting is smaller than that setting.
     Options within = OPTIONS;
     set(&within, "budget", "error");
     OK(lgreco_plan_solve(&view, listed(&within), &plan));
@@ -161,7 +162,7 @@ static void tables(float *values) {
     lgreco_plan_destroy(&plan);
     lgreco_table_destroy(&table);
 
-    // Every option of the search counts.
+    // Every option of the search has an effect.
     search = (Options)OPTIONS;
     set(&search, "method", "topk");
     set(&search, "metric", "l2");

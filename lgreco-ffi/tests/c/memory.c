@@ -1,6 +1,6 @@
-// A controller allocates little beside the trainer's gradients, and lgreco_controller_memory says how much before training
-// begins. Run with how many thousand rows of 512 values the model has, 5 unless given; 242 make 124 million
-// parameters.
+// A controller allocates little beside the trainer's gradients, and lgreco_controller_memory tells the amount before
+// training begins. The argument is the model's number of rows of 512 values, in thousands; the default is 5. With 242,
+// the model has 124 million parameters.
 #include "check.h"
 
 #include <malloc.h>
@@ -8,7 +8,7 @@
 
 enum { COLUMNS = 512, LAYERS = 25, STEPS = 6 };
 
-// The allocator counts. glibc's own functions are called by their other names.
+// This allocator counts. It calls glibc's functions by their internal names.
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *old, size_t size);
@@ -43,7 +43,7 @@ int posix_memalign(void **memory, size_t alignment, size_t size) {
 static size_t rows[LAYERS], elements;
 static float *gradients[LAYERS];
 
-// A group of one has nothing to do.
+// A single worker has nothing to exchange.
 static int32_t perform(void *user, const lgreco_request *request) {
     (void)user, (void)request;
     return 0;
@@ -68,7 +68,7 @@ static void step(lgreco_controller *controller, uint32_t seed) {
     OK(lgreco_controller_finish_step(controller, NULL));
 }
 
-// How many times the gradients' memory a run takes after its decision, and what it may.
+// Asserts that a run, after its decision, needs at most `allowed` times the memory of the gradients.
 static void takes(const char *methods, const char *storage, double allowed) {
     Options options = OPTIONS;
     lgreco_layer layers[LAYERS];
@@ -105,7 +105,7 @@ static void takes(const char *methods, const char *storage, double allowed) {
         step(controller, s);
     }
     const double gradient_bytes = 4.0 * (double)elements, taken = (double)(most - before) / gradient_bytes;
-    // The gradients that a decision is made of, on the measuring rank, which this one is, are freed with it.
+    // This rank measures. It frees the stored gradients of a decision when the decision is made.
     CHECK((double)(until_plan - before) / gradient_bytes <= allowed + 1 && use.window == 4 * elements);
     const double foretold = (double)(use.residuals + use.undo + use.factors + use.exchange) / gradient_bytes;
     printf("%s, storage %s: %.2f times the gradients, %.2f foretold, %.2f allowed\n", methods, storage, taken,
@@ -117,7 +117,7 @@ static void takes(const char *methods, const char *storage, double allowed) {
 
 int main(int arguments, char **argument) {
     const size_t thousands = arguments > 1 ? strtoul(argument[1], NULL, 10) : 5;
-    // One layer, as an embedding, has a third of the model.
+    // The first layer has a third of the model, like an embedding.
     for (size_t l = 0; l < LAYERS; l++) {
         rows[l] = 1000 * thousands * (l == 0 ? 12 : 1) / 36;
         elements += rows[l] * COLUMNS;

@@ -1,5 +1,5 @@
-// What the contract promises about callers' mistakes: NULL for every pointer, misaligned and overlapping buffers, wrong
-// handles, unknown constants, structs of other versions, panics. Every exported function is called here.
+// Tests what the contract promises about callers' mistakes: NULL pointers, misaligned and overlapping buffers, wrong
+// handles, unknown constants, structs of other versions, and panics. Every exported function is called here.
 #include "check.h"
 
 enum { ELEMENTS = 8 };
@@ -59,7 +59,7 @@ static void prepare(void) {
 
 #define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
 
-// In turn each pointer of each function is NULL, where NULL is not a promised value.
+// Passes NULL for each pointer of each function in turn, except where NULL is allowed.
 static void null_pointers(void) {
     lgreco_table *no_table = NULL;
     lgreco_plan *no_plan = NULL;
@@ -220,7 +220,7 @@ static void null_pointers(void) {
     NULL_(lgreco_bucket_round(flying, 0, NULL));
     NULL_(lgreco_bucket_submit(NULL, gradients, 1));
     NULL_(lgreco_bucket_submit_failure(NULL));
-    // What is wrong with pointers is told to all ranks first.
+    // The bucket first tells all ranks about wrong pointers, and then fails.
     for (int i = 0; i < 2; i++) {
         OK(lgreco_bucket_submit(flying, i == 0 ? NULL : null_gradients, 1));
         lgreco_status next;
@@ -335,7 +335,7 @@ static void null_pointers(void) {
     NULL_(lgreco_cut_remembered_samples(above, NULL, 1, &room));
     NULL_(lgreco_cut_remembered_samples(above, ids, 1, NULL));
 
-    // Handles that only a GPU gives; tests/c/cuda.c has the other pointers of these calls.
+    // Only a GPU gives these handles, so they are NULL here. cuda.c tests the other pointers of these calls.
     lgreco_rng_stream words = {0, 0, 0, 0};
     NULL_(lgreco_cuda_held_bytes(NULL, &steps));
     NULL_(lgreco_cuda_synchronize(NULL));
@@ -384,7 +384,7 @@ static void null_pointers(void) {
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS));
 }
 
-// Whatever is wrong, a handle output is NULL afterwards.
+// After any failure of a call that creates a handle, its output is NULL.
 static void handle_outputs(void) {
     lgreco_table *no_table = (lgreco_table *)bytes;
     lgreco_plan *no_plan = (lgreco_plan *)bytes;
@@ -451,7 +451,7 @@ static void misaligned_and_overlapping(void) {
     over.values = errors;
     STATUS(LGRECO_OVERLAP, lgreco_measure(context, &over, &setting, 1, 0, 0, errors, NULL));
     STATUS(LGRECO_OVERLAP, lgreco_measure(context, &layer, &setting, 1, 0, 0, errors, (uint64_t *)(void *)errors));
-    // Lengths beyond memory are seen before anything is read.
+    // Impossible lengths are refused before anything is read.
     STATUS(LGRECO_LENGTH, lgreco_compressor_set_memory(compressor, 0, VALUES, SIZE_MAX));
 }
 
@@ -514,7 +514,7 @@ static void sizes_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load_parts(controller, NULL, NULL, 0, NULL, NULL, 0, &no_loaded));
 
-    // A caller with a larger struct.
+    // A caller whose struct is larger than the library's.
     struct {
         lgreco_layer known;
         uint64_t more;
@@ -615,7 +615,7 @@ int main(void) {
     without_feedback();
     panics();
     versions();
-    // In any order, and twice.
+    // Handles may be destroyed in any order, and twice.
     OK(lgreco_context_destroy(&context));
     OK(lgreco_compressor_encode(compressor, 1, VALUES, bytes, sizeof bytes, &length));
     OK(lgreco_compressor_destroy(&compressor));

@@ -1,5 +1,5 @@
-// Two nodes of two workers: blocking steps and buckets in flight end alike on all ranks, failures reach all ranks, and saved
-// states are continued, also without nodes.
+// Two nodes of two workers. Blocking steps and buckets in flight give all ranks the same results, and failures reach
+// all ranks. Runs continue from saved states, also without nodes.
 #include "model.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static Model *means[WORKERS][STEPS];
 static uint8_t *saved[WORKERS];
 static size_t saved_len[WORKERS];
 
-// A step with a bucket per layer, on their way at the same time.
+// Takes a step with one bucket per layer, all in flight at the same time.
 static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model) {
     lgreco_bucket *buckets[LAYERS] = {NULL};
     lgreco_request request = LGRECO_REQUEST_INIT;
@@ -38,7 +38,7 @@ static lgreco_report overlapped(lgreco_controller *controller, Member *member, M
         OK(lgreco_bucket_open(controller, &l, 1, &buckets[l]));
         OK(lgreco_bucket_submit(buckets[l], &gradient, 1));
     }
-    // The last requests, those in nodes after the reduce-scatters, come last.
+    // The last request of each bucket, a gather in the node, is performed after all other requests.
     lgreco_request last[LAYERS];
     int reduced[LAYERS] = {0}, left = LAYERS;
     for (size_t rounds = 0; left > 0; rounds++)
@@ -127,7 +127,7 @@ static void all_ranks_have_the_means(void) {
         for (uint32_t s = 0; s < STEPS; s++) free(means[rank][s]);
 }
 
-// Rank 3 has no pointer to its second gradient at one step, NaN at another, and an own failure in buckets.
+// Rank 3 passes NULL for its second gradient at one step and a NaN at another, and reports a failure in buckets.
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     const int is_wrong = member->rank == 3;
@@ -155,7 +155,7 @@ static void *wrong_on_one_rank(void *argument) {
     return NULL;
 }
 
-// Each node's states go to one worker of two.
+// Continues with two workers without nodes. Each worker loads the states of one node.
 static void *without_nodes(void *argument) {
     Member *const member = argument;
     Options options = base();

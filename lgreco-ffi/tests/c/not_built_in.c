@@ -1,4 +1,4 @@
-// Devices that this build of the library does not have.
+// Tests that the library refuses kinds of devices for which it was not built.
 
 #include "check.h"
 

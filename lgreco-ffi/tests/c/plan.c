@@ -1,4 +1,4 @@
-// Plans: what the solvers choose, how options and budgets change it, workspaces, checks and files.
+// Tests plans: the solvers' choices, the effect of options and budgets, checks, and files.
 #include "check.h"
 
 static const lgreco_choice CHOICES[] = {{80, 0.5}, {40, 1.0}, {20, 3.0}, {60, 0.5}, {30, 2.0}};
@@ -48,7 +48,7 @@ static void solving(void) {
     OK(lgreco_plan_get(smallest, &least));
     CHECK(least.size == 70 && least.lower_bound == 70 && least.proven == 1 && least.error == 3.0 && least.budget == 3.0);
     OK(lgreco_plan_destroy(&smallest));
-    // Views are pointers into the plan, not into what it was made from.
+    // A view has pointers into the plan, not into the table that it was made from.
     CHECK(view.options != DEFAULTS);
     OK(lgreco_plan_destroy(&plan));
     CHECK(plan == NULL);
@@ -73,7 +73,8 @@ static void every_option_counts(void) {
     set(&options, "alpha", "2.0");
     CHECK(size(&given, &options) == 70);
 
-    // Ten thirds do not fit a grid of ten cells exactly: Algorithm 1 pays for rounding up, the defaults bound it.
+    // A third of the budget is not a whole number of cells if the grid has ten. Algorithm 1 rounds up and finds a
+    // larger plan, unless the uniform setting bounds it.
     lgreco_choice thirds[6];
     const size_t ends[] = {2, 4, 6};
     const uint32_t smallest[] = {1, 1, 1};
@@ -95,7 +96,7 @@ static void every_option_counts(void) {
     coarse.defaults = smallest;
     CHECK(size(&coarse, &dp) == 150);
 
-    // Without states there is no search, and the plan stays unproved where the relaxation does not prove it.
+    // Without states there is no search, and the plan stays unproved unless the relaxation proves it.
     lgreco_choice hard[60];
     size_t thirty[30];
     uint32_t seed = 1;
@@ -169,12 +170,12 @@ static void size_limits(void) {
     CHECK(plan == NULL);
 }
 
-// Groups and fixed options, of a view and of a file.
+// Tests groups and fixed options in views and in files.
 static void constraints(void) {
     lgreco_choice choices[6];
     const size_t ends[] = {2, 4, 6};
     const double budget = 5.0;
-    // The third layer loses most, and the second is the largest.
+    // The third layer has the largest errors, and the second is the largest layer.
     for (int i = 0; i < 6; i++) {
         const double errors[] = {1, 2, 4};
         choices[i].size = (i / 2 == 1 ? 200 : 100) / (i % 2 ? 2 : 1);
@@ -207,7 +208,7 @@ static void constraints(void) {
     CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1 && chosen.size == 300);
     lgreco_plan_destroy(&plan);
 
-    // A table keeps them, in files too.
+    // A table keeps groups and fixed options, also in files.
     char json[2000];
     size_t length = 0;
     lgreco_table *table = NULL, *read = NULL;
@@ -236,7 +237,7 @@ static void constraints(void) {
     view.fixed = both;
     STATUS(LGRECO_NO_SHARED_OPTION, lgreco_plan_solve(&view, NULL, &plan));
     STATUS(LGRECO_NO_SHARED_OPTION, lgreco_table_create(&view, &table));
-    // Plans of elsewhere that do not keep them.
+    // Plans from another source that violate groups or fixed options.
     const uint32_t other[] = {0, 0, 1};
     lgreco_plan_view broken = LGRECO_PLAN_VIEW_INIT;
     broken.layers = 3;
@@ -254,7 +255,8 @@ static void constraints(void) {
     OK(lgreco_plan_check(&view, &broken));
 }
 
-// The settings of the paper: Algorithm 1 and the error of the defaults, where the defaults of this library are their size.
+// The solver `paper` means Algorithm 1 within the error of the uniform setting. By default, the limit is that setting's
+// size.
 static void paper(void) {
     Options algorithm = OPTIONS;
     set(&algorithm, "solver", "paper");
@@ -282,7 +284,8 @@ static void solvers(void) {
         lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
         OK(lgreco_plan_solve(&given, listed(&options), &plan));
         OK(lgreco_plan_get(plan, &view));
-        // Dynamic programming alone finds 100 bits; no plan is larger than defaults that fit.
+        // The dynamic program alone finds 100 bits. But no plan is larger than the uniform setting if that is within
+        // the budget.
         CHECK(view.size == 70 && view.options[0] < 3 && view.options[1] < 2);
         CHECK(strcmp(view.solver, names[solver]) == 0);
         OK(lgreco_plan_check(&given, &view));
@@ -423,7 +426,7 @@ static void tables_and_files(void) {
     CHECK(*view.budget == 3.0 && strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[4], "4 bits") == 0);
     CHECK(strcmp(view.metric, "l2") == 0 && view.model_layers == NULL);
 
-    // Without names, labels and the rest the library makes them up.
+    // If a view has no names, labels and other optional arrays, the library fills them in.
     lgreco_table_view bare = LGRECO_TABLE_VIEW_INIT;
     lgreco_table *unnamed = NULL;
     bare.layers = 2;
@@ -434,7 +437,7 @@ static void tables_and_files(void) {
     CHECK(strcmp(bare.names[1], "1") == 0 && strcmp(bare.labels[4], "1") == 0 && strcmp(bare.metric, "") == 0);
     CHECK(bare.defaults == NULL && bare.budget == NULL && bare.elements[0] == 0 && bare.uncompressed_sizes[0] == 0);
 
-    // A plan written and read is the same plan; the file is tied to the table.
+    // A plan that is written and read again is the same. Its file fits only its table.
     lgreco_plan *plan = NULL, *loaded = NULL;
     lgreco_plan_view one = LGRECO_PLAN_VIEW_INIT, two = LGRECO_PLAN_VIEW_INIT;
     OK(lgreco_plan_solve(&view, NULL, &plan));

@@ -1,5 +1,6 @@
-// Plans made by a thread of their own while steps are taken: the same as without, bit for bit; late ones are not waited
-// for; tasks that are destroyed or that fail; settings that the caller changes; states in parts.
+// A separate thread makes plans while steps are taken. The results are the same bit for bit as without it, and no step
+// waits for a late plan. Also tests tasks that are destroyed or fail, settings that the caller changes, and states in
+// parts.
 #include "model.h"
 
 enum { STEPS = 12 };
@@ -15,7 +16,7 @@ static void *run_task(void *argument) {
     return NULL;
 }
 
-// Part by part, in another order, and without the window.
+// Saves and loads a state part by part, in another order. Also saves states without the window.
 static void in_parts(lgreco_controller *controller, lgreco_controller *other, int measures) {
     const char *const names[] = {"fc1.weight", "fc1.bias", "fc2.weight"};
     const uint8_t *parts[LAYERS + 1];
@@ -37,7 +38,7 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
     OK(lgreco_controller_load_parts(other, parts, lens, LAYERS + 1, parts, lens, LAYERS + 1, &loaded));
     CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
     CHECK(same_state(controller, other));
-    // Without what belongs to no layer, which comes last here; without the last layer.
+    // Loads without the part that belongs to no layer, which is last here, and then without the last layer.
     STATUS(LGRECO_SAVED_STATE, lgreco_controller_load_parts(other, parts, lens, LAYERS, NULL, NULL, 0, NULL));
     OK(lgreco_controller_load_parts(other, parts + 1, lens + 1, LAYERS, parts, lens, LAYERS, &loaded));
     CHECK(loaded.missing_len == 1 && strcmp(loaded.missing[0], names[LAYERS - 1]) == 0);
@@ -49,7 +50,7 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
     for (size_t p = 0; p <= LAYERS; p++) free((void *)(uintptr_t)parts[p]);
 }
 
-// Decisions are due at steps 4 and 9, by gradients up to steps 1 and 6.
+// Decisions are due at steps 4 and 9. They use the gradients up to steps 1 and 6.
 static void *planning(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model), *const expected = malloc(sizeof *expected);
@@ -96,7 +97,8 @@ static void *planning(void *argument) {
     return NULL;
 }
 
-// No plan is good enough: told to all, with its own code on the measuring rank, by the task and by the step.
+// No plan is within the budget. The task fails, and then the step on all ranks: with the code itself on the measuring
+// rank, and LGRECO_PEER on the others.
 static void *infeasible(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -118,7 +120,8 @@ static void *infeasible(void *argument) {
     gradients(model, member->rank, 4);
     STATUS(measures ? LGRECO_INFEASIBLE : LGRECO_PEER,
            lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
-    // It is there again; as long as somebody has it, steps can be taken, also when the controller is gone.
+    // The task can be taken again. Meanwhile steps do not wait for it, and it can be run even after the controller is
+    // destroyed.
     OK(lgreco_controller_take_plan_task(controller, &task));
     CHECK((task != NULL) == measures && take_step(controller, member, model).switched == 0);
     OK(lgreco_controller_destroy(&controller));
@@ -128,7 +131,7 @@ static void *infeasible(void *argument) {
     return NULL;
 }
 
-// The caller changes its settings at step 5, rank 1 to others first.
+// The caller changes the settings at step 5. Rank 1 first gives different settings.
 static void *given(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);

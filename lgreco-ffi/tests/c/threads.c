@@ -1,4 +1,5 @@
-// Distinct handles in several threads give what one thread gives; a plan is read by all; one handle in two calls is found.
+// Several threads with different handles give the same results as one thread, and all may read one plan. Two calls at
+// the same time on one handle are detected.
 #include "check.h"
 
 #include <pthread.h>
@@ -42,7 +43,7 @@ static void *work(void *argument) {
 
         lgreco_plan_view plan = LGRECO_PLAN_VIEW_INIT;
         if (lgreco_plan_get(shared_plan, &plan) != LGRECO_OK || plan.size != 100) worker->hash = 0;
-        // All at one handle: each call is done or refused, none does half of it.
+        // All threads use one handle. Each call is done completely or refused.
         for (int i = 0; i < 200; i++) {
             const lgreco_status status = lgreco_compressor_bound(shared_compressor, &bytes);
             worker->busy += status == LGRECO_BUSY;

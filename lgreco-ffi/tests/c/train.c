@@ -1,12 +1,12 @@
-// The controller in a training loop of several workers: every rank has the same bits, every option makes a difference,
-// callbacks that fail end the step on every rank, and a run restored from saved state continues bit for bit.
+// Tests the controller in a training loop of several workers. Every rank has the same bits, and every option has an
+// effect. Callbacks that fail end the step on every rank, and a run continues bit for bit from a saved state.
 #include "model.h"
 
 #include <math.h>
 
 enum { STEPS = 12 };
 
-// What a run leaves behind, and what it is to do.
+// The inputs and the results of a run.
 typedef struct {
     Options options;
     uint64_t bytes_out, switches;
@@ -85,7 +85,7 @@ static void *train(void *argument) {
     return NULL;
 }
 
-// Runs with these options; all ranks must end alike.
+// Runs with these options. All ranks must end with the same results.
 static Run with(Options options, uint32_t workers) {
     Run run;
     Member members[WORKERS_MAX];
@@ -154,7 +154,8 @@ static void policies(void) {
     const Run two = with(options, 2);
     TEXT("topk ", two.settings[0].text);
 
-    // Bounds and phases: layers 0 and 2 are of the last class of three, steps 10 to 14 of the second phase of two.
+    // Layers 0 and 2 are in the last of three size classes. The last decision is in the first of two phases if the
+    // phases divide 24 steps, and in the second if they divide 2 steps.
     set(&options, "policy", "legacy");
     set(&options, "legacy", "16,17; 0.5,0.4,0.3; 0.2,0.1,0.02; 24");
     const Run first = with(options, 2);
@@ -233,7 +234,7 @@ static void options_count(void) {
     set(&options, "solver", "dp");
     set(&options, "levels", "4");
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
-    // The paper's solver, metric and budget in one word.
+    // The policy `paper` selects the solver, metric and budget of the paper.
     options = base();
     set(&options, "metric", "l2");
     set(&options, "solver", "dp");
@@ -275,7 +276,7 @@ static void options_count(void) {
     options = base();
     set(&options, "reset_every", "2");
     CHECK(with(options, 2).residual[0] < plain.residual[0]);
-    // LoCo has fields of its own, which are nobody else's.
+    // LoCo has its own options for residuals, which do not affect other methods.
     options = base();
     set(&options, "loco_gain", "0.9");
     set(&options, "loco_reset_every", "3");
@@ -302,7 +303,7 @@ static void options_count(void) {
     set(&options, "route", "scatter_reduce");
     CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
 
-    // Threads send at once what small layers take long to compress, by the library's own clock.
+    // By the library's own clock, threads exchange small layers faster than they compress them.
     options = base();
     set(&options, "method", NULL);
     set(&options, "default", NULL);
@@ -332,7 +333,7 @@ static void non_finite_gradients(void) {
     CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_PASSED_THROUGH);
 }
 
-// Each call of rank 1 fails once; everybody's step ends, nobody waits.
+// In each run, another collective of rank 1 fails. The step ends on both ranks, and neither waits forever.
 static void callbacks_that_fail(void) {
     Run run = {.options = base(), .nan_rank = -1};
     Member members[WORKERS_MAX] = {{0}};
@@ -350,7 +351,7 @@ static void callbacks_that_fail(void) {
     }
 }
 
-// Rank 0 fails between PowerSGD's two all-reduces; the second tells the others who has failed.
+// Rank 0 fails between PowerSGD's two all-reduces. The second all-reduce tells the others which rank failed.
 static void a_factor_that_overflows(void) {
     const lgreco_setting fixed[LAYERS] = {{"powersgd 1"}, {"dense"}, {"dense"}};
     Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};
@@ -364,7 +365,8 @@ static void a_factor_that_overflows(void) {
     TEXT("rank 0 failed with error code 5", run.message[2]);
 }
 
-// The status of six steps, or of the first that fails, of a worker alone. Some kinds of collectives are missing unless asked for.
+// Takes six steps with a single worker, and returns the first failure or LGRECO_OK. Some kinds of collectives are
+// unsupported unless the arguments include them.
 static lgreco_status alone_with(Options options, int all_gather_each_too, int all_to_all_too) {
     Group group;
     Model *const model = malloc(sizeof *model);
@@ -458,7 +460,7 @@ static void *resume(void *argument) {
     const uint8_t *const own[] = {saved[rank]};
     for (size_t shorter = 0; shorter < saved_len[rank]; shorter += shorter < 300 ? 7 : 1009)
         CHECK(lgreco_controller_load(controller, own[0], shorter, own, &saved_len[rank], 1, NULL) != LGRECO_OK);
-    // Flipped bits all over, in the magic and the version too.
+    // Flips bits everywhere in the state, also in the magic number and the version.
     for (size_t bit = 0; bit < 8 * saved_len[rank]; bit += 67) {
         saved[rank][bit / 8] ^= (uint8_t)(1 << bit % 8);
         STATUS(bit < 128 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM,
@@ -498,7 +500,7 @@ static void saved_states(void) {
     run_group(2, members, resume);
     CHECK(straight[0] == resumed[0] && straight[1] == resumed[1] && straight[0] == straight[1] && straight[0] != 1);
 
-    // Another model: what is missing, too much and in another shape is named.
+    // Loads a state into another model. The result names missing layers, extra layers, and layers of another shape.
     lgreco_controller *controller = NULL;
     lgreco_layer layers[LAYERS];
     describe(layers);
@@ -521,7 +523,7 @@ static void saved_states(void) {
 
 static lgreco_controller *inner;
 
-// A callback that uses the controller it is called from.
+// A callback that uses the controller whose call is under way.
 static int32_t reenter(void *user, const lgreco_request *request) {
     uint64_t steps, non_finite;
     lgreco_controller *copy = inner;
@@ -585,7 +587,7 @@ static void misuse(void) {
     CHECK(lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, beyond, NULL, NULL, &made) != LGRECO_OK);
     CHECK(made == NULL);
 
-    // Too few elements for anybody to look at the other buffers.
+    // Wrong numbers of gradients, learning rates and pointers.
     options = base();
     OK(lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     inner = made;
@@ -621,7 +623,7 @@ static void misuse(void) {
     end_group(&alone);
 }
 
-// What rank 1 does wrong alone reaches both ranks in the same step, and the next step works.
+// Both ranks learn of a mistake of rank 1 in the same step, and the next step works.
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);

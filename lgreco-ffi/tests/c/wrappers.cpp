@@ -1,4 +1,5 @@
-// lgreco.hpp, lgreco_train.hpp, lgreco_pipeline.hpp: handles move and free themselves, failures are exceptions with code and message.
+// Tests lgreco.hpp, lgreco_train.hpp and lgreco_pipeline.hpp. Handles can be moved and free themselves, and failures
+// are exceptions with code and message.
 #include <lgreco_pipeline.hpp>
 #include <lgreco_train.hpp>
 
@@ -34,7 +35,7 @@ template <typename Call> static void throws(lgreco_status status, const std::str
     failures++;
 }
 
-// A group of one, whose network breaks when it is told to.
+// A collective of a single worker, which fails while `broken` is set.
 class Alone : public lgreco::Collective {
 public:
     bool broken = false;
@@ -118,7 +119,7 @@ static void controllers() {
     });
 }
 
-// Buckets end as step does, are given back wherever they are, and may outlive their controller.
+// Buckets give the same results as `step`, can be closed at any stage, and may outlive their controller.
 static void buckets() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
@@ -180,7 +181,8 @@ static void buckets() {
     controller.reset();
 }
 
-// A task that runs on a thread while steps are taken decides as the step itself does; given settings come next.
+// A task that runs on another thread while steps are taken makes the same decision as the step itself. Also tests
+// settings that the caller gives.
 static void plan_tasks() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
@@ -290,7 +292,7 @@ int main() {
         std::string setting = table.setting(layer, plan.view().options[layer]).text;
         lgreco_layer any = model[layer];
         any.values = nullptr;
-        // Fewer bits suit no feedback, whatever these values are.
+        // The compressor judges QSGD without these values, and refuses settings with fewer bits.
         if (lgreco_feedback_check(&any, setting.c_str(), options.list().data()) != LGRECO_OK) setting = "qsgd 4";
         compressors.emplace_back(model[layer], setting, options);
     }
@@ -329,7 +331,7 @@ int main() {
     fc1[5] = 0;
     CHECK(lgreco::Table::measure(model, {}, cpu).view().layers == 2);
 
-    // Numbers arrive as they are, whatever their type.
+    // Options keep the exact value of numbers of any type.
     lgreco::Options all{{"half", 0.5}, {"third", 1.0 / 3}, {"small", 1e-9f}, {"many", std::uint64_t{1} << 63}, {"yes", true},
                         {"byte", std::uint8_t{7}}, {"list", std::vector<double>{8, 2.5}}, {"less", -1}, {"text", std::string("size")}};
     all.set("less", -2).set("last", "one");

@@ -1,4 +1,4 @@
-//! What the tests of calls share: an allocator that counts, settings and gradients.
+//! Shared by tests of calls: an allocator that counts, settings, options and gradients.
 
 use lgreco_c::lgreco_setting;
 use lgreco_train::compress::Setting;
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 
-/// The system's allocator, with a count of this thread's calls.
+/// The system's allocator. It counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
@@ -24,7 +24,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as long as that, and freed afterwards.
+        // SAFETY: the memory is as long as its layout, and is freed only afterwards.
         let tagged = layout.size() > 8 && unsafe { pointer.cast::<[u8; 8]>().read_volatile() } == *b"lgcontrl";
         FREED_TAGS.with(|count| count.set(count.get() + u64::from(tagged)));
         // SAFETY: passed on.
@@ -43,19 +43,19 @@ pub fn allocations(call: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
-/// Handles of controllers that this thread has freed with their tag still in them.
+/// Number of controller handles that this thread has freed without clearing their tag.
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn freed_tags() -> u64 {
     FREED_TAGS.get()
 }
 
-/// As the library writes it.
+/// The setting as the library writes it.
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn setting(text: &str) -> lgreco_setting {
     text.parse::<Setting>().unwrap().into()
 }
 
-/// Options by name, as a C program writes them.
+/// Options as an array of names and values, as a C program writes them.
 pub struct List {
     _texts: Vec<CString>,
     pointers: Vec<*const c_char>,
@@ -76,7 +76,7 @@ impl List {
     }
 }
 
-/// Numbers without much of a pattern.
+/// Values of a gradient with little regularity.
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn gradient(step: u32, count: usize) -> Vec<f32> {
     (0..count).map(|i| (i as f32 * 0.37 + step as f32).sin()).collect()

@@ -1,6 +1,6 @@
-//! Makes the C headers of their templates, `headers/*.h.in`. A line `@NAME@` becomes the declaration of that name with its
-//! comment, as cbindgen writes it from the source. For a type with constants it becomes a C enum; `@options NAME@` becomes the
-//! list of the options of that table, `@version@` the version's macros.
+//! Makes the C headers from their templates, `headers/*.h.in`. A line `@NAME@` becomes the declaration of that name
+//! with its comment, as cbindgen writes it from the source. A type with constants becomes a C enum. `@options NAME@`
+//! becomes the list of options in that table, and `@version@` the macros of the version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,11 +8,11 @@ use std::path::Path;
 
 pub const HEADERS: [&str; 4] = ["lgreco.h", "lgreco_train.h", "lgreco_cuda.h", "lgreco_pipeline.h"];
 
-/// Flags, which programs add up: their constants are macros.
+/// Types whose constants are flags, which programs add up. Their constants become macros instead of an enum.
 const FLAGS: [&str; 1] = ["lgreco_cuda_calls"];
 const WIDTH: usize = 128;
 
-/// A comment, and the declaration behind it.
+/// A comment, and the declaration after it.
 struct Item {
     comment: Vec<String>,
     code: String,
@@ -44,7 +44,7 @@ impl Item {
     }
 }
 
-/// What cbindgen makes of the source, by name.
+/// The declarations that cbindgen makes from the source, by name.
 fn items(folder: &Path) -> BTreeMap<String, Item> {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut header = Vec::new();
@@ -60,7 +60,8 @@ fn items(folder: &Path) -> BTreeMap<String, Item> {
     items
 }
 
-/// The constants of each type, in the order of the source, of which cbindgen does not tell the type.
+/// Finds the constants of each type, in the order of the source, because cbindgen's output does not contain their
+/// types.
 fn constants(folder: &Path, of: &mut BTreeMap<String, Vec<String>>) {
     for entry in fs::read_dir(folder).expect("a folder of sources") {
         let path = entry.expect("an entry").path();
@@ -77,7 +78,7 @@ fn constants(folder: &Path, of: &mut BTreeMap<String, Vec<String>>) {
     }
 }
 
-/// The type's comment, and its constants as a C enum or, of flags, behind it.
+/// The type's comment with its constants as a C enum. For flags, the type's declaration followed by the constants.
 fn with_constants(item: &Item, constants: &[&Item]) -> String {
     let name = item.name();
     if FLAGS.contains(&name) {
@@ -98,7 +99,7 @@ fn with_constants(item: &Item, constants: &[&Item]) -> String {
     text + "};\n"
 }
 
-/// A list of options with their meanings, in columns.
+/// Formats options and their meanings in two columns.
 fn options(table: &[(&str, &str)]) -> String {
     const COLUMN: usize = 21;
     let mut text = String::new();
@@ -124,7 +125,8 @@ fn version() -> String {
         + &format!("#define LGRECO_VERSION {:?}\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// All headers, with their names. Each declaration is in one of them, and each table of options at least in one.
+/// All headers, with their names. Each declaration is in exactly one of them, and each table of options in at least
+/// one.
 pub fn headers(folder: &Path) -> Vec<(&'static str, String)> {
     let items = items(folder);
     let mut of = BTreeMap::new();

@@ -74,7 +74,7 @@ def peer_error(rank: int, code: int) -> LgrecoError:
 
 @final
 class Request:
-    """A collective on memory of a bucket or controller, which stays in place until its next ``next`` or ``control``.
+    """A collective on memory of a bucket or controller, which stays in place until the next call of ``next`` or ``control``.
 
     For an all-to-all on a device, the received bytes lie before this rank's message to itself. All messages have the
     same length.
@@ -187,7 +187,8 @@ class Controller:
         """Begins a step, on all ranks."""
 
     def control(self) -> Request | None:
-        """Returns the next request of the ranks' agreement before the step's buckets; in most steps None at once."""
+        """Returns the next collective by which the ranks agree before the step's buckets. In most steps the first call returns
+        None."""
 
     def open(self, layers: list[int], bucket: Bucket) -> None:
         """Lends layers to a bucket for an exchange; all ranks open the same layers in the same order."""
@@ -262,15 +263,15 @@ class Controller:
         """Undoes the last step's changes of the residuals, because its means were not applied."""
 
     def abandon_step(self) -> None:
-        """Abandons the step under way, after its buckets were closed. Residuals return to their values before it, and it may begin
-        again."""
+        """Abandons the step under way, after its buckets were closed. Residuals return to their values before the step, which may
+        begin again."""
 
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals by ``factor``, because later gradients are multiplied by it too."""
 
     @property
     def scale(self) -> float:
-        """Loss scale of the gradients in the residuals."""
+        """The loss scale of the residuals' values."""
 
     def note_scale(self, scale: float) -> None:
         """Sets the loss scale without changing the residuals."""
@@ -279,8 +280,8 @@ class Controller:
         """Rescales all residuals to a new loss scale. An interrupt takes effect before or after this call, not within it."""
 
     def forget_moved(self, addresses: list[int]) -> None:
-        """Clears residuals where means are not zero; ``addresses`` has the address of contiguous float32 means for each
-        layer."""
+        """Sets a residual's value to 0 where the mean is not 0. ``addresses`` has the address of each layer's contiguous float32
+        means."""
 
     def compress_warmup(self) -> None:
         """Compresses with the default settings before the first decision; to be called before the first step."""
@@ -353,11 +354,11 @@ class DeviceBucket:
 
 @final
 class Device:
-    """A stream of a CUDA device, by its handle; stream and context outlive it. The default stream uses the current
-    context.
+    """A stream of a CUDA device, given by its handle. Stream and context must outlive this object. The default stream uses the
+    current context.
 
-    Calls only enqueue work unless their description begins with "Waits". Addresses are in device memory. The calls use it in the
-    order of the stream.
+    Calls only enqueue work unless their description begins with "Waits". Addresses are in device memory. The calls use that memory
+    in the order of the stream.
     """
 
     def __new__(cls, stream: int) -> Device: ...
@@ -400,7 +401,7 @@ class Device:
         """Waits: copies the residuals from before step ``before`` to the controller. This step is the last submitted one or the
         next one.
 
-        Layers in the places ``forgotten`` get zeros.
+        Layers at the positions ``forgotten`` get zeros.
         """
 
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:

@@ -172,10 +172,10 @@ def plan(
         As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters to choose
         from.
     budget, size, alpha
-        The limit of the plan. By default it is a size, and the plan minimises the error: ``size``, a number of bits, or
-        the size of the uniform setting ``default``. With ``budget`` it is an error, and the plan minimises the size: a
-        number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform setting's size
-        or error.
+        The limit of the plan. By default the size is limited, and the plan minimises the error. The limit is ``size``, a number of
+        bits, or else the size of the uniform setting ``default``. With ``budget`` the error is limited, and the plan minimises the
+        size. ``budget`` is a number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform
+        setting's size or error.
     groups
         Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, which is the
         same in all names of a group: ``["h.*.q", "h.*.k"]``.

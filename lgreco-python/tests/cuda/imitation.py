@@ -1,4 +1,4 @@
-"""A GPU for tests: lgreco-cuda's imitation of a driver (simt/fake_driver.cpp), whose device memory is the processor's."""
+"""A GPU for tests. It uses the fake driver of lgreco-cuda (simt/fake_driver.cpp), whose device memory is host memory."""
 
 import ctypes
 import time
@@ -15,7 +15,7 @@ from lgreco.torch.device_exchange import Residuals
 
 
 class Imitation(Cuda):
-    """Tensors are the host's. What is enqueued is done when somebody waits, so that whoever looks at memory waits first."""
+    """Tensors are in host memory. Enqueued work is done only when a call waits for it, so methods wait before they read memory."""
 
     backend = "gloo"
 
@@ -37,7 +37,7 @@ class Imitation(Cuda):
         return None
 
     def _call(self, function: str, *arguments: object) -> None:
-        # On any thread, as torch has the device's context current on every thread that uses it.
+        # Like torch, makes the device's context current on every thread that uses it.
         assert self._driver.cuCtxSetCurrent(self._context) == 0
         assert getattr(self._driver, function)(*arguments) == 0, function
 
@@ -90,12 +90,12 @@ class Imitation(Cuda):
 
 
 def imitated(_: Iterable[torch.Tensor]) -> Imitation:
-    """Whatever tensors they are, they are on that device."""
+    """Returns the imitated device for any tensors."""
     return Imitation()
 
 
 def on_device(state: LGreCoState, module: torch.nn.Module) -> torch.Tensor:
-    """What is remembered there, which the controller does not hear of."""
+    """The residuals on the device, read without the controller."""
     assert state._device is not None and state._device.fault() is None
     named, parts = dict(module.named_parameters()), {}
     for key, bucket in state._device._buckets.items():

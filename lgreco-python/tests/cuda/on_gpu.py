@@ -1,9 +1,10 @@
-"""lgreco.torch on real GPUs, a process for each: torchrun --nproc-per-node N lgreco-python/tests/cuda/on_gpu.py
+"""Tests lgreco.torch on real GPUs, with one process per GPU: torchrun --nproc-per-node N lgreco-python/tests/cuda/on_gpu.py
 
-Trains twice by every scheme, with gradients that stay in the GPU's memory and with such that are copied to the host, and compares the
-means of every step and what is remembered: bit for bit, of PowerSGD within 1e-4, of more than two processes' sums as bf16, which are
-rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks, and under a GradScaler a step
-that is skipped. Then the shards' means of HSDP, of a node for each process, and plans by seconds, which rank 0 says the reasons of. With --imitated this file is tried on an imitation of a GPU.
+Trains twice under every scheme: with gradients that stay in the GPU's memory, and with gradients that are copied to the host. The
+means of every step and the residuals must be equal bit for bit. PowerSGD may differ by 1e-4, and sums as bf16 of more than two
+processes by 2^-7, because they are rounded in another order. A gradient that is not finite must be an error on all ranks, or a
+skipped step under a GradScaler. Then compares the means of HSDP shards, with one node per process, and tests plans by seconds,
+whose reasons rank 0 logs. With --imitated the file runs on an imitated GPU.
 """
 
 import argparse
@@ -30,7 +31,7 @@ PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_eleme
 
 
 def _planned(options: dict[str, Any]) -> dict[str, Any]:
-    """What no search goes by has no effect beside given settings."""
+    """Options for these tests. ``min_elements`` is left out beside given settings, where it has no effect."""
     given = PLANNED | options
     return {name: value for name, value in given.items() if name != "min_elements" or "settings" not in given}
 
@@ -46,7 +47,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 def train(options: dict[str, Any], device: torch.device, spoilt: int | None = None, scaled: bool = False) -> tuple[Any, ...]:
-    """The state, the means of each step, the seconds of the last ones, and the error of the step after the spoilt one."""
+    """Returns the state, the means of each step, the seconds of the fastest late step, and the error of the step after the spoilt
+    one."""
     ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=6, enabled=scaled)
@@ -73,7 +75,7 @@ def train(options: dict[str, Any], device: torch.device, spoilt: int | None = No
 
 
 def hsdp(options: dict[str, Any], device: torch.device) -> tuple[LGreCoShardedState, list[torch.Tensor]]:
-    """The state, and the means of each step."""
+    """Returns the state, and the means of each step."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear().to(device), mesh=mesh["shard"])
     state = LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), **_planned(options))

@@ -1,4 +1,4 @@
-"""Buckets that stay in a GPU's memory, on an imitated driver, against the exchange on the host."""
+"""Compares buckets that stay in a GPU's memory, on an imitated driver, with the exchange on the host."""
 
 import logging
 from typing import Any
@@ -20,7 +20,7 @@ PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_eleme
 ON_DEVICE: dict[str, Any] = {"_device_of": imitated}
 FIXED: dict[str, Any] = {"start_iter": 2, "reduce_dtype": torch.float32}
 
-# Exact in all bits but for PowerSGD, whose products are added up in another order.
+# These schemes give the same bits on the device as on the host. PowerSGD is not among them, because its sums have another order.
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
     "eden": PLANNED | {"method": "eden"},
@@ -44,7 +44,7 @@ def wrapped(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> tupl
 
 
 def steps_of(ddp: DDP, rank: int, steps: range) -> list[torch.Tensor]:
-    """Trains; the means of each step."""
+    """Trains, and returns the means of each step."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     means = []
     for step in steps:
@@ -58,7 +58,7 @@ def steps_of(ddp: DDP, rank: int, steps: range) -> list[torch.Tensor]:
 
 
 def stayed(state: LGreCoState) -> bool:
-    """Whether no bucket went by the host; who compares with the host would otherwise compare that with itself."""
+    """Whether no bucket was exchanged on the host. Otherwise a test would compare the host's exchange with itself."""
     return state._device is not None and bool(state._device._buckets) and not state._device._refused
 
 
@@ -93,7 +93,7 @@ def test_means_and_residuals_are_those_of_the_host(scheme: str) -> None:
 
 
 def _switched(rank: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Layers change methods at step 9; what is remembered of one that then has no feedback goes out once."""
+    """Layers change their methods at step 9. One of them then has no error feedback, so its residual is sent once."""
     runs = []
     for where in ({}, ON_DEVICE):
         ddp, state = wrapped(FIXED | {"settings": {"0.weight": "topk 300", "2.weight": "qsgd 4", "4.weight": "topk 60"}} | where)
@@ -124,7 +124,7 @@ def test_powersgd_is_nearly_that_of_the_host() -> None:
 
 
 def _linear(rank: int, options: dict[str, Any], steps: int, at_fault: int | None = None) -> Any:
-    """Means by step, what went wrong, and residuals."""
+    """Returns the means of each step, the errors, and the residuals."""
     ddp = DDP(Linear(), bucket_cap_mb=0.005)
     state = LGreCoState(None, ddp, **options)
     ddp.register_comm_hook(state, lgreco_hook)
@@ -146,7 +146,7 @@ def _linear(rank: int, options: dict[str, Any], steps: int, at_fault: int | None
 
 
 def mass_is_kept(found: list[Any], world: int, left_out: tuple[int, ...] = (), zeros: dict[int, str] | None = None) -> None:
-    """What was sent and what is remembered is the sum of the gradients of the steps that were exchanged."""
+    """Asserts that the means and the mean residual add up to the gradients of the steps that were exchanged."""
     steps = [step for step in range(len(found[0][0])) if step not in left_out]
     for name, shape in SHAPES.items():
         exchanged = [step for step in steps if (zeros or {}).get(step) != name]
@@ -178,12 +178,12 @@ def test_what_goes_wrong_on_one_rank_all_hear_of_a_step_later() -> None:
     advice = "; under a GradScaler, whose overflows these may be, make the state with grad_scaler="
     assert device[0][1][0][3] == host[0][1][0][3] == "rank 1 failed with error code 101: gradients that are not finite" + advice
     assert device[1][1][0][3] == "second: element 125 is infinite or NaN: gradients must be finite" + advice
-    # Step 6 was not begun, and in step 5 this bucket's means were zeros.
+    # Step 6 was not begun, and the means of this bucket were zeros in step 5.
     mass_is_kept(device, 2, (6,), {5: "second"})
 
 
 def _broken_window(rank: int) -> Any:
-    """The measuring rank's gradient is not finite in a step that a plan looks at."""
+    """On the measuring rank, a gradient is not finite in a step of a plan's window."""
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
     steps_of(ddp, rank, range(1))
     told, plans = [], []
@@ -230,7 +230,7 @@ def test_states_go_on_there_and_on_the_host(first: dict[str, Any], second: dict[
 
 
 def _logged(rank: int, options: dict[str, Any], refusing: str) -> tuple[Run, list[str], int]:
-    """With a GPU that has no memory on rank 1 from the second plan on, if that is refused."""
+    """Trains on a GPU. If ``refusing`` is "memory", rank 1's GPU has no memory from the second plan on."""
     lines: list[str] = []
 
     class Lines(logging.Handler):
@@ -284,7 +284,7 @@ def test_options_that_are_not_for_gpus_go_by_the_host(option: dict[str, Any]) ->
 
 
 def _cut(rank: int, moment: str) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
-    """A collective fails in step 8, on both ranks: when the second is started, or when the last is waited for."""
+    """A collective of step 8 fails on both ranks: when the second one is started, or during the wait for the last one."""
     from lgreco.torch import device_exchange
 
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
@@ -341,7 +341,7 @@ def test_a_step_whose_network_fails_is_taken_back(moment: str) -> None:
 
 
 def _untold(rank: int) -> None:
-    """The device refuses rank 1's means, when there is no message left to tell rank 0 by."""
+    """The device fails to compute rank 1's means, when no message is left to report this to rank 0."""
     from lgreco.torch import device
 
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)

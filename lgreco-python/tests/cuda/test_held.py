@@ -1,4 +1,4 @@
-"""Layers without a gradient keep what is remembered of them, on an imitated GPU as on the host."""
+"""Layers without a gradient keep their residuals, on an imitated GPU as on the host."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def made(options: dict[str, Any], ddp_options: dict[str, Any] | None = None) -> 
 
 
 def used(rank: int, step: int, everywhere_alike: bool) -> dict[str, torch.Tensor]:
-    """In steps 7 and 8 no rank uses a layer, in step 10 one does not use another."""
+    """In steps 7 and 8 no rank uses one layer, and in step 10 one rank does not use another layer."""
     given = gradients(rank, step)
     if step in (7, 8):
         del given["second"]
@@ -45,7 +45,7 @@ Run = tuple[list[torch.Tensor | None], list[torch.Tensor], dict[str, str], bool]
 
 
 def _train(rank: int, options: dict[str, Any], ddp_options: dict[str, Any], look: bool, switches: bool) -> Run:
-    """With ``switches`` the layer that is not used loses its error feedback when it is not."""
+    """With ``switches``, the unused layer loses its error feedback while it is unused."""
     ddp, state = made(options, ddp_options)
     means, remembered = [], []
     for step in range(STEPS):
@@ -96,7 +96,7 @@ def test_powersgd_is_nearly_that_of_the_host() -> None:
 
 
 def _without_memory(rank: int) -> tuple[list[str | None], bool]:
-    """Rank 1's GPU has no memory to hold a residual in step 7."""
+    """In step 7, rank 1's GPU has no memory to hold a residual."""
     from lgreco.torch import device_exchange
 
     ddp, state = made(SCHEMES["fixed"] | ON_DEVICE)
@@ -127,7 +127,7 @@ def test_all_ranks_hear_that_one_has_no_memory_to_hold_a_residual() -> None:
 
 
 def _scaled(rank: int, look: bool) -> tuple[Any, Any]:
-    """A step that is skipped, in which a layer has no gradient, and one without any after it."""
+    """A layer has no gradient in a skipped step, nor in the step after it."""
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(SCHEMES["fixed"] | {"hold_zeros": True} | where)
@@ -150,7 +150,7 @@ def test_steps_that_are_skipped_change_nothing(look: bool) -> None:
 
 
 def _cut(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The network fails in a step in which a layer has no gradient, before its means are made."""
+    """The network fails in a step in which a layer has no gradient, before the means are computed."""
     from lgreco.torch import device_exchange
 
     ddp, state = made(SCHEMES["fixed"] | ON_DEVICE)

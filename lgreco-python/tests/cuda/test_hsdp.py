@@ -1,4 +1,4 @@
-"""Shards whose means between nodes are made in a GPU's memory, on an imitated driver, against the exchange on the host."""
+"""Compares shards that are averaged between nodes in a GPU's memory, on an imitated driver, with the exchange on the host."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "eden": PLANNED | {"method": "eden"},
     "topk": PLANNED | {"method": "topk", "default": 0.1},
     "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},
-    # A plan has factors begin afresh on a device alone.
+    # Settings are fixed, because a new plan resets PowerSGD's factors on a device but not on the host.
     "powersgd": {"start_iter": 2, "settings": {"0.0.weight": "powersgd 2", "2.0.weight": "powersgd 4"}},
 }
 
@@ -27,7 +27,7 @@ Run = tuple[list[torch.Tensor], torch.Tensor, dict[str, str], int, bool]
 
 
 def _train(rank: int, options: dict[str, Any], dtype: torch.dtype, where: dict[str, Any]) -> Run:
-    """Two nodes of two ranks; gradients after each step, and what is remembered."""
+    """Trains on two nodes of two ranks. Returns the gradients after each step, the residuals, and more."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

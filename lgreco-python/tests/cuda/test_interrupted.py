@@ -1,4 +1,5 @@
-"""The user interrupts a step on a GPU at every line of what makes its buckets anew, and at every instruction of what holds residuals."""
+"""The user interrupts a step on a GPU at every line of the function that renews buckets, and at every instruction of the function
+that holds residuals."""
 
 import sys
 from types import FrameType
@@ -18,7 +19,7 @@ SETTINGS = [{"first": "topk 100", "second": "topk 90"}, {"first": "topk 101", "s
 
 
 class Interrupt:
-    """Raised at an event in a function, of which `seen` come before."""
+    """Raises KeyboardInterrupt in a function after ``at`` events of one kind."""
 
     def __init__(self, function: str, by: str, at: int) -> None:
         self.function, self.by, self.at, self.seen = function, by, at, 0
@@ -49,7 +50,7 @@ def _step(state: LGreCoState, module: torch.nn.Module, step: int, zero: bool = F
 
 
 def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
-    """How many events there are, and at which of them residuals were lost."""
+    """Returns the number of events, and those at which an interrupt lost residuals."""
     holds = function == "_keep"
     module = Linear()
     state = LGreCoState(None, module, **FIXED | ON_DEVICE, settings=SETTINGS[0], hold_zeros=holds)

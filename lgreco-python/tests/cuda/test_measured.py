@@ -1,4 +1,4 @@
-"""Errors of what is compressed on an imitated GPU, as measured there and on the host."""
+"""Compares compression errors that an imitated GPU measures with those that the host measures."""
 
 import logging
 from typing import Any
@@ -50,7 +50,7 @@ def test_errors_are_those_of_the_host(scheme: str) -> None:
 
 
 def _held(rank: int) -> tuple[list[Found], list[float | None]]:
-    """In a step that is measured a layer has no gradient: its error is still that of the one before."""
+    """A layer has no gradient in a measured step, and keeps the error of the previous measurement."""
     runs = []
     for where in ({}, ON_DEVICE):
         ddp = DDP(Linear(), bucket_cap_mb=0.005)
@@ -77,7 +77,7 @@ def test_of_a_layer_without_a_gradient_nothing_is_measured() -> None:
 
 
 def _without_memory(rank: int, moment: str) -> tuple[list[float | None], list[str], bool]:
-    """Rank 1's GPU has no memory to measure step 6 by, before or after that."""
+    """Rank 1's GPU has no memory to measure step 6, before or after the exchange."""
     from lgreco.torch.device_exchange import Errors
 
     lines: list[str] = []

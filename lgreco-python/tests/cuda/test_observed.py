@@ -1,4 +1,4 @@
-"""Plans of gradients that stay in a GPU's memory, on an imitated driver, against those that the host makes."""
+"""Compares plans from gradients in a GPU's memory, on an imitated driver, with plans that the host makes."""
 
 import logging
 from typing import Any
@@ -33,7 +33,7 @@ Run = tuple[list[dict[str, str]], list[Any], bool, list[str], list[tuple[int, in
 
 
 class Lines(logging.Handler):
-    """What is logged."""
+    """Collects log messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class Lines(logging.Handler):
 
 
 def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation | None, fall: int = 9) -> Run:
-    """Settings and plans by step; whether all stayed on the device, what was logged, and how many layers were observed, here and
-    on the host."""
+    """Returns the settings and plans of each step, whether all buckets stayed on the device, and the log. Also returns how many
+    layers were observed on the device and on the host."""
     lines, seen = Lines(), []
     where = {} if gpu is None else {"_device_of": lambda _: gpu}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -77,7 +77,7 @@ def _both(rank: int, options: dict[str, Any], dtype: torch.dtype) -> tuple[Run, 
 
 
 def same_plans(found: Any, expected: Any) -> bool:
-    """But for sums in another order."""
+    """Whether plans are the same, except for errors that were summed in another order."""
     return all(
         (one is None) == (other is None)
         and (one is None or {**one, "error": 0, "why": ""} == {**other, "error": 0, "why": ""})
@@ -94,12 +94,12 @@ def test_plans_are_those_of_the_host_without_gradients_there(plan: str) -> None:
         assert device[0] == host[0] and same_plans(device[1], host[1])
         assert device[1][-1] is not None and len({tuple(settings.items()) for settings in device[0]}) > 1
         assert not device[3] and not host[4]
-        # All that was observed is on the device, and only where plans are made.
+        # All gradients were observed on the device, and only on the rank that plans.
         assert bool(device[4]) == (rank == 0) and all(here > 0 and there == 0 for here, there in device[4])
 
 
 class _Refusing:
-    """A window that keeps no gradients of one step."""
+    """A window that refuses the gradients of one step."""
 
     refused = 0
     bytes = staticmethod(DeviceWindow.bytes)
@@ -133,7 +133,8 @@ def test_a_step_that_is_refused_is_no_step_of_zeros(refused: int) -> None:
     if refused == 1:
         assert same_plans(device[1], host[1]) and all(here == 0 for here, _ in device[4])
     else:
-        # Of the first step alone, whose errors are near those of both; with a step of zeros they would be a quarter.
+        # The plan uses the first step alone, with errors close to those of both steps. If the other step counted as zeros, errors
+        # would be a quarter.
         ratios = [one["error"] / other["error"] for one, other in zip(device[1], host[1], strict=True) if one]
         assert ratios and all(0.5 < ratio < 2.5 for ratio in ratios), ratios
 
@@ -145,13 +146,14 @@ def _falls(rank: int, fall: int, lead: int) -> tuple[Run, Run]:
 
 @pytest.mark.parametrize(("fall", "lead"), [(10, 0), (11, 0), (10, 1), (11, 1)])
 def test_a_rate_that_falls_within_a_window_or_at_its_plan_is_heard_of(fall: int, lead: int) -> None:
-    """Plans are due at 3, 7 and 11, and made of the two steps before, or of those before the last."""
+    """Plans are due at steps 3, 7 and 11. They use the two previous steps; with a ``lead`` of 1, the two steps before the last
+    one."""
     for host, device in on_ranks(2, _falls, fall, lead):
         assert device[2] and device[0] == host[0] and same_plans(device[1], host[1]) and not device[3]
 
 
 def _abandoned(rank: int, lead: int) -> tuple[Any, bool]:
-    """The user interrupts the backward pass of a step when the window of the next plan is whole."""
+    """The user interrupts the backward pass of a step when the window of the next plan is complete."""
     ddp, state = wrapped(PLANNED | PLANS["topk"] | {"lead": lead, "_device_of": imitated})
     steps_of(ddp, rank, range(10))
     handle = next(ddp.module.parameters()).register_hook(lambda gradient: (_ for _ in ()).throw(KeyError("of the user's own")))
@@ -172,14 +174,14 @@ def test_what_was_observed_outlives_a_step_that_is_given_up(lead: int) -> None:
 
 
 class Small(Imitation):
-    """A GPU that has no memory for some things."""
+    """A GPU without memory for windows, or for plans."""
 
     def __init__(self, lacking: str) -> None:
         super().__init__()
         self.lacking = lacking
 
     def allocate(self, length: int) -> torch.Tensor:
-        # A window has four bytes for each parameter, and next to nothing besides.
+        # Requests of this size are for windows.
         if self.lacking == "window" and length in self.windows:
             raise torch.OutOfMemoryError("no memory for a window")
         return super().allocate(length)
@@ -204,7 +206,7 @@ def _lacking(rank: int, lacking: str, options: dict[str, Any]) -> tuple[Run, Run
 def test_the_host_plans_where_the_gpu_cannot(lacking: str, lead: int) -> None:
     options = PLANS["topk"] | {"lead": lead}
     for rank, (host, device) in enumerate(on_ranks(2, _lacking, lacking, options)):
-        # A plan that has failed aside is made when it is due, on the host, of the same gradients.
+        # If a plan fails on the GPU, the host makes it when it is due, from the same gradients.
         assert device[2] and device[0] == host[0] and device[1] == host[1]
         told = {"window": "no memory for a window", "plan": "no memory for a plan"}[lacking]
         assert bool(device[3]) == (rank == 0) and all(told in line for line in device[3])
@@ -227,7 +229,7 @@ def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) 
 @pytest.mark.parametrize("stop", [10, 11], ids=["within", "behind"])
 @pytest.mark.parametrize("second", ["there", "on the host"])
 def test_states_have_what_was_observed(stop: int, second: str) -> None:
-    """Saved within the window of a plan, and when it is there."""
+    """States are saved within the window of a plan, and at its end."""
     options = PLANNED | PLANS["topk"]
     there = {"_device_of": imitated}
     expected = on_ranks(2, _saved, options, options, stop)

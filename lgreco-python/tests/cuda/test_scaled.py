@@ -1,4 +1,4 @@
-"""Mixed precision where gradients stay in a GPU's memory, on an imitated driver, against the exchange on the host."""
+"""Compares mixed precision with gradients in a GPU's memory, on an imitated driver, with the exchange on the host."""
 
 from typing import Any
 
@@ -21,11 +21,12 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "all, in float16": FIXED | {"settings": SETTINGS},
 }
 SPOILT = {2: (1, "second"), 6: (0, "third"), 8: (1, "bias"), 13: (1, "first")}
-"""The rank and the layer whose gradient is not finite in a step: such as plans look at, on the rank that measures and the other."""
+"""By step, the rank and the layer whose gradient is not finite. Some of these steps are in a plan's window, and both ranks
+occur."""
 
 
 class Scaler(torch.amp.GradScaler):
-    """torch's own, for gradients of any type, that counts how often it is asked."""
+    """A GradScaler of torch for gradients of any type. It counts how often its scale is read."""
 
     def __init__(self) -> None:
         super().__init__("cpu", init_scale=8.0, growth_interval=4)
@@ -40,7 +41,7 @@ class Scaler(torch.amp.GradScaler):
 
 
 class Trained:
-    """A model, what it is trained by, and what has become of its steps."""
+    """A model with its optimizer, scaler and state, and the results of its steps."""
 
     def __init__(self, options: dict[str, Any], dtype: torch.dtype = torch.float32, saved: Any = None) -> None:
         self.dtype = dtype
@@ -49,7 +50,7 @@ class Trained:
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05)
         self.state = LGreCoState(None, self.ddp, grad_scaler=self.scaler, **options)
         if saved is not None:
-            # The scaler last, so that the state was made with another scale.
+            # The scaler is loaded last, so that the state is made with another scale.
             self.ddp.module.load_state_dict(saved[0])
             self.state.load_state_dict(saved[2])
             self.scaler.load_state_dict(saved[1])
@@ -91,11 +92,11 @@ class Trained:
         return parameters, self.scaler.state_dict(), self.state.state_dict()
 
     def all(self) -> Any:
-        """What a test compares, and how often the scaler was asked in training."""
+        """Returns the results that tests compare, and how often the scale was read in training."""
         asked = self.scaler.asked
         self.state.follow_scale()
         self.remembered.append(residuals(self.state))
-        # The error is a sum in another order on a device: test_observed.py compares it.
+        # On a device, the plan's error is summed in another order. test_observed.py compares it.
         plan = {name: value for name, value in (self.state.plan or {}).items() if name != "error"}
         known = (self.moved, self.scales, self.state.settings, plan, self.told)
         return self.means, self.remembered, known, stayed(self.state), asked
@@ -106,7 +107,7 @@ def finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    """The same bits, and not finite in the same places: NaN in float16 is infinite on a device."""
+    """Whether finite values have the same bits, and the others are in the same places. NaN in float16 is infinite on a device."""
     pairs = zip(found, expected, strict=True)
     return all(torch.equal(own.isfinite(), other.isfinite()) and torch.equal(finite(own), finite(other)) for own, other in pairs)
 
@@ -130,20 +131,20 @@ def test_steps_are_skipped_and_taken_back_as_on_the_host(scheme: str, look: bool
         moved, scales, settings, _, told = device[2]
         assert moved == [step not in SPOILT for step in range(STEPS)] and not told
         assert any(after > before for before, after in zip(scales, scales[1:])) and any(setting != "dense" for setting in settings.values())
-        # Once when the state is made, and before the scaler has a scale.
+        # The scale is read twice: when the state is made, and once more while the scaler has no scale yet.
         assert look or device[4] == 2
 
 
 def _switched(rank: int, look: bool) -> list[Any]:
-    """Step 9 is skipped, in which what is remembered of a layer goes out that is no longer to have feedback.
+    """A layer loses its error feedback, so step 9 sends its residual; but that step is skipped.
 
-    Who looks then, before the scale is followed, changes nothing.
+    Reading the residuals before the state follows the scale has no effect on the result.
     """
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)
         run.steps(rank, range(8), {})
-        # The buckets of step 8 tell whether all ranks have been given them.
+        # The buckets of step 8 compare the ranks' new settings.
         run.state._controller.set_settings(["qsgd 4" if name == "first" else SETTINGS.get(name, "dense") for name in run.state.names])
         run.steps(rank, range(8, 9), {})
         before = residuals(run.state)
@@ -165,7 +166,7 @@ def test_what_went_out_once_is_taken_back_too(look: bool) -> None:
 
 
 def _lowered_again(rank: int, spoilt: bool) -> list[Any]:
-    """The scale falls once more, or rises and falls, before the next step."""
+    """Before the next step, the scale falls once more, or rises and falls."""
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)
@@ -213,9 +214,9 @@ def test_states_go_on_there_and_on_the_host(first: dict[str, Any], second: dict[
 
 
 def _fails(rank: int, where: dict[str, Any], wrong: str) -> Any:
-    """In step 5 a mean does not fit float16, or a sum with what is remembered does not fit float32 on rank 1.
+    """In step 5 a mean exceeds float16, or on rank 1 the sum of gradient and residual exceeds float32.
 
-    Of the layer's large values step 4 sends the largest, and remembers the other.
+    Step 4 sends the larger one of the layer's two large values, and keeps the other in the residual.
     """
     run = Trained(FIXED | {"settings": SETTINGS | {"second": "topk 1"}} | where, torch.float16 if wrong == "mean" else torch.float32)
     run.steps(rank, range(4), {})
@@ -235,7 +236,7 @@ def _fails(rank: int, where: dict[str, Any], wrong: str) -> Any:
 
 @pytest.mark.parametrize("wrong, on_host, on_device", [("mean", None, [5, 5]), ("sum", None, [81, 5])])
 def test_what_is_worse_is_an_error_on_all_ranks_a_step_later(wrong: str, on_host: list[int] | None, on_device: list[int]) -> None:
-    # On the host what is too large together with its residual is told to the scaler instead, by NaN.
+    # On the host, a value that is too large with its residual becomes NaN, which the scaler detects.
     for rank, (device, host) in enumerate(zip(on_ranks(2, _fails, ON_DEVICE, wrong), on_ranks(2, _fails, {}, wrong))):
         assert [told[:2] for told in host[2][-1]] == ([] if on_host is None else [(5, on_host[rank])])
         assert [told[:2] for told in device[2][-1]] == [(6, on_device[rank])]
@@ -243,7 +244,7 @@ def test_what_is_worse_is_an_error_on_all_ranks_a_step_later(wrong: str, on_host
 
 
 def _outgrown(rank: int) -> tuple[list[tuple[int, int]], bool]:
-    """A scale that residuals of rank 1 have no room for, for one step."""
+    """For one step, the scale is so large that residuals of rank 1 overflow."""
 
     class Given:
         scale = 1.0
@@ -270,7 +271,7 @@ def test_residuals_that_cannot_follow_a_scale_are_an_error_on_all() -> None:
 
 
 def _changed_on_the_way(rank: int) -> tuple[Any, Any]:
-    """The scale changes between a forward pass and its backward pass, so that what was noted before is not what it is."""
+    """The scale changes between a forward pass and its backward pass, so the noted scale is out of date."""
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)

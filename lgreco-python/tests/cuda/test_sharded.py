@@ -1,4 +1,4 @@
-"""Gradients that are reduced and scattered compressed in a GPU's memory, on an imitated driver, against the exchange on the host."""
+"""Compares compressed reduce-scatters in a GPU's memory, on an imitated driver, with the exchange on the host."""
 
 import logging
 from typing import Any
@@ -32,7 +32,7 @@ Run = tuple[list[torch.Tensor], torch.Tensor, dict[str, str], int, bool]
 
 def _parts() -> torch.nn.Sequential:
     torch.manual_seed(0)
-    # Of three ranks the last has shorter shards, or none.
+    # With three ranks, the last one has shorter shards, or none.
     return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
 
 
@@ -51,7 +51,7 @@ def _steps(model: torch.nn.Module, state: Any, rank: int, local: Any) -> Run:
 
 
 def _fsdp2(rank: int, options: dict[str, Any], dtype: torch.dtype, where: dict[str, Any]) -> Run:
-    """Gradients of this rank's shards after each step, and what is remembered."""
+    """Returns the gradients of this rank's shards after each step, the residuals, and more."""
     model = _parts()
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for part in (*model, model):
@@ -83,7 +83,7 @@ def test_shards_are_those_of_the_host(scheme: str, train: Any) -> None:
 
 
 def _told() -> list[str]:
-    """What is logged from now on."""
+    """Collects all log messages from now on."""
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ def test_buckets_for_which_there_are_no_kernels_go_by_the_host_and_say_so() -> N
 
 
 class _Shards:
-    """A weight whose gradients are given, of which each of two ranks has half the rows."""
+    """A weight with given gradients. Each of two ranks has half of its rows."""
 
     def __init__(self, setting: str) -> None:
         self.module = fully_shard(torch.nn.Linear(64, 64, bias=False), mesh=init_device_mesh("cpu", (2,)))
@@ -113,7 +113,7 @@ class _Shards:
         self.state = LGreCoShardedState(self.module, **options, **ON_DEVICE)  # type: ignore[arg-type]
 
     def step(self, largest: float = 1.0, row: int = 0) -> torch.Tensor:
-        """All ranks' gradients are ones, but for one row."""
+        """Trains one step. The gradients of all ranks are ones, except in one row."""
         self.module.zero_grad()
         x = torch.ones(1, 64)
         of_rows = torch.ones(64)
@@ -124,14 +124,14 @@ class _Shards:
 
 
 def _alone(rank: int, setting: str) -> tuple[list[bool], list[str], torch.Tensor]:
-    """A sum of two ranks' gradients leaves float32 in rank 1's shard."""
+    """In rank 1's shard, the sum of the two ranks' gradients exceeds float32."""
     shards = _Shards(setting)
     sound = [all(bool((shards.step() == 1).all()) for _ in range(3))]
     before = shards.state.residual("weight")
     means = shards.step(3e38, 40)
     sound.append(bool((means == 1).all()))
     assert torch.equal(shards.state.residual("weight"), before)
-    # Rank 1 tells of it in the next step, so that this one fails on both.
+    # Rank 1 reports it in the next step, which then fails on both ranks.
     told = []
     for _ in range(3):
         try:

@@ -1,4 +1,5 @@
-"""The user may interrupt a step on a GPU anywhere, and the taking back of it: residuals are those before it, and training goes on."""
+"""The user may interrupt a step on a GPU anywhere, and also its undoing. Residuals are then as before the step, and training
+continues."""
 
 from typing import Any
 
@@ -17,7 +18,7 @@ OPTIONS = PLANNED | {"method": "topk", "default": 0.1} | ON_DEVICE
 
 
 def _observe_on(device: Any, state: LGreCoState) -> None:
-    """Windows take the device itself, not what stands for it."""
+    """Windows need the device itself, not the object that replaces it in these tests."""
     observed = state._device.observed  # type: ignore[union-attr]
     for name in ("observe", "bring_home"):
         call = getattr(observed, name)
@@ -25,7 +26,8 @@ def _observe_on(device: Any, state: LGreCoState) -> None:
 
 
 def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int, bool, bool]:
-    """Whether residuals are as before the step, steps taken in all, whether ranks go on alike, and on the device."""
+    """Returns whether residuals are as before the step, the number of steps, whether ranks continue alike, and whether buckets stay
+    on the device."""
     ddp, state = wrapped(OPTIONS)
     steps_of(ddp, rank, range(9))
     before = on_device(state, ddp.module)
@@ -36,7 +38,7 @@ def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int
     with pytest.raises(KeyboardInterrupt):
         steps_of(ddp, rank, range(9, 10))
     if again:
-        # No bucket's residuals are the controller's yet, or the first one's have just become it.
+        # The interrupt comes before or after the first bucket's residuals are copied to the controller.
         state._device._device = Interrupting(device, "take_home", after)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             state.state_dict()
@@ -72,7 +74,7 @@ def _rescaled(rank: int, where: str, after: bool) -> bool:
         state.follow_scale()
     state._device._device, state._controller = device, controller
     state.follow_scale()
-    # Those of the device, which brings them home.
+    # The residuals are copied from the device.
     return torch.equal(residuals(state), 2 * before) and stayed(state)
 
 

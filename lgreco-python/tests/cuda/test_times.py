@@ -1,4 +1,4 @@
-"""Plans by the seconds of an imitated GPU, whose clock counts launches and bytes, so that what is decided is the same in every run."""
+"""Plans by the seconds of an imitated GPU. Its clock counts launches and bytes, so that every run makes the same decisions."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ from lgreco.torch.checkpoint import to_bytes
 STEPS = 14
 PLANNED: dict[str, Any] = {"objective": "seconds", "start_iter": 4, "period": 4, "window": 1, "min_elements": 64}
 SLOW_LINK, FAST_LINK = (1e-6, 1e-4), (1e-3, 1e-12)
-"""Seconds of a launch, and of a byte that each rank sends."""
+"""Seconds per kernel launch, and per byte that each rank sends."""
 
 
 class Moment(NamedTuple):
@@ -31,7 +31,7 @@ class Moment(NamedTuple):
 
 
 class Clocked(Imitation):
-    """Takes note of who reads a clock before it is known that the work has come so far, as that would wait."""
+    """Records the steps in which an event is read before its work is known to be done, because that would wait."""
 
     def __init__(self, launch: float, byte: float) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Lines(logging.Handler):
         logging.getLogger("lgreco").setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The route and the settings are told too.
+        # The log also has lines about the route and the settings.
         if not re.search("^route: | layers compressed", record.getMessage()):
             self.lines.append(record.getMessage())
 
@@ -113,7 +113,7 @@ class Run(NamedTuple):
     settings: dict[str, str]
     lines: list[str]
     waits: list[int]
-    """Steps before which somebody waited for a moment."""
+    """Steps before which this rank waited for an event."""
 
 
 def mass_is_kept(ddp: DDP, state: LGreCoState, steps: int) -> None:
@@ -126,7 +126,7 @@ def mass_is_kept(ddp: DDP, state: LGreCoState, steps: int) -> None:
 
 
 def _train(rank: int, clocks: list[tuple[float, float]], options: dict[str, Any], later: tuple[float, float] | None = None) -> Run:
-    """With ``later``, the clock is another one from the first plan on."""
+    """Trains with these clocks. With ``later``, another clock applies from the first plan on."""
     log, plans = Lines(), []
 
     def planned(state: LGreCoState) -> None:
@@ -143,7 +143,7 @@ def _train(rank: int, clocks: list[tuple[float, float]], options: dict[str, Any]
 
 
 def alike(runs: list[Run]) -> list[dict[str, Any]]:
-    """The plans of all ranks, of which the first has said why."""
+    """Asserts that all ranks have the same plans, whose reasons rank 0 has logged, and returns them."""
     for run in runs:
         assert run.plans == runs[0].plans and run.settings == runs[0].settings
         assert all(plan["plan_seconds"] > 0 and plan["measured_seconds"] > 0 for plan in run.plans)
@@ -152,7 +152,7 @@ def alike(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method, clock", [
-    # QSGD has fewer launches than sums of uncompressed layers, so that it pays even where launches take long.
+    # QSGD needs fewer launches than the sums of uncompressed layers, so it pays even if launches are slow.
     *[pytest.param(method, SLOW_LINK, id=f"{method}, slow link") for method in ("qsgd", "topk", "powersgd", "hybrid")],
     *[pytest.param(method, FAST_LINK, id=f"{method}, slow kernels") for method in ("topk", "powersgd")],
 ])
@@ -160,7 +160,7 @@ def test_layers_are_compressed_where_that_pays(method: str, clock: tuple[float, 
     runs = on_ranks(2, _train, [clock, clock], {"method": method})
     plans = alike(runs)
     assert [plan["step"] for plan in plans] == [4, 8, 12]
-    # Only the rank that plans, and only then, for what it has tried out.
+    # Only the rank that plans waits, and only before a plan, for its trials.
     assert set(runs[0].waits) == {4, 8, 12} and not runs[1].waits
     warmed, last = plans[0], plans[-1]
     assert warmed["uncompressed_seconds"] == pytest.approx(warmed["measured_seconds"], rel=0.01)
@@ -168,7 +168,7 @@ def test_layers_are_compressed_where_that_pays(method: str, clock: tuple[float, 
         assert all(plan["compressed_layers"] == 3 for plan in plans)
         assert warmed["seconds_per_byte"] == pytest.approx(clock[1], rel=0.01)
         assert last["plan_seconds"] < last["uncompressed_seconds"] / 3
-        # Small layers' messages are mostly heads.
+        # Messages of small layers consist mostly of headers.
         assert last["measured_seconds"] == pytest.approx(last["plan_seconds"], rel=0.2)
         assert 0 < last["computing_seconds"] < 0.01 * last["measured_seconds"]
     else:
@@ -181,7 +181,7 @@ def test_layers_are_compressed_where_that_pays(method: str, clock: tuple[float, 
 def test_the_slowest_gpu_decides_for_all() -> None:
     link = 1e-6
     slow = alike(on_ranks(2, _train, [(5e-4, link), (5e-3, link)], {"method": "topk"}))
-    # That it is slow at compressing shows when it compresses.
+    # The slow GPU is known to be slow only after it has compressed.
     assert [plan["compressed_layers"] for plan in slow] == [3, 0, 0]
     fast = alike(on_ranks(2, _train, [(5e-4, link), (5e-4, link)], {"method": "topk"}))
     assert [plan["compressed_layers"] for plan in fast] == [3, 3, 3]
@@ -194,13 +194,13 @@ def test_a_link_that_becomes_slow_is_followed() -> None:
 
 
 def test_plans_that_are_made_aside_know_the_last_step() -> None:
-    # Such a plan may come later.
+    # A plan that is made on a thread may come later.
     runs = on_ranks(2, _train, [SLOW_LINK, SLOW_LINK], {"method": "topk", "lead": 2})
     assert all(plan["compressed_layers"] == 3 for plan in alike(runs))
 
 
 def _first_plan(rank: int) -> dict[str, Any] | None:
-    """With one step to measure, which ends before the plan is begun on a thread."""
+    """Only one step is measured. It ends before the thread begins the plan."""
     ddp, state, _ = made(SLOW_LINK, {"method": "topk", "start_iter": 2, "lead": 1})
     train(ddp, rank, range(2))
     if state._planning.under_way is not None:
@@ -215,7 +215,7 @@ def test_one_step_is_enough_for_a_plan() -> None:
 
 
 def _saved(rank: int, stop: int) -> tuple[Any, Any]:
-    """Goes on from a saved state, on the device and on the host."""
+    """Continues from a saved state, on the device and on the host."""
     options = {"method": "topk"}
     ddp, state, _ = made(SLOW_LINK, options)
     train(ddp, rank, range(stop))
@@ -249,7 +249,7 @@ def test_states_go_on_there_and_on_the_host(stop: int) -> None:
 
 
 def _scaled(rank: int) -> tuple[Any, list[Any]]:
-    """Steps that a GradScaler skips, one of them the step before a plan."""
+    """A GradScaler skips some steps, among them the step before a plan."""
     spoilt, plans = {2: (1, "second"), 6: (0, "third"), 7: (1, "bias"), 13: (1, "first")}, []
     gpu = Clocked(*SLOW_LINK)
     options = PLANNED | {"method": "topk", "start_iter": 3, "on_plan": lambda state: plans.append(state.plan)}
@@ -268,7 +268,7 @@ def test_a_scaler_skips_steps_and_their_times() -> None:
 
 
 def _full(rank: int, step: int) -> tuple[list[Any], list[str], bool]:
-    """The planning rank's GPU has no more memory from this step on: a probe has its own before."""
+    """The planning rank's GPU has no memory from this step on. The memory for probes was allocated before."""
     log, plans, gpu = Lines(), [], Clocked(1e-9, 1e-12)
 
     def allocate(length: int) -> torch.Tensor:
@@ -327,7 +327,7 @@ def test_where_buckets_have_no_memory_the_hosts_clock_counts() -> None:
 
 
 def _tried(rank: int, options: dict[str, Any]) -> list[tuple[int | None, str]]:
-    """What has gone wrong in each exchange that a method was tried out by."""
+    """Returns the failure of each trial exchange."""
     ddp, state, _ = made(SLOW_LINK, options)
     assert state._device is not None and state._device.times is not None
     found, times = [], state._device.times
@@ -352,7 +352,7 @@ def test_what_is_timed_is_an_exchange_that_does_not_fail(method: str, reduce_dty
 
 
 def _nodes(rank: int, clock: tuple[float, float]) -> tuple[list[Any], bool]:
-    """Two nodes of two ranks, whose shards are averaged between nodes."""
+    """Trains on two nodes of two ranks. Shards are averaged between the nodes."""
     plans, gpu = [], Clocked(*clock)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     module = torch.nn.Sequential(*[fully_shard(torch.nn.Linear(40, 40), mesh=mesh["shard"]) for _ in range(3)])
@@ -381,7 +381,7 @@ def test_shards_between_nodes_are_compressed_where_that_pays(clock: tuple[float,
 
 
 def _sharded(rank: int, clock: tuple[float, float], method: str) -> tuple[list[Any], bool, list[str]]:
-    """Gradients that are reduced and scattered compressed."""
+    """Trains with compressed reduce-scatters."""
     log, plans, gpu = Lines(), [], Clocked(*clock)
     mesh = init_device_mesh("cpu", (2,))
     module = torch.nn.Sequential(*[fully_shard(torch.nn.Linear(40, 40), mesh=mesh) for _ in range(3)])

@@ -105,7 +105,7 @@ impl Case {
         layers.map(spec).collect()
     }
 
-    /// For shards: gives every rank the means of all ranks.
+    /// With shards, gives every rank the means of all ranks.
     pub(super) fn assembled(&self, mut outcomes: Vec<Result<Outcome, Error>>) -> Vec<Result<Outcome, Error>> {
         if self.route == Route::Sharded && outcomes.iter().all(Result::is_ok) {
             let all = || outcomes.iter().flatten();
@@ -122,7 +122,7 @@ impl Case {
     /// If a collective, or its size, differs from the announced one.
     ///
     /// # Errors
-    /// Those of [`Flight`].
+    /// The errors of [`Flight`].
     pub fn exchange(&self, collective: &mut impl Collective, factors: Option<Vec<Vec<f32>>>) -> Result<Outcome, Error> {
         let factors = factors.unwrap_or_else(|| self.cold());
         let (rank, shards) = (collective.rank(), self.shards());
@@ -172,7 +172,7 @@ impl Case {
     /// If the exchange has waited for the device.
     ///
     /// # Errors
-    /// Those of [`Flight`].
+    /// The errors of [`Flight`].
     pub fn exchange_on_device(&self, collective: &mut impl Collective) -> Result<Outcome, Error> {
         let (rank, shards) = (collective.rank(), self.shards());
         let (gradients, specs) = (&self.gradients[rank as usize], self.specs(&shards));

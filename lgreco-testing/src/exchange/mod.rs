@@ -239,7 +239,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
                 if case.route == Route::ScatterReduce {
                     let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
-                    // The level distance for a mean of norm 1; it scales with the norm.
+                    // The distance of two levels is proportional to the mean's norm; `quantiser.1` gives it for norm 1.
                     allowed += quantiser.1(-1.0, 1.0) * norm;
                 }
                 let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;

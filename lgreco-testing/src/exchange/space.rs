@@ -62,7 +62,7 @@ pub trait Bucket {
     /// the residuals are updated. A failure changes no residual.
     ///
     /// # Errors
-    /// Those of the exchange and of the memory's status, for which the call waits.
+    /// The errors of the exchange and of the memory's status, for which the call waits.
     fn exchange(
         &mut self,
         gradients: &[Vec<u8>],
@@ -363,10 +363,10 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
     }
 }
 
-/// Asserts that failures end as on the host, on all ranks, and change no residual, so that the next step succeeds.
-/// Failures are: values that are not finite, values too large for the type they are sent in, sums beyond f32, and ranks
-/// that disagree. The layers are [`members`](super::members()); their types and bucket sizes may differ, and those
-/// under PowerSGD may be missing.
+/// Asserts that failures have the same results as on the host, on all ranks, and change no residual, so that the next
+/// step succeeds. Failures are: values that are not finite, values too large for the type they are sent in, sums beyond
+/// f32, and ranks that disagree. The layers are [`members`](super::members()); their types and bucket sizes may differ,
+/// and those under PowerSGD may be missing.
 ///
 /// # Panics
 /// If a check fails.
@@ -470,9 +470,9 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     }
 }
 
-/// Asserts that damaged messages end as on the host: reported, or decoded to the same means. It changes every
+/// Asserts that damaged messages have the same results as on the host: an error, or the same means. It changes every
 /// `stride`-th byte of the payloads' bodies, from `first` on, and of their headers. With shards it changes the messages
-/// for rank 0, which alone learns of it. The host decodes damaged headers that describe another payload of the same
+/// for rank 0, so only rank 0 detects it. The host decodes damaged headers that describe another payload of the same
 /// length; another memory may report them.
 ///
 /// # Panics
@@ -536,9 +536,9 @@ pub fn check_space_damage<B: Bucket>(
     compare::<B>(members, &found, &expected, Dtype::F32);
 }
 
-/// Asserts that an arbitrary message ends as on the host. `bytes` are the bits by which it differs from a sound one. A
-/// payload of another setting than the layer's may be refused. Returns whether it was decoded. The bucket is one of
-/// [`damaged_members`], of a single rank without residuals.
+/// Asserts that an arbitrary message has the same result as on the host. `bytes` are the bits by which it differs from
+/// a sound one. A payload of another setting than the layer's may be refused. Returns whether it was decoded. The
+/// bucket is one of [`damaged_members`], of a single rank without residuals.
 ///
 /// # Panics
 /// If a check fails.

@@ -153,7 +153,7 @@ pub fn check_program(bytes: &[u8]) {
     }
 }
 
-/// Whether a batch has another size than a memory by position allows, or is not finite.
+/// Whether a batch has a size that a memory keyed by batch position does not allow, or is not finite.
 fn refused(pair: &Pair, batch: &Batch) -> bool {
     let setting = pair.above.setting();
     batch.values.len() < setting.batch as usize * setting.features as usize

@@ -193,7 +193,7 @@ fn the_uncompressed_size_is_kept_and_counted() {
     );
 }
 
-/// Nesting deeper than any stack.
+/// JSON that is nested too deeply for the stack is refused.
 #[test]
 fn deep_nesting_is_an_error() {
     for open in ["[", "{\"a\":", "{\"version\":"] {

@@ -1,4 +1,4 @@
-//! The properties of lgreco-core.
+//! Tests of lgreco-core's properties.
 
 mod backend;
 #[cfg(feature = "json")]

@@ -46,7 +46,7 @@ fn labels_settings_and_sizes_belong_together() {
             other => assert_eq!(other.to_string(), label),
         }
     }
-    // Rank 16 of 64 x 40 sends 26 numbers per row of 40; no candidate is as large as the tensor.
+    // At rank 16, a 64 x 40 tensor takes 26 numbers per row of 40. So no candidate is as large as the tensor.
     assert_eq!((methods[0], methods[1], methods[3]), (0, 8, 13));
     assert!(methods[2] > 90);
 }
@@ -57,7 +57,7 @@ fn what_comes_to_the_same_is_offered_once() {
     let model = [Layer::new("thin", &[1024, 3], Values::F32(&values)).unwrap()];
     let ranks = Range { first: 1.0, last: 8.0, step: 1.0 };
     let measured = measure(Search::new(Method::PowerSgd).with_range(ranks).unwrap(), &model);
-    // Rank 3, and the default 4 which is the same, would send more than the tensor has.
+    // Rank 3 would send more numbers than the tensor has. The default rank 4 is the same as rank 3 here.
     assert_eq!(labels(&measured, 0), ["powersgd 1", "powersgd 2", "dense"]);
     assert_eq!((measured.defaults[0], measured.setting(0, 2).unwrap()), (2, Setting::Dense));
     let dense = measured.table.view().layer(0)[2];
@@ -69,7 +69,7 @@ fn what_comes_to_the_same_is_offered_once() {
     let mut search = Search::new(Method::TopK).with_range(densities).unwrap();
     search.min_elements = 1;
     let measured = measure(search, &model);
-    // 0.5 and 1 and 1.5 of 50 elements, rounded half up: 1, 1, 2, 2, 3, 3, 4.
+    // Of 50 elements, 1 % to 7 % are 0.5 to 3.5 elements. Rounded half up, they are 1, 1, 2, 2, 3, 3 and 4.
     assert_eq!(labels(&measured, 0), ["topk 1%", "topk 3%", "topk 5%", "topk 7%"]);
 }
 
@@ -95,7 +95,7 @@ fn the_stream_makes_the_payloads_that_were_measured() {
     assert!((error(Stream { layer: 0, ..stream }) - stated).abs() > 1e-5 * stated);
 }
 
-/// What is planned with is what encoders write, in every width.
+/// At every width, the table has the sizes and errors of real payloads.
 #[test]
 fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
     let values: Vec<f32> = uniform(64 * 40, 3).into_iter().map(|x| x * x * x).collect();
@@ -128,7 +128,7 @@ fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
     assert!(matches!(Search::new(Method::PowerSgd).with_widths(&[Width::Full]), Err(Error::UnknownName { .. })));
 }
 
-/// What a search must make of a model.
+/// The expected result of a search.
 struct Expected {
     labels: &'static [&'static str],
     default: u32,
@@ -137,7 +137,7 @@ struct Expected {
     sizes: &'static [u64],
 }
 
-/// Gives rows that count down from the number of candidates, or fails; keeps what it was asked for.
+/// Returns rows that count down from the number of candidates, or fails. Records the settings that it was asked for.
 #[derive(Default)]
 struct Scripted {
     asked: Vec<(Vec<Setting>, Stream)>,
@@ -169,7 +169,7 @@ impl Backend for Scripted {
     }
 }
 
-/// Sizes of a 40 x 64 tensor and of a 64 x 40 one alike, and the smallest ranges that show everything.
+/// Searches with short ranges, and their expected results, which are the same for a 40 x 64 and a 64 x 40 tensor.
 fn expectations() -> Vec<(Search, Expected)> {
     let range = |first, last, step| Range { first, last, step };
     let qsgd = |bits| Setting::Qsgd(Qsgd { bits, ..Qsgd::default() });
@@ -192,7 +192,8 @@ fn expectations() -> Vec<(Search, Expected)> {
                 labels: &["topk 5%", "topk 10%", "dense"],
                 default: 1,
                 settings: [topk(128), topk(256), Setting::Dense].to_vec(),
-                // Elias-Fano with 4 and 3 lower bits: 128 + 2559 / 16 and 256 + 2559 / 8 upper ones.
+                // Elias-Fano coding has 4 and 3 lower bits per position, and 128 + 2559 / 16 and 256 + 2559 / 8 upper
+                // bits in all.
                 sizes: &[16 + 512 + 64 + 36, 16 + 1024 + 96 + 72, 16 + 10240],
             },
         ),
@@ -202,7 +203,7 @@ fn expectations() -> Vec<(Search, Expected)> {
                 labels: &["powersgd 3", "powersgd 4", "powersgd 5"],
                 default: 1,
                 settings: [3, 4, 5].map(low_rank).to_vec(),
-                // A row of 40 and a row of 64 numbers per rank.
+                // Each rank takes a row of 40 and a row of 64 numbers.
                 sizes: &[16 + 3 * 416, 16 + 4 * 416, 16 + 5 * 416],
             },
         ),
@@ -222,7 +223,7 @@ fn tables_offers_and_jobs_are_those_written_down() {
         let mut backend = Scripted::default();
         let measured = search.measure(&model, &mut backend).unwrap();
         check_measured(&measured, &expected);
-        // Where it is sent uncompressed, TopK of everything is what was measured.
+        // The uncompressed option was measured as TopK of all elements.
         let all = Setting::TopK(TopK { keep: 2560, values: Dtype::F32 });
         let asked = expected.settings.iter().map(|&setting| if setting == Setting::Dense { all } else { setting });
         let asked: Vec<Setting> = asked.collect();
@@ -245,7 +246,7 @@ fn tables_offers_and_jobs_are_those_written_down() {
     }
 }
 
-/// Squared errors count down over both layers.
+/// The expected squared errors count down over both layers.
 fn check_measured(measured: &Measured, expected: &Expected) {
     let options = expected.labels.len();
     assert_eq!((&measured.layers[..], &measured.uncompressed[..]), (&[0, 2][..], &[1][..]));

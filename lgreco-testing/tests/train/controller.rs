@@ -54,7 +54,7 @@ proptest! {
     }
 }
 
-/// Multiples of 1/64 in [-1, 1), from named random words: sums and means of a few are exact.
+/// Random multiples of 1/64 in [-1, 1). Sums and means of a few such values are exact.
 fn noise(layer: u32, rank: u32, step: u32, len: usize) -> Vec<f32> {
     let stream = Stream { seed: 11, step, layer, rank };
     (0..len as u64).map(|i| (stream.word(i) >> 25) as f32 / 64.0 - 1.0).collect()
@@ -66,7 +66,7 @@ fn search(method: Method) -> Search {
     search
 }
 
-/// Warm-up of two steps, a decision every three on two gradients.
+/// A configuration with two steps of warm-up, then a decision every three steps, each from two gradients.
 fn config(method: Method, policy: Policy) -> Config {
     let mut config = Config::new(search(method));
     config.policy = policy;
@@ -77,7 +77,7 @@ fn config(method: Method, policy: Policy) -> Config {
 
 const LGRECO: Policy = Policy::LGreco { solver: lgreco_train::plan::Solver::Dp { levels: 10_000 }, accordion: None };
 
-/// Two matrices, of which the second has smaller gradients, and a bias.
+/// The layers of a small model: two matrices and a bias. The second matrix has smaller gradients.
 fn model() -> Vec<Tensor> {
     let layers: [(&str, &[usize]); 3] = [("fc1", &[16, 24]), ("bias", &[24]), ("fc2", &[20, 16])];
     layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap()).into()
@@ -98,7 +98,7 @@ fn views(gradients: &mut [Vec<f32>]) -> Vec<ValuesMut<'_>> {
     gradients.iter_mut().map(|gradient| ValuesMut::F32(gradient)).collect()
 }
 
-/// One step on the model's gradients of this moment; the means.
+/// Takes a step on the model's gradients, and returns the report and the means.
 fn take_step(
     controller: &mut Controller,
     worker: &mut ThreadCollective,
@@ -110,7 +110,7 @@ fn take_step(
     Ok((report, gradients))
 }
 
-/// Begins a step, and performs what ranks have to say to each other before its buckets.
+/// Begins a step, and performs the ranks' control requests before its buckets.
 fn agree(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) -> Result<(), Error> {
     controller.begin_step(rate)?;
     while let Some(request) = controller.control()? {
@@ -119,7 +119,7 @@ fn agree(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) 
     Ok(())
 }
 
-/// What all ranks get where `rank` is the first that differs from rank 0.
+/// The error of all ranks if `rank` is the first rank that differs from rank 0.
 fn differ(rank: u32, what: &'static str, found: OptionValue, expected: OptionValue) -> Error {
     Error::PeerOption { rank, what, found, expected }
 }
@@ -154,7 +154,7 @@ impl Exchange for Bucket {
     }
 }
 
-/// Runs on `world` threads and expects the same from every rank.
+/// Runs `work` on `world` threads, and expects the same result on all ranks.
 fn on_all<T: Send + PartialEq + core::fmt::Debug>(world: u32, work: impl Fn(ThreadCollective) -> T + Sync) -> T {
     let mut all = threads::run(world, work);
     let first = all.remove(0);
@@ -162,7 +162,7 @@ fn on_all<T: Send + PartialEq + core::fmt::Debug>(world: u32, work: impl Fn(Thre
     first
 }
 
-/// A network of so many workers that fails.
+/// A network of this many workers whose collectives fail.
 struct Broken(u32);
 
 impl Collective for Broken {
@@ -186,7 +186,7 @@ impl Collective for Broken {
     }
 }
 
-/// A backend that measures by a function, and does nothing else.
+/// A backend that only measures, with the given function.
 struct Measuring<F>(F);
 
 impl<F: FnMut(&[Job<'_>], &mut [u64], &mut [f64]) -> Result<(), JobError>> Backend for Measuring<F> {

@@ -17,7 +17,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, Valu
 use lgreco_train::rng::Stream;
 use proptest::prelude::*;
 
-/// Uniform on (−1, 1), from named random words.
+/// Uniform random values in (−1, 1).
 fn noise(seed: u64, layer: u32, rank: u32, len: usize) -> Vec<f32> {
     let stream = Stream { seed, step: 77, layer, rank };
     (0..len as u64).map(|i| (stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -29,7 +29,7 @@ fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {
     Case { layers, gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 3 }
 }
 
-/// The same with sums of bf16.
+/// The same case, but sums travel as bf16.
 fn halved(case: &Case) -> Case {
     Case { reduce_dtype: Dtype::Bf16, ..case.clone() }
 }
@@ -76,7 +76,7 @@ fn sidco(density: f64, stages: u32) -> Setting {
 
 const LOW_RANK: Setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
 
-/// A bucket of everything, with layers smaller than a piece, empty ones, and tensors that are cut.
+/// A bucket with many kinds of settings. It has empty layers, layers smaller than a piece, and layers that are cut.
 fn hybrid() -> Vec<(Setting, Shape)> {
     vec![
         (Setting::Dense, shape(7, 1)),
@@ -115,7 +115,7 @@ mod sharded;
 mod spaces;
 mod variable;
 
-/// Those by which every rank gets everything.
+/// Routes by which every rank gets the whole mean.
 const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
 
 #[test]
@@ -136,7 +136,7 @@ fn values_in_few_bits_travel_by_every_route() {
     }
 }
 
-/// Pieces of EDEN are whole blocks; small layers are one piece.
+/// Pieces of EDEN are whole blocks. A small layer is one piece.
 #[test]
 fn rotated_values_travel_by_every_route() {
     use eden::Scale::{LeastSquares, Unbiased};
@@ -239,7 +239,8 @@ proptest! {
     }
 }
 
-/// Independent random bits average out; workers that shared them would keep the error of one.
+/// Workers have independent random bits, so their errors average out. With shared bits, the error of one worker would
+/// remain.
 #[test]
 fn the_error_of_the_mean_falls_with_the_number_of_workers() {
     const STEPS: u32 = 60;
@@ -268,7 +269,7 @@ fn the_error_of_the_mean_falls_with_the_number_of_workers() {
             let world = world as f64;
             let one = expected[0] / world;
             match route {
-                // All but the owner's part, and the second compression.
+                // The error of all parts but the owner's, and the error of the second compression.
                 Route::ScatterReduce => {
                     let two = one * (world - 1.0) / world + expected[0];
                     assert!(squared > 0.6 * two && squared < 1.2 * two, "{world}: {squared} {two}");
@@ -283,7 +284,7 @@ fn the_error_of_the_mean_falls_with_the_number_of_workers() {
     }
 }
 
-/// Algorithm 1 in f64, from the same start matrix: P̂ P̂ᵀ M of the mean M.
+/// PowerSGD's Algorithm 1 in f64, from the same start matrix. Returns P̂ P̂ᵀ M for the mean M.
 fn textbook(case: &Case, rank: usize) -> Vec<f64> {
     let (rows, cols) = (case.layers[0].1.rows(), case.layers[0].1.cols());
     let mut q = vec![0.0; cols * rank];
@@ -330,7 +331,7 @@ fn powersgd_projects_the_mean() {
     }
 }
 
-/// The workers' parts that cancel leave no trace in the mean, and the warm start finds the largest direction.
+/// Contributions that cancel do not affect the mean, and the warm start finds the largest direction.
 #[test]
 fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
     let (rows, cols) = (6, 5);
@@ -400,7 +401,8 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
     }
 }
 
-/// Uncompressed layers of 2^16 elements and more have a collective each, on their own memory; a failure is told before.
+/// Each uncompressed layer of 2^16 elements or more has its own collective, in its own memory. Failures are reported
+/// before that.
 #[test]
 fn large_dense_layers_are_summed_in_their_place() {
     let large = (Setting::Dense, shape(300, 256));
@@ -411,7 +413,7 @@ fn large_dense_layers_are_summed_in_their_place() {
             check_failure(&case);
         }
     }
-    // By three the sum is that of quarters.
+    // With three workers, the shares that are summed are quarters.
     let case = case(&[large], 3, Route::AllGather);
     let outcomes: Vec<Outcome> = case.run().into_iter().map(Result::unwrap).collect();
     let exact = |i: usize| case.gradients.iter().map(|worker| worker[0][i] as f64).sum::<f64>() / 3.0;
@@ -422,7 +424,7 @@ fn large_dense_layers_are_summed_in_their_place() {
     );
 }
 
-/// Four ranks whose sum f32 cannot hold.
+/// The sum over the four ranks exceeds f32, but their mean does not.
 #[test]
 fn the_mean_of_large_dense_layers_does_not_overflow() {
     let mut case = case(&[(Setting::Dense, shape(256, 256))], 4, Route::AllGather);
@@ -432,7 +434,8 @@ fn the_mean_of_large_dense_layers_does_not_overflow() {
     }
 }
 
-/// Cut where the quantiser's buckets end, a tensor is quantised as if it were whole; but for the owner's own piece.
+/// Tensors are cut where the quantiser's buckets end. So pieces are quantised like the whole tensor, except for the
+/// owner's own piece.
 #[test]
 fn cutting_a_tensor_changes_no_quantiser_bucket() {
     let layers = [(qsgd(4, 64, Rounding::Nearest), shape(50, 20)), (qsgd(8, 7, Rounding::Nearest), shape(30, 3))];

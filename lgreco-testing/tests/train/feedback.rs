@@ -29,7 +29,7 @@ fn quantised(bits: u8, bucket: u32) -> Setting {
     Setting::Qsgd(Qsgd { bits, bucket, scale: Scale::MaxNorm, rounding: Rounding::Stochastic })
 }
 
-/// One of each method; contractions on what [`noise`] makes.
+/// Settings of several methods. All are contractions on the values of [`noise`].
 fn settings(n: u32) -> Vec<Setting> {
     let nearest = Qsgd { bits: 3, bucket: 64, scale: Scale::MinMax, rounding: Rounding::Nearest };
     [Setting::Dense, top(n.div_ceil(5)), quantised(4, 100), Setting::Qsgd(nearest)]
@@ -40,7 +40,7 @@ fn settings(n: u32) -> Vec<Setting> {
         .collect()
 }
 
-/// Roughly normal numbers (sums of four uniform ones) of variance 1/3.
+/// Roughly normal values of variance 1/3: sums of four uniform ones.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     let stream = Stream { seed, ..Stream::default() };
     let block = |i| stream.block(i as u32).map(|word| word as f32 / 4294967296.0 - 0.5);

@@ -1,6 +1,6 @@
-//! Every file in `tests/golden/` is read as it was when it was added, whatever has changed since. What a `.json` file says
-//! stands beside it in a `.txt` file, one fact a line, floats as the hex digits of their bits; Python's reader wrote
-//! those. `controller/golden.rs` reads the saved states.
+//! Every file in `tests/golden/` must have the same meaning as when it was added. A `.txt` file beside each `.json` file
+//! lists its contents, one fact per line, with floats as the hex digits of their bits. Python's reader wrote the `.txt`
+//! files. `controller/golden.rs` tests the saved states.
 
 use lgreco_train::compress::decode;
 use lgreco_train::file::{PlanFile, TableFile};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
-/// Files in each version's folder; none is ever taken away.
+/// The number of files in each version's folder. No file is ever removed.
 const FILES: [(&str, usize); 1] = [("v0.1", 23)];
 const PAYLOADS: usize = 64;
 
@@ -27,7 +27,7 @@ fn files() -> Vec<PathBuf> {
     versions.iter().flat_map(|folder| entries(folder)).collect()
 }
 
-/// The files `KIND-*.json`, each with what is expected of it.
+/// The files `KIND-*.json`, each with the text of its `.txt` file.
 fn of_kind(kind: &str) -> Vec<(PathBuf, Vec<u8>, String)> {
     let is_of_kind = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -99,7 +99,7 @@ fn plans_are_read_as_they_always_were() {
     }
 }
 
-/// The optimum of a table is a fact about the table.
+/// The optimum of a table does not depend on the solver's version.
 #[test]
 fn the_golden_plan_is_still_the_optimum_of_the_golden_table() {
     let read = |name: &str| fs::read(format!("{FOLDER}/v0.1/{name}")).unwrap();
@@ -127,7 +127,8 @@ struct Method {
     method: String,
 }
 
-/// PowerSGD's sums may be taken in any order: its values agree to 1e-5 of the largest, the others' bit for bit.
+/// Decoded values must be equal bit for bit. Only PowerSGD's may differ, by 1e-5 of the largest value, because its sums
+/// may be in any order.
 #[test]
 fn payloads_are_read_as_they_always_were() {
     let mut methods = BTreeSet::new();

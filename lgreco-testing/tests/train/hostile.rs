@@ -2,7 +2,7 @@ use lgreco_testing::hostile::{Choices, ends, memories, peer, state};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// Runs `check` on 40 random bytes, `runs` times.
+/// Runs `check` `runs` times, each time on 40 random bytes.
 fn random<T>(runs: u32, mut check: impl FnMut(Choices<'_>) -> T) -> Vec<T> {
     let bytes = |step| {
         let stream = Stream { seed: 11, step, ..Stream::default() };

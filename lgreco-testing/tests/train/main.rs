@@ -1,4 +1,4 @@
-//! The properties of lgreco-train.
+//! Tests of lgreco-train's properties.
 
 mod controller;
 mod exchange;

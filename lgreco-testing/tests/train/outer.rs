@@ -28,7 +28,7 @@ fn settings(keep: u32) -> Vec<Setting> {
     vec![Setting::TopK(TopK { keep, values: Dtype::F32 }); SHAPES.len()]
 }
 
-/// Uncompressed, or TopK everywhere from the first step on.
+/// Without settings, all layers are uncompressed. With them, they are compressed from the first step on.
 fn config(settings: Option<Vec<Setting>>) -> Config {
     let mut config = Config::new(Search::new(Method::TopK));
     config.policy = settings.map_or(Policy::Uncompressed, Policy::Fixed);
@@ -49,7 +49,7 @@ fn views(parameters: &mut [Vec<f32>]) -> Vec<&mut [f32]> {
     parameters.iter_mut().map(|values| &mut values[..]).collect()
 }
 
-/// An inner step of a rank: noise.
+/// An inner step of a rank, on random gradients.
 fn train(parameters: &mut [Vec<f32>], rank: u32, step: u64) {
     for (layer, values) in (0..).zip(parameters) {
         let noise = noise(layer, rank, step, values.len());
@@ -90,7 +90,7 @@ impl Rank {
     }
 }
 
-/// By the equations, in f64 and without the library's feedback: the values of all ranks after so many steps.
+/// The values of all ranks after `steps` steps, from the equations in f64, without the library's feedback.
 fn by_equations(outer: &Outer, world: u32, keep: Option<usize>, steps: u64) -> Vec<f64> {
     let wide = |values: Vec<Vec<f32>>| -> Vec<f64> { values.concat().into_iter().map(f64::from).collect() };
     let mut shared = wide(start());
@@ -255,7 +255,7 @@ fn one_may_leave_and_another_join() {
         });
         (rank.outer.save().unwrap(), rank.residuals(), rank.parameters)
     });
-    // Rank 2 leaves, and rank 0 takes over what it had accumulated, or nobody does.
+    // Rank 2 leaves. Either rank 0 takes over its residuals, or nobody does.
     for handed_on in [true, false] {
         let residuals = threads::run(2, |mut worker| {
             let mut rank = Rank::new(outer, told.clone(), &mut worker);
@@ -278,7 +278,7 @@ fn one_may_leave_and_another_join() {
             }
         }
     }
-    // A fourth one joins without residuals.
+    // A fourth rank joins without residuals.
     threads::run(4, |mut worker| {
         let mut rank = Rank::new(outer, told.clone(), &mut worker);
         let own = saved.get(worker.rank() as usize).map(|(own, ..)| &own[..]);
@@ -375,7 +375,7 @@ fn damaged_states_are_refused_and_change_nothing() {
             damaged[place] ^= 1 << bit;
             assert!(load(&damaged).is_err(), "bit {bit} of byte {place}");
             lgreco_testing::reseal(&mut damaged);
-            // Whatever it says now, it is read to its end or refused.
+            // With the right checksum, the damaged state is loaded or refused, without a panic.
             let _ = load(&damaged);
         }
     }

@@ -10,19 +10,19 @@ use lgreco_testing::pipeline::*;
 use lgreco_train::gradient::{Dtype, Values};
 use lgreco_train::rng::Stream;
 
-/// A setting without memory, the same codec both ways.
+/// A setting without memory, with the same codec in both directions.
 fn plain(batch: u32, features: u32, codec: Codec) -> CutSetting {
     let link = Link { codec, memory: LinkMemory::None };
     CutSetting { cut: 0, batch, features, in_flight: 4, forward: link, backward: link }
 }
 
-/// A setting that remembers samples, uncompressed back.
+/// A setting that remembers samples. Gradients are uncompressed.
 fn samples(batch: u32, features: u32, codec: Codec, capacity: u32, storage: RowStorage) -> CutSetting {
     let forward = Link { codec, memory: LinkMemory::Samples { capacity, storage } };
     CutSetting { forward, ..plain(batch, features, Codec::Dense { values: Dtype::F32 }) }
 }
 
-/// Numbers of a roughly normal distribution of variance 1/3.
+/// Roughly normal values of variance 1/3.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     let stream = Stream { seed, ..Stream::default() };
     let block = |i| stream.block(i as u32).map(|word| word as f32 / 4294967296.0 - 0.5);

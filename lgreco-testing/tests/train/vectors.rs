@@ -1,12 +1,12 @@
-//! Golden payloads: `tests/golden/v0.1/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as
-//! the hex digits of their bits, for implementations in any language. Payloads and values are the same bit for bit, but for
-//! PowerSGD: its sums may be taken in any order, so that only the header, the length and, to 1e-5 of the largest input,
-//! the decoded values are the same.
+//! Golden payloads: `tests/golden/v0.1/payloads.json` has inputs, settings, payload bytes and decoded values, for
+//! implementations in any language. Numbers are the hex digits of their bits. Payloads and values must be equal bit for
+//! bit, except for PowerSGD, whose sums may be in any order. For PowerSGD, only the header and the length must be equal,
+//! and decoded values may differ by 1e-5 of the largest input.
 //!
-//! SIDCo's cases keep their thresholds away from values, since logarithms differ in their last bits.
+//! In SIDCo's cases, no value is near a threshold, because the last bits of logarithms differ between machines.
 //!
-//! With `LGRECO_BLESS=1` the test writes what this implementation makes of cases whose payload is empty; payload
-//! formats are permanent, so the others stay as they are.
+//! With `LGRECO_BLESS=1`, the test fills in the cases with an empty payload. Payload formats are permanent, so other cases
+//! never change.
 
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
@@ -109,7 +109,7 @@ fn setting(form: &SettingForm) -> Setting {
     }
 }
 
-/// The payload as hex digits and the bits of the decoded values.
+/// Returns the payload and the bits of the decoded values, as hex digits.
 fn outcome(case: &Case) -> (String, Vec<String>) {
     let words: Vec<u32> = case.values.iter().map(|hex| u32::from_str_radix(hex, 16).unwrap()).collect();
     let single: Vec<f32> = words.iter().map(|&word| f32::from_bits(word)).collect();

@@ -1,11 +1,12 @@
-//! A transformer's layers, and settings of TopK at as many bytes.
+//! The layers of a transformer, and settings of TopK with equal bytes.
 
 use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::{Compressor, Setting, topk::TopK};
 use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
 
-/// Six blocks of width 320, an embedding of 256 characters and one of 128 places: 7.5 million values.
+/// The layers of a transformer: six blocks of width 320, an embedding of 256 characters, and an embedding of 128
+/// positions. They have 7.5 million values.
 pub fn shapes() -> Vec<Shape> {
     let block = [[960, 320], [960, 1], [320, 320], [320, 1], [1280, 320], [1280, 1], [320, 1280], [320, 1]];
     let block = block.into_iter().chain([[320, 1]; 4]);
@@ -14,7 +15,7 @@ pub fn shapes() -> Vec<Shape> {
     shapes.map(|[rows, cols]| Shape::new(rows, cols).expect("below 2^32")).collect()
 }
 
-/// Values of a rank's gradient, with heavier tails than a uniform's, as gradients have.
+/// A rank's gradient. Like real gradients, its values have heavier tails than a uniform distribution.
 pub fn noise(rank: u32, len: usize) -> Vec<f32> {
     let stream = Stream { seed: 3, step: 0, layer: 0, rank };
     let value = |i: u64| {
@@ -24,17 +25,18 @@ pub fn noise(rank: u32, len: usize) -> Vec<f32> {
     (0..len as u64).map(value).collect()
 }
 
-/// Each layer's setting where all keep the same share.
+/// The settings of all layers if each layer keeps the same share of its elements.
 pub struct Row {
     pub name: String,
-    /// Of the elements, how many are kept.
+    /// The fraction of the elements that is kept.
     pub share: f64,
     pub settings: Vec<Setting>,
-    /// Of all payloads.
+    /// The length of all payloads together.
     pub bytes: usize,
 }
 
-/// TopK in full at each of so many per cent, and in 2, 3 and 4 bits at the most that takes no more bytes.
+/// For each percentage, a row for TopK in full, and rows for TopK in 2, 3 and 4 bits. TopK in few bits keeps the
+/// largest share that takes no more bytes.
 pub fn rows(shapes: &[Shape], percents: &[usize]) -> Vec<Row> {
     let keep = |shape: &Shape, share: f64| ((shape.elements() as f64 * share) as u32).max(1);
     let row = |name: String, share, setting: &dyn Fn(&Shape) -> Setting| {

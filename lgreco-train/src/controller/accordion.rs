@@ -1,15 +1,15 @@
-//! Accordion: its parameters, and its two detectors. One watches gradient norms per layer, the other the learning rate.
+//! The parameters of Accordion and its two detectors. One detector watches each layer's gradient norm, the other the learning rate.
 
 /// Parameters of Accordion (Agarwal et al., MLSys 2021): two compression levels, and thresholds of its detectors.
 ///
 /// The levels are parameters of the search's first method: bits, densities or ranks. A layer is *critical* at a decision when the
 /// norm of its window's gradient changed by a fraction of at least `eta` since the last decision. It is also critical at the first
-/// decision, and after a norm of 0. Critical layers get `low` compression. When the learning rate falls by more than the factor
-/// `drop` from its highest since the last decision, all layers get `low` compression until the next decision.
+/// decision, and after a norm of 0. Critical layers get `low` compression. If the learning rate falls by more than the factor
+/// `drop` below its highest value since the last decision, all layers get `low` compression until the next decision.
 ///
-/// This deviates from the paper in two points. The norm is that of the window's mean gradient, not of an epoch's sum. The authors
-/// react to any decrease of the learning rate. A schedule that decays at every step would then keep all layers at `low`
-/// compression, hence the threshold `drop`.
+/// This deviates from the paper in two points. First, the norm is computed from the window's mean gradient, not from the sum over
+/// an epoch. Second, the authors react to any decrease of the learning rate. A schedule that decays at every step would then keep
+/// all layers at `low` compression, so this implementation has the threshold `drop`.
 ///
 /// ```
 /// use lgreco_train::controller::{Accordion, Policy};
@@ -20,17 +20,17 @@
 pub struct Accordion {
     /// The parameter of critical layers: many bits, a high density or rank.
     pub low: f64,
-    /// The parameter of the others, below `low`.
+    /// The parameter of all other layers; smaller than `low`.
     pub high: f64,
     /// Smallest relative change of the norm that makes a layer critical.
     pub eta: f64,
-    /// All layers get `low` compression if the learning rate falls by more than this factor between two decisions. At least 1; 1
-    /// stands for any decrease.
+    /// All layers get `low` compression if the learning rate falls by more than this factor between two decisions. At least 1; with
+    /// 1, any decrease counts.
     pub drop: f64,
 }
 
 impl Accordion {
-    /// With the published threshold `eta` of 0.5, and a `drop` of 1.5.
+    /// Parameters with the published threshold `eta` of 0.5 and a `drop` of 1.5.
     ///
     /// ```
     /// use lgreco_train::controller::Accordion;
@@ -41,7 +41,8 @@ impl Accordion {
     }
 }
 
-/// Whether a layer is critical, from its gradient norm now and at the decision before (`None` at the first).
+/// Whether a layer is critical. `before` is its gradient norm at the previous decision (`None` at the first), and `now` its present
+/// norm.
 pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> bool {
     match before {
         None | Some(0.0) => true,

@@ -1,9 +1,10 @@
 //! The short messages by which ranks agree on a step before they exchange anything.
 //!
-//! A message has 32 bytes: an error code, a fingerprint of options, settings and schedule, whether gradients are finite, and the
-//! seconds of the rank's steps. All ranks exchange it under every policy: at the first step, after a state was loaded, where a
-//! decision is due, before a switch takes effect, after a bucket in which ranks differed, and before every blocking step. If
-//! fingerprints differ, all ranks exchange the fields from which they are computed, so that every rank can name the difference.
+//! A message has 32 bytes: an error code, a fingerprint (of options, settings and schedule), a flag for gradients that are not
+//! finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message in six cases: at the
+//! first step, after a state was loaded, when a decision is due, before settings switch, after a bucket in which ranks differed,
+//! and before every blocking step. If fingerprints differ, all ranks exchange the fields from which they are computed, so that
+//! every rank can name the difference.
 //!
 //! At other steps, the messages of buckets contain the fingerprint. A rank that finds an error after the exchange, such as a
 //! residual that does not fit its format, reports it in its next message.
@@ -21,7 +22,7 @@ pub(super) const fn words(world: usize) -> usize {
     WORDS * world
 }
 
-/// Writes this rank's message to its place among those of all ranks.
+/// Writes this rank's message to this rank's place in the buffer for all ranks.
 pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, measured: u64, words: &mut [u64]) {
     words[WORDS * rank as usize..][..WORDS].copy_from_slice(&message(local, fingerprint, measured));
 }
@@ -34,7 +35,7 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
     own.map(u64::to_le)
 }
 
-/// This rank's failure, written to the places of all `world` ranks, because a rank that has failed may not know its own place.
+/// A buffer with this rank's failure in the places of all `world` ranks, because a rank that has failed may not know its own place.
 pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
     message(Err(failure), 0, 0).repeat(world as usize)
 }
@@ -44,7 +45,7 @@ pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
 pub(super) enum Heard {
     /// Bitwise or of all ranks' answers.
     Answers(u64),
-    /// The first rank whose fingerprint differs from that of rank 0.
+    /// The first rank whose fingerprint differs from rank 0's.
     Differs(u32),
 }
 
@@ -73,7 +74,7 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// A buffer for the fields of `world` ranks, with the fields of this rank in its place.
+/// A buffer for the fields of `world` ranks, with this rank's fields already in their place.
 pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
     let mut words = vec![0; fields.len() * world as usize];
     let own = &mut words[fields.len() * rank as usize..][..fields.len()];

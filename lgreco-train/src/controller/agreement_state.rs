@@ -9,7 +9,7 @@ use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Bit of a rank's answer. It is set if one of the rank's gradients is not finite.
+/// This bit of a rank's answer is set if one of the rank's gradients is not finite.
 pub(super) const BROKEN: u64 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) enum Stage {
 /// The agreement of one step.
 pub(super) struct Control {
     pub stage: Stage,
-    /// Whether a gradient of this rank is not finite, or this rank's error.
+    /// `Ok` tells whether a gradient of this rank is not finite; `Err` is this rank's error.
     pub local: Result<bool, Error>,
     /// Whether the step begins with an agreement.
     pub asks: bool,
@@ -44,7 +44,7 @@ pub(super) struct Control {
     pub differs: u32,
     /// Bitwise or of all ranks' answers.
     pub answers: u64,
-    /// The prepared switch, or why this rank cannot switch.
+    /// The prepared switch (or the reason why this rank cannot switch), and the decision.
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     /// Whether settings have changed in this step.
     pub switched: bool,
@@ -66,7 +66,7 @@ pub(super) struct StepTotals {
     pub late: Option<Error>,
     /// Bytes that this rank has sent.
     pub bytes_out: u64,
-    /// Whether a bucket became zeros or NaN because some gradient was not finite.
+    /// Whether the gradients of a bucket became zeros or NaN because some gradient was not finite.
     pub broken: bool,
     /// Whether the exchange of a bucket has confirmed that all ranks were given the same settings.
     pub told: bool,
@@ -74,15 +74,15 @@ pub(super) struct StepTotals {
     pub not_finite: bool,
     /// Whether a gradient is missing from the window of a decision.
     pub incomplete: bool,
-    /// Seconds of planning, and when exchanging began.
+    /// Seconds of planning, and the time at which the exchange began.
     pub planned: Option<(f64, f64)>,
     /// Bytes that this rank puts on the wire, if seconds are measured.
     pub wire: f64,
     /// Seconds that this rank has computed, if seconds are measured.
     pub computing: f64,
-    /// Whether the seconds of a step that a device has exchanged have not been recorded yet.
+    /// Whether a device has exchanged the step and its seconds have not been recorded yet.
     pub unmetered: bool,
-    /// Whether that step belongs to the window of a decision.
+    /// Whether the step of `unmetered` belongs to the window of a decision.
     pub in_window: bool,
 }
 
@@ -136,7 +136,7 @@ impl Control {
         self.answers & BROKEN != 0
     }
 
-    /// Ends the step, also during its agreement.
+    /// Ends the step, even if its agreement is not complete.
     pub(super) fn cancel(&mut self) {
         self.stage = Stage::Idle;
         self.switches = None;

@@ -8,11 +8,11 @@ use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
-/// The layers of a bucket, and all memory of its exchange besides the gradients.
+/// The layers of a bucket, and all memory of its exchange except the gradients.
 #[derive(Default)]
 pub(super) struct Arena {
     pub layers: Vec<LentLayer>,
-    /// The compressors' input, for layers that cannot hold it in the place of their gradients:
+    /// The compressors' input of layers that cannot hold it in the memory of their gradients; see
     /// [`LayerPlan::offered`](super::layer_plan::LayerPlan).
     pub offered: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
@@ -28,8 +28,8 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. `gradients` is empty if this rank has
-    /// failed. `late` is an error of a residual that an earlier call has found. The result contains it, or else the first such
-    /// error that `work` finds. The scratch memory begins with `rest` values of compression errors.
+    /// failed. `late` is an error of a residual that an earlier call has found. Returns the result of `work` with `late`, or with
+    /// the first such error that `work` finds. The scratch memory begins with `rest` values of compression errors.
     pub(super) fn exchange<T>(
         &mut self,
         gradients: &mut [ValuesMut<'_>],
@@ -67,7 +67,7 @@ impl Arena {
         Ok(bytes)
     }
 
-    /// Number of values in the compression errors of all layers that need scratch memory while means replace gradients.
+    /// Number of compression errors that need scratch memory while means replace gradients, over all layers.
     pub(super) fn rest(&self) -> usize {
         self.layers.iter().map(|layer| layer.plan.rest()).sum()
     }
@@ -102,9 +102,9 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// An arena for a bucket of `layers` layers: the smallest one that is large enough, but not more than about twice as large as
-    /// needed. If there is none, a new one replaces another. If buckets come one at a time (`alone`), the only arena is used and
-    /// grows.
+    /// Takes an arena for a bucket of `layers` layers: the smallest free one that is large enough, but not more than about twice as
+    /// large as needed. If no free arena fits, a new one replaces a free one. If buckets come one at a time (`alone`), the only
+    /// arena is used and grows.
     pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {
             let enough = arena.workspace.len() >= needs.workspace && arena.offered.len() >= needs.offered;
@@ -179,7 +179,7 @@ fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
 /// An exchange takes its layers as a slice of `Layer<'b>`. These borrow the gradients of a single call, so each call fills a new
 /// list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
 /// elements may get any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because the standard
-/// library collects in place where sizes agree. That needs no unsafe code. With a standard library that does not collect in place,
+/// library collects in place where sizes agree. This needs no unsafe code. With a standard library that does not collect in place,
 /// this would still be correct, but the tests of allocations in `lgreco-train/tests` would fail.
 fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();

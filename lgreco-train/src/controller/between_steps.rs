@@ -1,4 +1,4 @@
-//! Calls between two steps: metrics, residuals, and influence on decisions.
+//! Methods that are called between two steps: for metrics, residuals and decisions.
 
 use super::{Controller, Decision, External, Metrics, PlanResult, PlanTask, Policy, Residuals, Tensor, metrics};
 use crate::Error;
@@ -20,7 +20,7 @@ impl Controller {
         &self.scheduler.tensors
     }
 
-    /// Number of steps taken, including skipped steps, which is also the index of the next step.
+    /// Number of steps taken, including skipped ones. It is also the index of the next step.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -66,7 +66,7 @@ impl Controller {
         self.scheduler.decision.as_ref()
     }
 
-    /// Steps in which some rank's gradient was not finite.
+    /// Number of steps in which some rank's gradient was not finite.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -143,7 +143,7 @@ impl Controller {
         Planning(self)
     }
 
-    /// Layers whose gradients the caller exchanges, on a device for instance.
+    /// Access for callers that exchange the gradients of some layers themselves, for instance on a device.
     pub fn external(&mut self) -> External<'_> {
         External(self)
     }
@@ -182,7 +182,7 @@ impl Planning<'_> {
     /// settings.
     ///
     /// If a device [has gradients of the window](super::External::note_observed), the task is available even with a `lead` of 0,
-    /// after the step of the decision has begun. It needs [`run_with`](PlanTask::run_with), and `control` does not run it.
+    /// after the step of the decision has begun. The task needs [`run_with`](PlanTask::run_with), and `control` does not run it.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
@@ -208,7 +208,7 @@ impl Planning<'_> {
         self.0.scheduler.take_task()
     }
 
-    /// Whether the next step is that of a decision. A caller that plans on a thread waits for the result before that step, so that
+    /// Whether a decision is due at the next step. A caller that plans on a thread waits for the result before that step, so that
     /// every run switches at the same step.
     ///
     /// ```
@@ -234,12 +234,12 @@ impl Planning<'_> {
     }
 
     /// Asks for a decision before the scheduled one, because the data or the network have changed. Its window begins with the next
-    /// step, and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns that step; `None` under
-    /// policies that make no further decision. The rest of the schedule stays. All ranks must call this between the same two steps.
-    /// Saved states contain the request.
+    /// step, and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns the step at which it is
+    /// due, or `None` under policies that make no further decision. The rest of the schedule does not change. All ranks must call
+    /// this between the same two steps. Saved states contain the request.
     ///
-    /// If some ranks have not called it, the next step fails on every rank with [`Error::PeerOption`]. In a step of buckets, the
-    /// first bucket fails with [`Error::PeerPlan`] instead.
+    /// If some ranks have not called it, the next step fails on every rank with [`Error::PeerOption`]. If the trainer exchanges the
+    /// buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -257,16 +257,16 @@ impl Planning<'_> {
         Ok(self.0.scheduler.replan())
     }
 
-    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks do so between the same two steps. They
-    /// switch at the next step, or at the end of the warm-up if that is later. If a plan task with the old settings was taken, the
-    /// switch at the end of the warm-up may come a step later. Steps of buckets switch a step later, because the buckets of the
-    /// step before check that all ranks were given the same settings. Residuals and PowerSGD's factors stay, as at any switch. A
-    /// setting with which error feedback does not work is [refused](super::Uncompressed::NotContractive) without looking at
-    /// gradients.
+    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks must call this between the same two steps.
+    /// They switch at the next step, or at the end of the warm-up if that is later. If a plan task with the old settings was taken,
+    /// the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets itself, ranks switch one
+    /// step later, because the buckets of a step must first check that all ranks were given the same settings. Residuals and
+    /// PowerSGD's factors are kept, as at any switch. A setting with which error feedback does not work is
+    /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
     ///
-    /// If ranks were given different settings, or only some were given any, the next step fails on every rank with
-    /// [`Error::PeerOption`]. In a step of buckets, the first bucket fails with [`Error::PeerPlan`] instead. The run continues
-    /// after all ranks were given the same settings.
+    /// If ranks were given different settings, or if only some ranks were given settings, the next step fails on every rank with
+    /// [`Error::PeerOption`]. If the trainer exchanges the buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
+    /// The run continues after all ranks were given the same settings.
     ///
     /// ```
     /// use lgreco_train::controller::{Cause, Config, Controller, Policy, Tensor};
@@ -293,8 +293,8 @@ impl Planning<'_> {
     ///
     /// # Errors
     /// [`Error::NotFixed`] under another policy; [`Error::StepOrder`] while a step is under way;
-    /// [`CoreError::Length`](crate::CoreError::Length) unless there is one setting per layer; those of settings that do not fit their
-    /// layer. Nothing has changed then.
+    /// [`CoreError::Length`](crate::CoreError::Length) unless there is one setting per layer; the errors of settings that do not
+    /// fit their layer. On an error, nothing has changed.
     pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         self.0.scheduler.fix(settings)
@@ -302,10 +302,10 @@ impl Planning<'_> {
 
     /// Compresses gradients during the warm-up, too.
     ///
-    /// Until the first decision, layers have the default settings, or those of a fixed policy. This suits few and large steps, such
-    /// as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model too much. All
-    /// ranks call it before the first step. Under [`Policy::Uncompressed`] nothing changes. Settings with which error feedback does
-    /// not work are refused without looking at gradients.
+    /// Until the first decision, layers have the default settings, or the settings of a fixed policy. This suits few and large
+    /// steps, such as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model
+    /// too much. All ranks must call this before the first step. It has no effect under [`Policy::Uncompressed`]. Settings with
+    /// which error feedback does not work are refused without looking at gradients.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -318,8 +318,8 @@ impl Planning<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when steps have been taken; those of settings that do not fit their layer,
-    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    /// [`Error::StepOrder`] when steps have been taken; the errors of settings that do not fit their layer,
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). On an error, nothing has changed.
     pub fn compress_warmup(&mut self) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         if self.0.scheduler.step > 0 {

@@ -27,7 +27,7 @@ use lgreco::error::expect_len;
 pub(super) enum Progress {
     Open,
     UnderWay,
-    /// Gradients are means, and residuals are those of the next step.
+    /// The gradients have become means, and the residuals have been updated.
     Exchanged,
     /// Some rank's gradient was not finite. Residuals are unchanged.
     Broken,
@@ -85,20 +85,20 @@ pub struct Bucket {
     pub(super) needs: Needs,
     /// Whether the scratch memory is kept for the next bucket, because buckets come one at a time.
     pub(super) keeps_scratch: bool,
-    /// The number of this step in a decision's window, from 1; 0 outside.
+    /// The number of this step in a decision's window, counted from 1; 0 outside a window.
     pub(super) window_step: u64,
     pub(super) non_finite: NonFinite,
-    /// This rank's error before the exchange. Its messages report it to all ranks.
+    /// This rank's error from before the exchange. The bucket's messages report it to all ranks.
     pub(super) failure: Option<Error>,
-    /// This rank's error after its last message. The next bucket or step reports it to the others.
+    /// This rank's error from after the bucket's last message. The next bucket or step reports it to the other ranks.
     pub(super) late: Option<Error>,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
-    /// Whether all ranks have found that they differ.
+    /// Whether the exchange has shown all ranks that they differ.
     pub(super) differs: bool,
     /// Bytes that this rank has sent.
     pub(super) bytes: u64,
-    /// When the controller lent the bucket.
+    /// The time at which the controller lent the bucket.
     pub(super) began: Option<f64>,
     /// The clock, if seconds are measured.
     pub(super) clock: Option<fn() -> f64>,
@@ -119,25 +119,25 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes. A caller can reserve or register
-    /// memory for them beforehand. There are fewer if the exchange fails.
+    /// memory for them beforehand. If the exchange fails, there are fewer collectives.
     ///
     /// # Errors
-    /// Those of [`Controller::open`](super::Controller::open), so none for an open bucket.
+    /// The errors of [`Controller::open`](super::Controller::open), so none for a bucket that was opened.
     pub fn rounds(&self) -> Result<impl Iterator<Item = Round>, Error> {
         let specs = self.arena.layers.iter().map(LentLayer::spec);
         let program = Program::new(specs.clone(), self.moment, self.agreement, 0)?;
         Ok(program.rounds(specs).map(|(_, round)| round))
     }
 
-    /// This rank's failure, if no message has reported it because the bucket never got gradients.
+    /// This rank's failure, if the bucket never got gradients and so no message has reported it.
     pub(super) fn untold(&self) -> Option<Error> {
         self.failure.filter(|_| self.progress == Progress::Open)
     }
 
-    /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. Whatever is submitted
-    /// for it counts as zeros. Its residual stays unchanged, because the trainer might not apply its mean. With
-    /// [`Route::ScatterReduce`], the error of compressing this rank's share of the mean is added to the residual. Other ranks may
-    /// have a gradient. If none has, PowerSGD restarts from random factors.
+    /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. The values that are
+    /// submitted for it count as zeros. Its residual stays unchanged, because the trainer might not apply its mean. There is one
+    /// exception: with [`Route::ScatterReduce`], the error of compressing this rank's share of the mean is added to the residual.
+    /// Other ranks may have a gradient of the layer. If no rank has one, PowerSGD restarts from random factors.
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -178,7 +178,7 @@ impl Bucket {
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. Its messages
     /// report that to all ranks, so that none waits for it. [`next`](Bucket::next) then takes no gradients, and fails on every
-    /// rank: here with `failure`, elsewhere with [`Error::Peer`].
+    /// rank: on this rank with `failure`, on the others with [`Error::Peer`].
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -215,26 +215,26 @@ impl Bucket {
         par_layers::for_each(layers, gradients, offered, &len, &|lent, gradient, room| lent.offer(gradient, room, step))
     }
 
-    /// Computes until the next collective, and returns its request. The collective before must be complete. `None` means that the
+    /// Computes until the next collective, and returns its request. The previous collective must be complete. `None` means that the
     /// gradients have become means, and that residuals are updated. `gradients` must be the ones given to
     /// [`submit`](Bucket::submit).
     ///
     /// With [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
-    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay.
+    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged.
     ///
     /// # Errors
-    /// Those of [`Flight::next`], on all ranks alike. Gradients are then undefined. Residuals are unchanged. Without
-    /// [`undo`](super::Config::undo), there is an exception: residuals of layers that were being averaged may already contain this
-    /// step's compression error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With
-    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports it to the
-    /// others. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when the
-    /// gradients are not those submitted.
+    /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
+    /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
+    /// error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
+    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others.
+    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
+    /// are not the ones that were submitted.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and
-    /// frees it. In the last call, that includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// frees it. In the last call, this memory includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -328,7 +328,7 @@ impl Bucket {
         }
     }
 
-    /// Ends the exchange with an error, of this rank alone or of all.
+    /// Ends the exchange with an error. `alone` tells whether only this rank has failed.
     fn fail(&mut self, error: Error, alone: bool, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         self.note_failure(error, alone);
         if self.progress != Progress::Broken {
@@ -345,7 +345,8 @@ impl Bucket {
         self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
     }
 
-    /// Records the error that ends the exchange. It decides what the gradients become, and what the next message reports.
+    /// Records the error that ends the exchange. The error determines the final content of the gradients, and what the next message
+    /// reports.
     fn note_failure(&mut self, error: Error, alone: bool) {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Residuals stay unchanged, so errors in the new ones no longer matter.
@@ -378,7 +379,7 @@ fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error>
     })
 }
 
-/// The gradients, or none on a rank that has failed, because its gradients may be invalid.
+/// Returns the gradients, but none on a rank that has failed, because its gradients may be invalid.
 fn unless_failed<'g, 'v>(failure: Option<Error>, gradients: &'g mut [ValuesMut<'v>]) -> &'g mut [ValuesMut<'v>] {
     if failure.is_some() { &mut [] } else { gradients }
 }

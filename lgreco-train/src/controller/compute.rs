@@ -1,8 +1,8 @@
-//! Seconds of compressing, learnt from trials on the planning thread and from steps.
+//! The time that compression takes, learnt from trials on the planning thread and from steps.
 //!
 //! The seconds of a method are its [`work`] times two factors. The first comes from a trial, which encodes and decodes a layer of
-//! this model on this machine before the method is used. The second is the overhead of real steps over the trial: residuals, other
-//! ranks' processors, buffers. A method that no step has used yet has the mean overhead of the others.
+//! this model on this machine before the method is used. The second factor is the overhead of real steps over the trial, due to
+//! residuals, other ranks' processors and buffers. A method that no step has used yet gets the mean overhead of the other methods.
 
 use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;
@@ -10,8 +10,8 @@ use crate::gradient::Shape;
 /// The cost family of uncompressed layers.
 pub(super) const DENSE: usize = 0;
 
-/// A rough estimate of the seconds in which a slow core compresses a layer and decompresses `payloads` payloads of it. It models
-/// how the times of a cost family grow with shapes and parameters.
+/// A rough estimate of the seconds that a slow core needs to compress a layer and to decompress `payloads` payloads of it. It
+/// models how the times of a cost family grow with shapes and parameters.
 pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     const LAYER: f64 = 2e3;
     let cost = setting.traits().cost;
@@ -24,7 +24,7 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
 pub(super) struct Compute {
     /// Seconds of a trial, divided by its work.
     trials: [Option<f64>; Cost::FAMILIES],
-    /// Seconds of steps, divided by work times trial factor.
+    /// Seconds of steps, divided by the work and by the trial's factor.
     overheads: [Option<f64>; Cost::FAMILIES],
 }
 
@@ -36,7 +36,7 @@ impl Default for Compute {
 
 /// The result of a trial is ignored if it differs from the earlier one by a smaller fraction than this.
 const SAME_TRIAL: f64 = 0.25;
-/// A step does not change the overhead of a family whose part of the step's work is smaller than this.
+/// A step does not change the overhead of a family whose share of the step's work is smaller than this.
 const SHARE: f64 = 0.1;
 
 impl Compute {
@@ -139,7 +139,7 @@ mod tests {
         compute.note(work_of(&[QSGD, QSGD]), 4e-3);
         assert!((seconds(&compute, QSGD) - 2e-3).abs() < 1e-12);
         assert!((seconds(&compute, POWER) - 6.0 * guess).abs() < 1e-12, "a neighbour's overhead");
-        // Of several families the sum is right.
+        // If a step has several families, the sum of their seconds is exact.
         compute.note(work_of(&[QSGD, POWER]), 5e-3);
         assert!((seconds(&compute, QSGD) + seconds(&compute, POWER) - 5e-3).abs() < 1e-12);
     }
@@ -161,7 +161,7 @@ mod tests {
         compute.note(work_of(&[QSGD, Setting::Dense]), dense + 1.0);
         assert_eq!(seconds(&compute, Setting::Dense), dense);
         assert!((seconds(&compute, QSGD) - 1.0).abs() < 1e-12);
-        compute.note(work_of(&[QSGD, Setting::Dense]), dense / 2.0); // there is nothing left for what is compressed
+        compute.note(work_of(&[QSGD, Setting::Dense]), dense / 2.0); // no time is left for the compressed layer
         assert!((seconds(&compute, QSGD) - 1.0).abs() < 1e-12);
     }
 

@@ -28,7 +28,7 @@ pub struct Config {
     pub search: Search,
     /// The limit of plans; the default settings' size unless set.
     pub budget: Budget,
-    /// Factor of budgets that come from the default settings; 1 unless set.
+    /// Factor by which a budget from the default settings is multiplied; 1 unless set.
     pub alpha: f64,
     /// When decisions are made.
     pub schedule: Schedule,
@@ -40,11 +40,11 @@ pub struct Config {
     pub objective: Objective,
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
-    /// Whether the residuals of the step before are kept, in as much memory again, so that
-    /// [`roll_back`](super::Residuals::roll_back) and [`abandon_step`](super::Controller::abandon_step) can restore them. They are
-    /// always kept unless `non_finite` is [`NonFinite::Error`], because a loss scaler then skips steps.
+    /// Whether the residuals from before the last step are kept, so that [`roll_back`](super::Residuals::roll_back) and
+    /// [`abandon_step`](super::Controller::abandon_step) can restore them. This doubles the memory of residuals. If `non_finite` is
+    /// not [`NonFinite::Error`], they are always kept, because a loss scaler then skips steps.
     pub undo: bool,
-    /// How payloads are exchanged that collectives cannot sum. With [`Route::Sharded`], each rank gets only the means of its own
+    /// How payloads that collectives cannot sum are exchanged. With [`Route::Sharded`], each rank gets only the means of its own
     /// [shards](Tensor::with_shards), in their place in the gradients. The other elements are then undefined.
     pub route: Route,
     /// Size of the buckets of [`step`](super::Controller::step), in bytes of uncompressed gradients; 4 MiB unless set.
@@ -70,8 +70,8 @@ pub struct Schedule {
     pub warmup: u64,
     /// Steps from one decision to the next, at least 1; an epoch in the paper.
     pub period: u64,
-    /// Number of steps whose mean gradient a decision sees, at least 1. They end `lead` steps before the decision, and begin after
-    /// the previous one.
+    /// Number of steps whose mean gradient a decision sees, at least 1. These steps end `lead` steps before the decision, and begin
+    /// after the previous decision.
     pub window: u64,
     /// Steps between the last gradient that a decision sees and the first step with its settings; fewer than warm-up and period. In
     /// these steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Planning::take_task)). With 0, the
@@ -90,17 +90,19 @@ pub struct Schedule {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients. In a step of buckets,
-    /// only the buckets with such gradients fail.
+    /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients. If the trainer
+    /// exchanges the buckets itself, only the buckets with such gradients fail.
     #[default]
     Error,
     /// The step must not be applied: its outcome is [`Outcome::Skipped`](super::Outcome), gradients become zeros, and residuals
-    /// stay. In a step of buckets, the gradients of buckets with NaN or infinity become zeros. Those of the other buckets become
-    /// means, which must not be applied either. The end of the step then restores their residuals.
+    /// stay unchanged. If the trainer exchanges the buckets itself, only the gradients of buckets with NaN or infinity become
+    /// zeros. The gradients of the other buckets become means, which must not be applied either. The end of the step then restores
+    /// the residuals of these buckets.
     Skip,
-    /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay.
-    /// In a step of buckets, the gradients of buckets with NaN or infinity become NaN, and the other buckets are exchanged. A
-    /// bucket also becomes NaN if 16-bit gradients overflow when residuals are added, or when they become means.
+    /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay
+    /// unchanged. If the trainer exchanges the buckets itself, the gradients of buckets with NaN or infinity become NaN, and the
+    /// other buckets are exchanged. A bucket also becomes NaN if 16-bit gradients overflow when residuals are added, or when they
+    /// become means.
     PassThrough,
 }
 
@@ -179,7 +181,7 @@ impl Config {
             Policy::Uniform if !self.ramps(step) => None,
             _ => {
                 let Schedule { warmup, period, .. } = self.schedule;
-                // A resumed run may have decided before the end of a warm-up that is longer now.
+                // In a resumed run, `step` may lie before the end of a warm-up that has become longer.
                 Some(step.checked_sub(warmup).map_or(warmup, |since| {
                     warmup.saturating_add((since / period).saturating_add(1).saturating_mul(period))
                 }))
@@ -187,14 +189,14 @@ impl Config {
         }
     }
 
-    /// The configuration at this step, with the default that a ramp-up has reached.
+    /// The configuration at this step, with the default parameter that the ramp-up has reached.
     pub(super) fn at(self: &Arc<Self>, step: u64) -> Result<Arc<Self>, Error> {
         let Some(ramp_up) = self.ramp_up else { return Ok(self.clone()) };
         let search = ramp_up.of(&self.search, step.saturating_sub(self.schedule.warmup))?;
         Ok(Arc::new(Config { search, ..Config::clone(self) }))
     }
 
-    /// Whether the ramp-up still goes on.
+    /// Whether the ramp-up is still under way at this step.
     pub(super) fn ramps(&self, step: u64) -> bool {
         self.ramp_up.is_some_and(|ramp| step < self.schedule.warmup.saturating_add(ramp.steps))
     }

@@ -1,4 +1,4 @@
-//! A step from begin to end: the agreement of all ranks before its buckets, and the report after them.
+//! A step from beginning to end: the agreement of all ranks before its buckets, and the report after them.
 
 use super::agreement::{self, Heard};
 use super::agreement_state::{BROKEN, Stage, StepTotals};
@@ -14,14 +14,14 @@ use crate::{CoreError, Error};
 use alloc::vec;
 
 impl Controller {
-    /// Begins a step on all ranks, with the same `learning_rate`. Only Accordion uses the learning rate. After it come the [control
-    /// requests](Controller::control), if there are any, then the [buckets](Controller::open) in any order, then
-    /// [`finish_step`](Controller::finish_step). Never waits.
+    /// Begins a step. All ranks must call this with the same `learning_rate`, which only Accordion uses. Then perform the [control
+    /// requests](Controller::control) if there are any, exchange the [buckets](Controller::open) in any order, and call
+    /// [`finish_step`](Controller::finish_step). This call never waits.
     ///
     /// [`Controller::step`] does all of this with blocking collectives. It also checks all gradients before it exchanges any.
     ///
     /// If the learning rate is negative or not finite, all ranks are told, so that none waits for this one. The control requests
-    /// then fail, or the first bucket if there are none.
+    /// then fail. If there are none, the first bucket fails.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
@@ -29,12 +29,12 @@ impl Controller {
         self.begin(learning_rate, None)
     }
 
-    /// Begins a step. If `local` is given, ranks agree before the buckets. `local` tells whether a gradient of this rank is not
-    /// finite, or is this rank's error.
+    /// Begins a step. If `local` is given, the step begins with an agreement. Its `Ok` tells whether a gradient of this rank is not
+    /// finite; its `Err` is this rank's error.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
         if self.world == 1 {
-            // There are no other ranks to tell.
+            // With a single rank, there are no other ranks to agree with.
             self.scheduler.given = self.scheduler.given.in_agreement();
         }
         let (due, probes) = (self.scheduler.is_due(), self.probes());
@@ -59,7 +59,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Advances the agreement of all ranks before the buckets of a step, and returns its next collective. The collective before
+    /// Advances the agreement of all ranks before the buckets of a step, and returns its next collective. The previous collective
     /// must be complete. `None` means that the agreement is complete. In most steps, the first call returns `None`. At the first
     /// step, and after a state was loaded, ranks compare their options. If a decision is due, the measuring rank measures and plans
     /// during this call, and broadcasts the plan. Then ranks agree to switch.
@@ -82,7 +82,7 @@ impl Controller {
         Ok(stage != Stage::Open)
     }
 
-    /// The control request of the stage that has been reached.
+    /// The control request of the current stage.
     pub(super) fn control_request(&mut self) -> Option<Request<'_>> {
         let control = &mut self.control;
         match control.stage {
@@ -119,7 +119,7 @@ impl Controller {
             false => Outcome::PassedThrough,
         };
         if outcome == Outcome::Skipped {
-            // The caller applies none of the means, not even those of buckets without NaN.
+            // The caller applies none of the means, not even the means of buckets without NaN.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {
@@ -147,10 +147,10 @@ impl Controller {
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: totals.bytes_out, seconds })
     }
 
-    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo),
-    /// residuals are restored to those before the step. Without it, layers that were exchanged keep the residuals from after the
-    /// step. The window of the next decision begins anew. Before this call, wait until no collective uses the memory of buckets,
-    /// and [close](Controller::close) all buckets.
+    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo), the
+    /// residuals from before the step are restored. Without it, layers that were exchanged keep their new residuals. The window of
+    /// the next decision begins anew. Before this call, wait until no collective uses the memory of buckets, and
+    /// [close](Controller::close) all buckets.
     ///
     /// Ranks may have stopped at different points of the step, and may differ in settings and factors. Before the remaining ranks
     /// continue in a new group, they all [load](Controller::load) the plan of one rank, and each loads its own residuals.
@@ -185,7 +185,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the step, also if it was only begun.
+    /// Ends the step, even if it was only begun.
     pub(super) fn end_step(&mut self) {
         if self.totals.incomplete {
             self.scheduler.forget();
@@ -288,7 +288,7 @@ impl Controller {
         self.world > 1 && self.scheduler.is_last_before_task()
     }
 
-    /// Goes on after a message of the probe.
+    /// Continues after a round of the probe.
     fn after_probe(&mut self) -> Stage {
         let now = self.now().unwrap_or_default();
         if self.control.probe.as_mut().is_some_and(|probe| !probe.done(now)) {

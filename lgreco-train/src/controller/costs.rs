@@ -1,4 +1,4 @@
-//! Seconds of every option, from measurements.
+//! Computes the seconds of every option from measurements.
 
 use super::compute::{Compute, DENSE, work};
 use super::link::Line;
@@ -38,9 +38,9 @@ pub(super) struct Costs {
 
 /// Minimum relative gain before a layer starts to be compressed.
 const MARGIN: f64 = 0.1;
-/// Minimum gain before all layers start to be compressed, as a part of the present seconds of an exchange.
+/// Minimum gain before all layers start to be compressed, as a fraction of the present seconds of an exchange.
 const GAIN: f64 = 0.03;
-/// Largest number of elements of a layer that is used for a trial, unless all layers are larger.
+/// Largest layer, in elements, that is used for a trial, unless all layers are larger.
 const TRIAL: usize = 1 << 18;
 
 /// A trial of a method: its cost family, its estimated and its measured seconds.
@@ -94,7 +94,7 @@ impl Costs {
         self.wire_bytes(setting, tensor, bits) * self.line.per_byte + self.computing(setting, tensor)
     }
 
-    /// Like [`seconds`](Costs::seconds), plus the minimum gain if this setting would start to compress the layer.
+    /// Like [`seconds`](Costs::seconds), plus the minimum gain if the layer is uncompressed now and this setting compresses it.
     pub(super) fn seconds_with_margin(&self, layer: usize, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         let seconds = self.seconds(setting, tensor, bits);
         let is_dense = |setting: &Setting| *setting == Setting::Dense;
@@ -105,8 +105,8 @@ impl Costs {
         seconds * (1.0 + MARGIN) + GAIN * self.measured * share
     }
 
-    /// Times one encoding and decoding per cost family of `options` (pairs of layer and setting) on `backend`. Layers with means on
-    /// a device are left out.
+    /// Times one encoding and decoding per cost family of `options` (pairs of layer and setting) on `backend`. Layers are left out
+    /// if a device has their means.
     pub(super) fn try_out<'a>(
         &mut self,
         options: impl Iterator<Item = (usize, &'a Setting)> + Clone,
@@ -171,8 +171,8 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
-    /// The timing that a decision reports: measured seconds, and the seconds expected under the two `settings`, the plan's and the
-    /// default.
+    /// The timing that a decision reports: measured seconds, and the seconds expected under two lists of `settings`, the plan's and
+    /// the default ones.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);

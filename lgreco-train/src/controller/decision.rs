@@ -1,7 +1,7 @@
 //! A decision: a setting per layer, and a report on the decision as a whole. Both are also encoded as numbers, for the measuring
 //! rank's broadcast and for saved states.
 //!
-//! The measuring rank's message has the same length for any contents. It consists of these 64-bit words, little-endian:
+//! The length of the measuring rank's message does not depend on its contents. It consists of these 64-bit words, little-endian:
 //!
 //! | words | |
 //! |---|---|
@@ -37,11 +37,11 @@ use core::fmt;
 pub enum Uncompressed {
     /// Nothing has been decided yet, or the layer was not in the saved state.
     WarmUp = 0,
-    /// The search does not compress it: it has one dimension or fewer, or too few elements.
+    /// The search does not compress the layer, because it has one dimension or fewer, or too few elements.
     Small = 1,
     /// The setting would have saved no bytes.
     NoSaving = 2,
-    /// The plan chose it, or the caller of [`Policy::Fixed`](super::Policy).
+    /// The plan, or the caller of a [`Policy::Fixed`](super::Policy), chose to send the layer uncompressed.
     Chosen = 3,
     /// Compressing it takes longer than sending it uncompressed.
     Slower = 4,
@@ -98,7 +98,7 @@ impl Uncompressed {
 pub enum Cause {
     /// The schedule.
     Schedule,
-    /// The learning rate fell, and Accordion put all layers to low compression.
+    /// The learning rate fell, and Accordion set all layers to low compression.
     LearningRate,
     /// The caller gave a fixed policy [other settings](super::Planning::set_settings).
     Caller,
@@ -117,14 +117,14 @@ pub enum Cause {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The first step that uses it.
+    /// The first step that uses the decision's settings.
     pub step: u64,
     /// Why it was made.
     pub cause: Cause,
-    /// Size, error, limit and lower bound of the plan, over the layers that may be compressed. Sizes are bits, or picoseconds
-    /// where there is a [`timing`](Decision::timing). `None` under policies that do not plan.
+    /// Size, error, limit and lower bound of the plan, over the layers that may be compressed. Sizes are bits, or picoseconds if
+    /// there is a [`timing`](Decision::timing). `None` under policies that do not plan.
     pub plan: Option<Summary>,
-    /// Size of the same layers under the settings that the budget comes from; 0 under policies that do not plan.
+    /// Size of the same layers under the settings that define the budget; 0 under policies that do not plan.
     pub default_size: u64,
     /// Size of the same layers uncompressed; 0 under policies that do not plan.
     pub uncompressed_size: u64,
@@ -257,7 +257,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// A layer's setting and, where it is uncompressed, the reason.
+/// A layer's setting and, if the layer is uncompressed, the reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct LayerSetting {
     pub setting: Setting,
@@ -316,7 +316,7 @@ pub(super) struct Decided {
     pub norms: Vec<f64>,
 }
 
-/// Stands in the place of an error's code if the measuring rank has decided nothing yet. All error codes are smaller.
+/// Sent instead of an error code if the measuring rank has decided nothing yet. All error codes are smaller.
 const NOT_YET: u64 = u64::MAX;
 
 /// The measuring rank's message to all ranks.

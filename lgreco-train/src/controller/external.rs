@@ -1,5 +1,6 @@
-//! Layers whose gradients the caller exchanges, in a device's memory for instance. The controller still has their schedule, window,
-//! decisions, settings and saved states. The caller has their buckets, and between steps their residuals.
+//! Support for layers whose gradients the caller exchanges itself, for instance in a device's memory. The controller still keeps
+//! the schedule, window, decisions, settings and saved states of these layers. The caller exchanges their buckets, and keeps their
+//! residuals between steps.
 
 use super::Controller;
 use super::layer::BucketStatus;
@@ -10,7 +11,7 @@ use crate::gradient::Values;
 use crate::{CoreError, Error};
 use lgreco::error::expect_len;
 
-/// Reports to a [`Controller`] about exchanges that the caller does itself. [`Controller::external`] returns it.
+/// Methods by which the caller reports its own exchanges to a [`Controller`]. [`Controller::external`] returns this value.
 ///
 /// ```
 /// # use lgreco_testing::controller::alone;
@@ -106,11 +107,11 @@ impl External<'_> {
         self.0.scheduler.window.is_elsewhere()
     }
 
-    /// Takes over a layer's mean of the window so far, in f32, from the device that [has it](External::note_observed).
+    /// Gives the controller a layer's mean over the window so far, in f32, if a device [has it](External::note_observed).
     ///
-    /// Call it for a saved state, or if the device can no longer measure the mean, but not while buckets are exchanged. From then
-    /// on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not see it.
-    /// Does nothing on other ranks than the measuring one.
+    /// Call it before a state is saved, or if the device can no longer measure the mean, but not while buckets are exchanged. From
+    /// then on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not see
+    /// it. Does nothing on ranks other than the measuring rank.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -194,8 +195,8 @@ impl External<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or for a layer that was exchanged in it already;
-    /// [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. Layers before the one at fault are counted.
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or for a layer that the step has already
+    /// exchanged; [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. Layers before the refused one are counted.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
         self.0.control.expect_open()?;
         let reduce_dtype = self.0.scheduler.config.search.reduce_dtype;
@@ -212,7 +213,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records the exchange of a layer, which took `bytes` bytes.
+    /// Records that a layer was exchanged, and that `bytes` bytes were sent for it.
     fn note_sent(&mut self, layer: usize, bytes: u64) -> Result<(), Error> {
         self.0.control.expect_open()?;
         self.0.expect_lendable(layer)?;

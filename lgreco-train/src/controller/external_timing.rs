@@ -1,11 +1,11 @@
-//! Seconds of exchanges that the caller [does](super::External::note_exchanged), in a device's memory for instance. The host only
-//! enqueues work for a device, so the controller's clock cannot time it. The caller measures on the device instead: seconds of each
-//! step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet. The controller uses
-//! these numbers as its own, so decisions are the same.
+//! Measured seconds of exchanges that the caller [does](super::External::note_exchanged) itself, for instance in a device's memory.
+//! The host only enqueues work for a device, so the controller's clock cannot time it. The caller measures on the device instead:
+//! the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
+//! The controller uses these numbers like its own measurements, so it decides in the same way.
 //!
-//! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it waits for
-//! nothing. Results of trials must be handed in before the decision's task is taken, because the task may run on any thread and
-//! does not use the device.
+//! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it need not
+//! wait for the device. Results of trials must be handed in before the decision's task is taken, because the task may run on any
+//! thread and does not use the device.
 
 use super::compute::{DENSE, work};
 use super::costs::Costs;
@@ -20,8 +20,8 @@ use alloc::vec::Vec;
 use core::mem::take;
 
 impl External<'_> {
-    /// Sets whether the caller measures the seconds from the next step on. All ranks call it between the same two steps. It has an
-    /// effect only under [`Objective::MeasuredSeconds`](super::Objective).
+    /// Sets whether the caller measures the seconds from the next step on. All ranks must call this between the same two steps. It
+    /// has an effect only under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
@@ -66,7 +66,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` unless the caller must probe the link
+    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` if the caller need not probe the link
     /// and time methods in this step. Call it after the step's control requests. All ranks get the same number.
     pub fn probe_bytes(&self) -> Option<usize> {
         let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
@@ -76,7 +76,7 @@ impl External<'_> {
 
     /// Records, between two steps, the cost of the last step, from its first bucket to its last mean. `wire_bytes` counts the bytes
     /// that the caller has put on the wire on this rank. `computing` has the seconds of compression and decompression. The
-    /// controller adds the bytes and the computing of buckets that it has lent. A step that was not exchanged is ignored.
+    /// controller adds the bytes and computing seconds of the buckets that it has lent. A step that was not exchanged is ignored.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are negative or not finite.
@@ -106,11 +106,11 @@ impl External<'_> {
         Ok(())
     }
 
-    /// The trials that a decision on these layers needs: for each cost family of methods, a setting per layer. The layers are
-    /// exchanged together. A layer is uncompressed if the search offers it no method of the family.
+    /// The trials that a decision on these layers needs: for each cost family of methods, a setting per layer. `layers` are layers
+    /// that the caller exchanges together. A layer is uncompressed in a trial if the search offers it no method of the family.
     ///
     /// # Errors
-    /// [`Error::NoSuchLayer`]; those of the search.
+    /// [`Error::NoSuchLayer`], and the errors of the search.
     ///
     /// # Complexity
     /// O(candidates). Allocates.
@@ -143,7 +143,7 @@ impl External<'_> {
     /// decompresses the payloads of all ranks. Uncompressed layers are ignored.
     ///
     /// # Errors
-    /// As [`record_exchange`](External::record_exchange), and as [`trials`](External::trials).
+    /// The errors of [`record_exchange`](External::record_exchange) and of [`trials`](External::trials).
     pub fn record_trial(&mut self, layers: &[usize], settings: &[Setting], seconds: f64) -> Result<(), Error> {
         self.0.control.expect_idle()?;
         check(seconds)?;

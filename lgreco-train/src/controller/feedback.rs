@@ -16,11 +16,11 @@ use crate::feedback::Residual;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Feedback {
-    /// Under QSGD and EDEN, which are unbiased: none unless set.
+    /// The residual under QSGD and EDEN, which are unbiased; none unless set.
     pub qsgd: Option<Residual>,
-    /// Under LoCo: its moving average, [`Residual::LOCO`], unless set.
+    /// The residual under LoCo. Unless set, it is LoCo's moving average, [`Residual::LOCO`].
     pub loco: Option<Residual>,
-    /// Under all other lossy compressors: classic error feedback unless set.
+    /// The residual under all other lossy compressors; classic error feedback unless set.
     pub others: Option<Residual>,
 }
 

@@ -11,7 +11,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Groups whose gradients have at most `bucket_bytes`, unless a single layer has more.
+    /// Makes groups whose gradients have at most `bucket_bytes` bytes, unless a single layer has more.
     pub(super) fn new(tensors: &[Tensor], bucket_bytes: usize) -> Self {
         let (mut ranges, mut start, mut bytes) = (vec![], 0, 0u64);
         for (index, tensor) in tensors.iter().enumerate() {

@@ -115,10 +115,10 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
     core::iter::once(sizes.len() as u64).chain(sizes.iter().map(|&size| size as u64))
 }
 
-/// Number of fields of a name.
+/// Number of fields that a name takes.
 const NAME: usize = method::MAX_NAME / 8;
 
-/// Adds the name of the outside method that has each id, so that ranks compare methods by their names.
+/// Adds, for each id, the name of the outside method with that id, so that ranks compare methods by their names.
 fn outside(search: &Search, fields: &mut Vec<Field>) {
     for id in method::FIRST_ID..=u8::MAX {
         let name = search.methods.find(id).map_or("", |method| method.name());

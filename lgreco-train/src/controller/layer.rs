@@ -16,13 +16,13 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug)]
 pub(super) struct LayerState {
     pub choice: LayerSetting,
-    /// The residual. Under a setting without feedback, it is left over from the setting before. It is then sent once, with the next
+    /// The residual. Under a setting without feedback, it is what the previous setting left, and is sent once, with the next
     /// gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// Whether the residual of the step before is kept, so that a step can be undone.
+    /// Whether the residual from before the last step is kept, so that this step can be undone.
     pub keeps_undo: bool,
-    /// With `keeps_undo`, as many words as the residual has. During a step, the next residual is made here if it is plain f32. After
-    /// the step, the residual of the step before is here. Not part of saved states.
+    /// With `keeps_undo`, a second buffer as large as the residual. During a step, it receives the next residual if that is plain
+    /// f32. After the step, it holds the residual from before the step. Not part of saved states.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,
@@ -36,22 +36,22 @@ pub(super) struct LayerState {
     pub relative_error: Option<f64>,
     /// Seconds of the exchanges of the layer's buckets. Not part of saved states.
     pub bucket_seconds: Option<f64>,
-    /// The ticket of the bucket that has this state, except the setting; 0 for none.
+    /// The ticket of the bucket that has borrowed this state, except the setting; 0 for none.
     pub lent: u64,
-    /// The state of its bucket in this step.
+    /// The progress of the layer's bucket in this step.
     pub status: BucketStatus,
-    /// With `keeps_undo`, a residual that was sent and dropped in the last step, because its setting has no feedback.
+    /// With `keeps_undo`, a residual that was sent and dropped in the last step, because the setting has no feedback.
     pub spent: Option<Memory<Vec<u64>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Undo {
     Nothing,
-    /// The residual before the step is gone.
+    /// The residual from before the step is lost.
     Lost,
-    /// The residual before the step is in `pending`, or in `spent`.
+    /// The residual from before the step is in `pending`, or in `spent`.
     Step,
-    /// The residual before the step is in `pending`. The layer had no gradient, so the residual has not counted the step.
+    /// The residual from before the step is in `pending`. The layer had no gradient, so the residual has not counted the step.
     Uncounted,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Counts {
 pub(super) struct Switch {
     choice: LayerSetting,
     feedback: bool,
-    /// Replaces the residual; `None` if the residual stays.
+    /// Replaces the residual; `None` if the residual stays as it is.
     memory: Option<Memory<Vec<u64>>>,
     /// Replaces `pending`, if its length changes.
     pending: Option<Vec<u64>>,
@@ -178,9 +178,9 @@ impl LayerState {
         }
     }
 
-    /// Makes the compression error the residual. The error is in `rest`, or, with `None`, already in the memory of the next
-    /// residual. `late` is given if some plain residual of the bucket is not finite. Then each one is checked, and the one that is
-    /// not finite stays unchanged.
+    /// Makes the compression error the new residual. The error is in `rest`. If that is `None`, the error is already in the memory
+    /// of the next residual. `late` is given if some plain residual of the bucket is not finite. Then each new residual is checked,
+    /// and a layer whose new residual is not finite keeps its old one.
     ///
     /// # Errors
     /// [`CoreError::Overflow`] when the residual does not fit its format. It is then unchanged.
@@ -212,7 +212,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// Makes the plain residual in `pending` the current one, or counts the one that was made in place.
+    /// Makes the plain residual in `pending` the current one. A residual that was made in place is only counted.
     fn count_remembered(&mut self) {
         match &mut self.memory {
             Some(memory) if self.keeps_undo => memory.replace(&mut self.pending),

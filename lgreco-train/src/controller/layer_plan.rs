@@ -1,4 +1,4 @@
-//! The treatment of a layer in an exchange, and the memory that it takes. The controller makes a plan of each layer that it lends
+//! How a layer is treated in an exchange, and how much memory that takes. The controller makes a plan for each layer that it lends
 //! to a bucket. All later steps of the exchange read this plan.
 
 use super::decision::LayerSetting;
@@ -9,22 +9,22 @@ use crate::exchange::{Layout, Moment, Route, Spec, is_gathered};
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Dtype, Shape};
 
-/// Where a layer's compression error goes: its values minus the decoded payload.
+/// The place of a layer's compression error, which is the layer's values minus the decoded payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Left {
     Nowhere,
-    /// Nowhere, but its norm is computed.
+    /// The error is not stored, but its norm is computed.
     Norm,
-    /// Into the memory of the next residual.
+    /// The error is written to the memory of the next residual.
     InPlace,
-    /// Into scratch memory, while the mean replaces the gradient.
+    /// The error is written to scratch memory, while the mean replaces the gradient.
     Beside,
-    /// Into the buffer in which the compressor's input is made, apart from the gradient. This is for gradients of 16 bits, and for
+    /// The error replaces the compressor's input, in a buffer apart from the gradient. This is for gradients of 16 bits, and for
     /// compressors that also look at the gradient.
     Instead,
 }
 
-/// The state of a layer in a step that determines its plan.
+/// The facts about a layer in a step from which its plan follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     /// The residual, if the layer has one.
@@ -33,11 +33,11 @@ pub(super) struct Known {
     pub feedback: bool,
     /// Whether relative errors are measured in this step.
     pub measured: bool,
-    /// Whether the layer has no gradient in this step. Zeros are sent, and the residual stays.
+    /// Whether the layer has no gradient in this step. In this case, zeros are sent, and the residual does not change.
     pub withheld: bool,
 }
 
-/// The treatment of a layer in an exchange.
+/// How a layer is treated in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerPlan {
     pub index: usize,
@@ -74,7 +74,7 @@ impl LayerPlan {
         let keeps = compensates && feedback || takes_reencode_error;
         let left = match () {
             _ if setting.traits().sees_gradient && compensates => Left::Instead,
-            // A residual that is left from an earlier setting is added in f32, too.
+            // A residual that an earlier setting has left is also added in f32.
             _ if dtype != Dtype::F32 && (keeps || measured || compensates) => Left::Instead,
             _ if keeps && compensates && residual.is_some_and(Residual::is_plain) => Left::InPlace,
             _ if keeps => Left::Beside,
@@ -104,12 +104,12 @@ impl LayerPlan {
         Spec { index: self.index as u32, shards, in_place: self.dtype == Dtype::F32, ..spec }
     }
 
-    /// Number of f32 that the layer needs for the compressor's input, besides the gradient, during the whole exchange.
+    /// Number of f32 values that the layer needs for the compressor's input, besides the gradient, during the whole exchange.
     pub(super) fn offered(&self) -> usize {
         if self.left == Left::Instead { self.shape.elements() } else { 0 }
     }
 
-    /// Number of f32 that the layer needs for its compression error, while the mean replaces the gradient.
+    /// Number of f32 values that the layer needs for its compression error, while the mean replaces the gradient.
     pub(super) fn rest(&self) -> usize {
         if self.left == Left::Beside { self.shape.elements() } else { 0 }
     }
@@ -118,11 +118,11 @@ impl LayerPlan {
 /// Sizes of the buffers that a bucket's layers need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Needs {
-    /// f32 of compressors' inputs besides the gradients, during the whole exchange.
+    /// Number of f32 values for compressors' inputs besides the gradients, during the whole exchange.
     pub offered: usize,
-    /// f32 of compression errors, while means replace the gradients.
+    /// Number of f32 values for compression errors, while means replace the gradients.
     pub rest: usize,
-    /// Words that keep their contents between calls.
+    /// Number of words that keep their contents between calls.
     pub workspace: usize,
     /// Scratch words of a call that compresses.
     pub compressing: usize,
@@ -171,7 +171,7 @@ impl Needs {
     }
 }
 
-/// Bytes that are sent for a layer; `None` if only the payload itself shows its length.
+/// Bytes that are sent for a layer; `None` if the length depends on the values.
 pub(super) fn known_len(
     setting: &Setting,
     shape: Shape,

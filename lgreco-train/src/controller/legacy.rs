@@ -9,10 +9,10 @@ use lgreco::error::expect_len;
 /// method per class of layer size and phase of training. It does not look at gradients. The authors compress small layers and early
 /// phases less.
 ///
-/// This is the policy of the authors' published code that depends on size and epoch. A layer belongs to the first class whose bound
-/// exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and parameters, as in that
-/// code. There are two deviations. A phase takes effect at its first decision of the [`Schedule`](super::Schedule). Layers have
-/// error feedback as under any other policy.
+/// Of the policies in the authors' published code, this is the one that depends on size and epoch. A layer belongs to the first
+/// class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and
+/// parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
+/// [`Schedule`](super::Schedule) in that phase. Layers have error feedback as under any other policy.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Legacy, Policy};
@@ -24,11 +24,11 @@ use lgreco::error::expect_len;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Legacy {
-    /// Ascending bounds between classes: a layer with at least this number of elements belongs to a later class.
+    /// Ascending bounds between classes: a layer with at least as many elements as a bound belongs to a later class.
     pub sizes: Vec<u64>,
-    /// One row per phase, at least one, with a parameter per class. There is one class more than bounds.
+    /// One row per phase, at least one, with a parameter per class. There is one more class than there are bounds.
     pub levels: Vec<Vec<f64>>,
-    /// Number of training steps, at least 1, that the phases divide equally. The last phase continues after them.
+    /// Number of training steps, at least 1, divided equally among the phases. The last phase continues after them.
     pub steps: u64,
 }
 

@@ -16,7 +16,7 @@ use core::ops::Range;
 impl Controller {
     /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
     /// layers together. When layers are exchanged together for the first time, an additional all-gather of 24 bytes per rank checks
-    /// that. Different buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the
+    /// this. Different buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the
     /// same order.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Controller {
         Ok(bucket)
     }
 
-    /// The step and the options of the present step's exchanges on this rank.
+    /// The rank, step number and options for exchanges in the present step.
     pub(super) fn moment(&self) -> Moment {
         let config = &self.scheduler.config;
         Moment {
@@ -174,14 +174,14 @@ impl Controller {
                 expected: "a bucket of the present step",
             });
         }
-        // A rank that failed alone has failed after the agreement.
+        // If only this rank has failed, it failed after the agreement.
         let exchanged = bucket.progress == Progress::Exchanged;
         let alone = bucket.progress == Progress::FailedAlone;
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.scheduler.step);
         }
         self.totals.told |= (exchanged || alone) && has_elements(&bucket);
-        // All ranks have found a difference. They compare their options before the next step.
+        // If all ranks have found that they differ, they compare their options before the next step.
         self.control.met &= !bucket.differs;
         self.totals.bytes_out += bucket.bytes;
         self.totals.wire += bucket.wire;

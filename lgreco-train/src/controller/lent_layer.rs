@@ -23,7 +23,7 @@ pub(super) struct LentLayer {
     pub norms: [f64; 2],
 }
 
-/// The parts of a bucket's buffers that belong to one layer, or to all layers that have not been taken yet: see
+/// The parts of a bucket's buffers that belong to one layer, or to all layers after those that `take` has returned. See
 /// [`LayerPlan::offered`] and [`LayerPlan::rest`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
@@ -53,8 +53,8 @@ impl LentLayer {
     }
 
     /// Before the exchange, adds the gradient to the window's mean, and the residual to the gradient. `window_step` is the
-    /// gradient's number in the window, from 1; 0 if it belongs to none. The sum of gradient and residual replaces the gradient, or
-    /// is written to `offered` if the plan says so.
+    /// gradient's number in the window, from 1; 0 outside a window. The sum of gradient and residual replaces the gradient, or is
+    /// written to `offered` if the plan says so.
     pub(super) fn offer(
         &mut self,
         gradient: &mut ValuesMut<'_>,
@@ -85,7 +85,7 @@ impl LentLayer {
                     Some(memory) if memory.compensate(&gradient, offered).is_err() => {
                         expect_finite(index, Values::F32(offered))?;
                     }
-                    // The compressor finds values that are not finite.
+                    // The compressor reports values that are not finite.
                     None if left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
                     _ => {}
                 }
@@ -130,8 +130,8 @@ impl LentLayer {
     }
 
     /// After the exchange, makes the compression error the residual, and counts bytes. `sent` is the length of this rank's payload,
-    /// for methods with payloads that are not divided. Returns the bytes that this rank has sent, and adds an error of the residual
-    /// to `late`.
+    /// for methods whose payloads are not divided. Returns the bytes that this rank has sent, and adds an error of the residual to
+    /// `late`.
     pub(super) fn remember(
         &mut self,
         Places { offered, rest }: Places<'_>,

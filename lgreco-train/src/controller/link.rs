@@ -1,15 +1,15 @@
 //! The cost of sending, learnt from steps and from probes.
 //!
 //! The exchange of a step, without this rank's computing, takes `constant + bytes · seconds per byte`. The constant contains
-//! latencies. If buckets are exchanged during the backward pass, it also contains that pass, because traffic that overlaps with the
-//! pass costs nothing. So the time of the whole exchange is measured. The time of a single collective would include other
-//! collectives and the backward pass.
+//! latencies. Traffic that overlaps with the backward pass costs nothing. So if buckets are exchanged during that pass, the
+//! constant also contains the time of the pass. The time of the whole exchange is measured, because the time of a single collective
+//! would include other collectives and the backward pass.
 //!
 //! Steps with two different numbers of bytes determine both values. They may also show that fewer bytes take no less time. That
-//! result holds until the link changes. Steps with hidden traffic do not show such a change, so ranks probe the link before each
-//! decision. On a busy host, a probe can be wrong by a large factor. So a change counts only after a second probe, or steps,
-//! confirm it. Until steps have determined the seconds per byte, those of the probe are used. The next decision corrects a decision
-//! that was based on them.
+//! result holds until the link changes. Steps whose traffic is hidden behind computing do not show such a change, so ranks probe
+//! the link before each decision. On a busy host, a probe can be wrong by a large factor. So a change counts only after a second
+//! probe, or steps, confirm it. Until steps have determined the seconds per byte, the probe's value is used. The next decision
+//! corrects a decision that was based on a probe.
 
 use alloc::vec::Vec;
 
@@ -18,13 +18,13 @@ use alloc::vec::Vec;
 pub(super) struct Link {
     /// Pairs of bytes and seconds, the newest last.
     levels: Vec<Level>,
-    /// Seconds per byte of a step; `None` before the first.
+    /// Seconds per byte of a step; `None` before the first step.
     per_byte: Option<f64>,
-    /// Seconds per byte of the probe that belongs to the link of the levels.
+    /// Seconds per byte that a probe found on the link on which the levels were measured.
     probe: Option<f64>,
     /// Seconds per byte of the newest probe.
     latest: Option<f64>,
-    /// Whether two probes agree on the link of the levels.
+    /// Whether another probe has confirmed the value of `probe`.
     confirmed: bool,
     /// Whether a probe already indicated another link at the last call of [`note`](Link::note).
     suspected: bool,
@@ -49,18 +49,19 @@ pub(super) struct Line {
     pub per_byte: f64,
 }
 
-/// Sizes within this relative distance are one level.
+/// Sizes that differ by less than this fraction count as one level.
 const SAME_BYTES: f64 = 0.1;
-/// A level has moved if its seconds change by more than this fraction, and also by more than [`SAME_STEP`] of a step.
+/// A level counts as changed if its time changes by more than this fraction of itself, and by more than [`SAME_STEP`] of the step's
+/// time.
 const SAME_SECONDS: f64 = 0.15;
 /// Changes below this fraction of a whole step's exchange are ignored.
 const SAME_STEP: f64 = 0.05;
-/// Probes that differ by less than this factor show the same link. So do probes that differ by less than `SAME_STEP` of a step at
-/// the largest size.
+/// Probes that differ by less than this factor count as probes of the same link. So do probes whose difference at the largest size
+/// is less than `SAME_STEP` of a step's time.
 const SAME_PROBE: f64 = 1.5;
-/// If probes differ by more than this factor, their difference explains a similar difference of steps.
+/// If probes differ by more than this factor, their difference explains a similar difference between steps.
 const LIKE_PROBE: f64 = 1.15;
-/// Largest ratio of seconds per byte in a step to those in a probe. Beyond it, the probe was wrong.
+/// Largest plausible ratio of a step's seconds per byte to a probe's. If the ratio is larger, the probe was wrong.
 const LONGER: f64 = 2.0;
 /// Number of decisions after which uncompressed steps are compared with compressed ones anew.
 const PATIENCE: u32 = 16;
@@ -77,7 +78,7 @@ impl Link {
         let moved = known.filter(|old| (old.seconds - seconds).abs() > tolerance(old.seconds));
         (self.most, self.whole) = (self.most.max(bytes), whole);
         let are_most = bytes >= self.most * (1.0 - SAME_BYTES);
-        // The level has moved in the same direction as the probes.
+        // `like_probes` is the old level, if it has moved in the same direction as the probes.
         let (before, now) = (self.probe.unwrap_or(0.0), self.latest.unwrap_or(0.0));
         let like_probes = moved.filter(|old| (now - before) * (seconds - old.seconds) > 0.0);
         // Only the probe gives evidence about sizes that were never sent.
@@ -144,7 +145,7 @@ impl Link {
         }
     }
 
-    /// Whether the newest probe shows another link than the one of the levels.
+    /// Whether the newest probe shows a different link from the one on which the levels were measured.
     pub(super) fn may_have_changed(&self) -> bool {
         let Some((before, now)) = self.probe.zip(self.latest) else { return false };
         let matters = (now - before).abs() * self.most > SAME_STEP * self.whole;

@@ -37,10 +37,10 @@ pub struct Loaded {
     pub rank: u32,
     /// The number of workers at that time.
     pub world_size: u32,
-    /// The step of the plan, with which the run continues.
+    /// The step at which the plan was saved. The run continues with this step.
     pub step: u64,
-    /// The earliest step at which a residual was saved, at most the step of the plan. Gradients that its rank left unsent between
-    /// the two steps are lost.
+    /// The earliest step at which one of the residuals was saved; at most the step of the plan. The parts of gradients that the
+    /// residual's rank left unsent between these two steps are lost.
     pub oldest_residual: u64,
 }
 
@@ -52,7 +52,7 @@ impl Controller {
     /// [parts](Controller::save_part) in any order. `plan` has all parts of one rank; parts of layers that the model lacks may be
     /// missing. `residuals` has parts of layers, from one or more ranks.
     ///
-    /// Results of earlier plan tasks are ignored. All ranks load between the same two steps. Afterwards ranks agree on their
+    /// Results of earlier plan tasks are ignored. All ranks must load between the same two steps. Afterwards ranks agree on their
     /// buckets anew.
     ///
     /// | | `plan` | `residuals` |
@@ -65,11 +65,12 @@ impl Controller {
     /// Everything except residuals comes from `plan`: settings, factors, schedule, and on the measuring rank the window and Accordion's
     /// norms. Residuals are summed, and multiplied by the present number of workers over the saved one. So the mean of all residuals
     /// stays the same if each state is given to exactly one rank. Residuals that are given to no rank are lost. The window starts
-    /// anew with another number of workers, and on a measuring rank that loads another rank's state. Measured seconds are kept if the
-    /// number of workers is the same.
+    /// anew if the number of workers differs, and on a measuring rank that loads another rank's state. Measured seconds are kept if
+    /// the number of workers is the same.
     ///
-    /// Saved settings stay until the next decision, even if the configuration has others, except under [`Policy::Uncompressed`]. A
-    /// policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it would choose other settings.
+    /// Saved settings stay in use until the next decision, even if the configuration has others, except under
+    /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it
+    /// would choose other settings.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -85,9 +86,10 @@ impl Controller {
     ///
     /// # Errors
     /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`] and
-    /// those of settings, shapes and residuals for bytes that are no state of version 4 or 6, for parts of several ranks as `plan`,
-    /// and for the same part twice. [`CoreError::SavedState`] for a residual of a later step than the plan, or of another number of
-    /// workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`]. The controller is then unchanged.
+    /// the errors of settings, shapes and residuals for bytes that are not a state of version 4 or 6, for parts of several ranks as
+    /// `plan`, and for the same part twice. [`CoreError::SavedState`] for a residual of a later step than the plan, or of another
+    /// number of workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`]. After an error, the controller
+    /// is unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
@@ -139,8 +141,8 @@ impl Controller {
             }
             choices.push(match config.policy {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
-                // The layer was saved without a residual, and there is no gradient that shows whether error feedback works. `state`
-                // is no evidence, because new ranks get no residuals.
+                // The layer was saved without a residual, so no gradient has shown whether error feedback works with the setting.
+                // `state` does not show this, because new ranks get no residuals.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
                     suited(config, tensor, state.choice)
                 }

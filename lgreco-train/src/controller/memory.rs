@@ -28,13 +28,13 @@ use core::ops::Range;
 pub struct MemoryUse {
     /// Residuals.
     pub residuals: u64,
-    /// The residuals of the step before, with [`undo`](super::Config::undo).
+    /// The residuals from before the last step, with [`undo`](super::Config::undo).
     pub undo: u64,
     /// PowerSGD's factors.
     pub factors: u64,
     /// Messages of the buckets that are exchanged at the same time, and the scratch memory of one of them.
     pub exchange: u64,
-    /// The window's mean gradient: on the measuring rank, from the first step of the window to the decision.
+    /// The window's mean gradient, which the measuring rank holds from the first step of the window to the decision.
     pub window: u64,
 }
 
@@ -50,10 +50,10 @@ impl Controller {
     ///
     /// Before the first decision, the search's default settings are assumed. The uncompressed steps of the warm-up are included. At
     /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` stands for the configured size.
-    /// [`step`](Controller::step) exchanges one bucket of this size at a time.
+    /// [`step`](Controller::step) exchanges one bucket of the configured size at a time.
     ///
     /// # Errors
-    /// Those of settings that do not fit their layers.
+    /// The errors of settings that do not fit their layers.
     ///
     /// # Complexity
     /// O(layers), also in memory.

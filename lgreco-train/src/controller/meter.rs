@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 /// The measurements of one rank under [`Objective::MeasuredSeconds`](super::Objective).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Meter {
-    /// The last steps since the last switch, as a ring buffer.
+    /// The most recent steps since the last switch, as a ring buffer.
     recent: Vec<Sample>,
     /// The place of the next step in the ring.
     at: usize,
@@ -21,9 +21,9 @@ pub(super) struct Meter {
     pub present: Vec<Setting>,
     /// Whether the caller measures its own exchanges.
     pub elsewhere: bool,
-    /// Whether the recent steps are those of a window.
+    /// Whether the recent steps belong to a window.
     in_window: bool,
-    /// The step of the decision whose costs were computed last. A task that was dropped is taken again, but steps are recorded only
+    /// The step of the decision whose costs were computed last. A dropped task can be taken again, but its steps are recorded only
     /// once.
     told: Option<u64>,
 }
@@ -67,7 +67,7 @@ impl Meter {
     }
 
     /// Records a step that the caller has exchanged. Steps of a window are slower, because they wait for gradients to reach the
-    /// host. They count only if there are no other steps.
+    /// host. These steps count only if there are no other steps.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;
@@ -87,7 +87,7 @@ impl Meter {
         self.at = (self.at + 1) % RECENT;
     }
 
-    /// Discards the recorded steps, because the layers have these new settings.
+    /// Records the layers' new settings, and discards the steps under the old ones.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.clear();
@@ -98,19 +98,19 @@ impl Meter {
         self.at = 0;
     }
 
-    /// The medians of the recent steps; `None` without any.
+    /// The medians of the recent steps; `None` if there are none.
     fn typical(&self) -> Option<Sample> {
         self.median(RECENT)
     }
 
-    /// Seconds of a typical step's exchange on this rank; `None` before the first.
+    /// Seconds of a typical step's exchange on this rank; `None` before the first step.
     pub(super) fn seconds(&self) -> Option<f64> {
         self.typical().map(|typical| typical.seconds)
     }
 
     /// The medians of the last `steps` steps.
     fn median(&self, steps: usize) -> Option<Sample> {
-        // In a full ring, the place of the next step has the oldest one.
+        // In a full ring, the place of the next step still holds the oldest step.
         let (newer, older) = self.recent.split_at(self.at.min(self.recent.len()));
         let last = newer.iter().rev().chain(older.iter().rev()).take(steps);
         let median = |of: fn(&Sample) -> f64| {
@@ -126,7 +126,7 @@ impl Meter {
         })
     }
 
-    /// This rank's typical seconds for the message to the other ranks: two f32 in a word.
+    /// This rank's typical seconds, as two f32 in one word, for the message to the other ranks.
     pub(super) fn word(&self) -> u64 {
         let Sample { seconds, computing, .. } = self.typical().unwrap_or_default();
         u64::from((seconds as f32).to_bits()) << 32 | u64::from((computing as f32).to_bits())
@@ -145,7 +145,7 @@ impl Meter {
 
     /// The costs for the decision of step `due`, learnt from the steps since the last switch; `None` before the first step.
     ///
-    /// The rank that computes longest waits for nobody, so the rest of its time is the time of the wire.
+    /// The rank that computes longest waits for nobody, so it spends the rest of its time on sending.
     pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
         // The link may have changed just now. Only the last steps show its present state.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };

@@ -47,14 +47,15 @@ pub struct Report {
 pub enum Outcome {
     /// The means of all workers' gradients, compressed under the present settings.
     Exchanged,
-    /// Zeros, because some rank's gradients were not finite. Do not update the parameters. In a step of buckets, the gradients of other
-    /// buckets are means that must not be applied. Residuals are those before the step.
+    /// The gradients are zeros, because some rank's gradients were not finite. Do not update the parameters. If the trainer
+    /// exchanges the buckets itself, other buckets may have means instead, which must not be applied. Residuals are the same as
+    /// before the step.
     Skipped,
-    /// The means without compression, with NaN or infinity, because some rank's gradients were not finite. In a step of buckets, the
-    /// gradients of some bucket are NaN.
+    /// The gradients are uncompressed means with NaN or infinity, because some rank's gradients were not finite. If the trainer
+    /// exchanges the buckets itself, the gradients of some bucket are NaN.
     PassedThrough,
-    /// In a step of buckets: the exchange of some bucket has failed on every rank. Its gradients are undefined, and those of the others
-    /// are means.
+    /// The exchange of some bucket has failed on every rank. Its gradients are undefined, and the gradients of the other buckets
+    /// are means. This happens only if the trainer exchanges the buckets itself.
     Failed,
 }
 
@@ -67,9 +68,9 @@ pub enum Outcome {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
-    /// Checking gradients and waiting for other ranks. At a decision, also measuring, planning and switching.
+    /// Seconds of checking gradients and waiting for other ranks; at a decision, also of measuring, planning and switching.
     pub planning: f64,
-    /// Compressing and exchanging.
+    /// Seconds of compressing and exchanging.
     pub exchange: f64,
 }
 

@@ -47,33 +47,35 @@
 //! | [`LGreco`](Policy::LGreco) | the best plan | that of the default | every period |
 //! | `LGreco` with Accordion | the best plan | that of Accordion's levels | every period |
 //!
-//! Within a [`Budget`] of error, plans are as small as possible. Within one of size, they are as exact as possible. A budget is a
+//! Within an error [`Budget`], plans are as small as possible. Within a size budget, they are as exact as possible. A budget is a
 //! multiple of the error or size of the table's default settings, or a number of bits or seconds.
 //!
 //! With a search over [`Method::Hybrid`](crate::search::Method), L-GreCo also chooses among methods. Policies without a budget
-//! decide once, after the warm-up, except Accordion and LEGACY. All policies that use the default can begin [milder](RampUp).
+//! decide once, after the warm-up, except Accordion and LEGACY. All policies that use the default can begin with [milder
+//! compression](RampUp).
 //!
 //! # Buckets in flight
-//! [`Controller::step`] blocks, and needs all gradients at its begin. A trainer that exchanges during its backward pass performs
+//! [`Controller::step`] blocks, and needs all gradients when it begins. A trainer that exchanges during its backward pass performs
 //! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
 //! requests. Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at
-//! the same time and on any threads. Each bucket asks for collectives on given memory. [`finish_step`](Controller::finish_step)
-//! ends the step. The means have the same bits as those of [`Controller::step`].
+//! the same time and on any threads. Each bucket returns requests for collectives, with the memory that they use.
+//! [`finish_step`](Controller::finish_step) ends the step. The means are bit for bit the same as with [`Controller::step`].
 //!
 //! There is one difference. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have
-//! been exchanged before. That bucket becomes NaN on every rank, or zeros if the step is [skipped](NonFinite::Skip).
-//! [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
+//! been exchanged before. The bucket with NaN or infinity becomes NaN on every rank, or zeros if the step is
+//! [skipped](NonFinite::Skip). [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
 //!
 //! # Planning while training goes on
 //! At a decision, one rank measures and plans. [`control`](Controller::control) does so during its call, which takes seconds for
 //! large models. With a [`Schedule::lead`] of some steps, [`take_task`](Planning::take_task) gives that rank the work beforehand,
-//! for any thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step, or, if the result
-//! is not there yet, at the first later step at which it is. No rank waits for the thread.
+//! for any thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step. If the result is
+//! not there yet, they switch at the first later step at which it is there. No rank waits for the thread.
 //!
 //! # A step
 //! 1. Ranks agree, by 32 bytes each, that all gradients have the right shapes and are finite, and that step and options are the
-//!    same. If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). Steps of buckets
-//!    begin with this agreement only when a decision is due, at the first step, and after a state was loaded.
+//!    same. If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). If the trainer
+//!    exchanges the buckets itself, a step begins with this agreement only when a decision is due, at the first step, and after a
+//!    state was loaded.
 //! 2. At step `warmup`, and every `period` steps from there, the measuring rank plans. It uses the mean of its own gradients in a
 //!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before anything of the
 //!    step is compressed.
@@ -94,7 +96,7 @@
 //!
 //! # Guarantees
 //! * Every rank has the same means, settings and decisions, bit for bit, after every step. All ranks fail at the same step, or none.
-//!   An error of the measuring rank's plan is an error on every rank.
+//!   If the measuring rank cannot plan, every rank gets its error.
 //! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: the sum of the means plus the mean residual is the
 //!   sum of the mean gradients, within rounding, also across switches. After a switch to a setting without feedback, the residual
 //!   is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a` below 1

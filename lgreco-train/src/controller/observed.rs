@@ -13,9 +13,9 @@ use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Gradients of a window that a device [has](super::External::note_observed). The device's owner implements this trait, which
-/// measures them for [`PlanTask::run_with`](super::PlanTask::run_with). All measurements are made on the mean of a layer's
-/// gradients in the window, in the layer's own element type, as [`External::observe`](super::External::observe) would make it.
+/// Measures the gradients of a window that a device [has](super::External::note_observed). The owner of the device implements this
+/// trait for [`PlanTask::run_with`](super::PlanTask::run_with). All measurements are made on the mean of a layer's gradients in the
+/// window, in the layer's own element type, as [`External::observe`](super::External::observe) would compute it.
 ///
 /// ```
 /// use lgreco_train::backend::{Backend, Job, JobError, Portable};
@@ -50,14 +50,14 @@ pub trait Observed {
     /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] returns them.
     ///
     /// # Errors
-    /// As [`Backend::measure`]. The decision then fails on all ranks.
+    /// The errors of [`Backend::measure`]. The decision then fails on all ranks.
     fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError>;
 }
 
 /// A window's means.
 pub(super) struct Means<'a, 'b> {
     tensors: &'a [Tensor],
-    /// The means in their own types; `None` for those on a device.
+    /// The layers' means in their element types; `None` for a mean on a device.
     here: Vec<Option<Typed<'a>>>,
     observed: Option<&'b mut dyn Observed>,
     pub(super) norms: Vec<f64>,
@@ -70,7 +70,7 @@ const ELSEWHERE: Error = Error::StepOrder {
 
 impl<'a, 'b> Means<'a, 'b> {
     /// # Errors
-    /// [`Error::StepOrder`] when a device has means and no `observed` measures them; those of measuring norms.
+    /// [`Error::StepOrder`] when a device has means and no `observed` is given to measure them; the errors of measuring norms.
     pub(super) fn new(
         means: &'a [Vec<f32>],
         tensors: &'a [Tensor],

@@ -24,15 +24,15 @@ pub(super) struct Planner<'a> {
     pub tensors: &'a [Tensor],
     /// The step at which the decision takes effect.
     pub step: u64,
-    /// Norms of the gradients at the last decision; empty at the first.
+    /// Norms of the gradients at the last decision; empty at the first decision.
     pub norms: &'a [f64],
     /// Whether the learning rate fell.
     pub fell: bool,
 }
 
 impl Planner<'_> {
-    /// Makes a decision. Measures and plans if the policy requires it. `costs` are given under [measured
-    /// seconds](super::Objective). Trials that were timed for them are added to `trials`.
+    /// Makes a decision. Measures and plans if the policy requires it. `costs` are given if the objective is [measured
+    /// seconds](super::Objective). The trials that are timed for them are written to `trials`.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,
@@ -137,7 +137,7 @@ impl Planner<'_> {
             relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
             choices[layer] = match offers.settings[at] {
                 Setting::Dense if offers.added[place] => LayerSetting::dense(Uncompressed::Slower),
-                // The default setting is also uncompressed, for a reason that is kept.
+                // If the default setting is uncompressed too, its reason is kept.
                 Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
                 setting => LayerSetting::chosen(setting),
             };
@@ -145,7 +145,7 @@ impl Planner<'_> {
         Ok(choices)
     }
 
-    /// The plan's budget; `None` for a budget in seconds if the table has bits.
+    /// The plan's budget; `None` for a budget in seconds if the table's sizes are bits.
     fn budget<'a>(&self, reference: &'a [u32], timed: bool) -> Option<plan::budget::Budget<'a>> {
         use plan::budget::Budget as Planned;
         let (alpha, options) = (self.config.alpha, reference);
@@ -216,17 +216,17 @@ pub(super) fn refused(choices: &[LayerSetting]) -> u32 {
 /// The table that the solver gets: the measured options of the layers that may be compressed.
 struct Offers {
     choices: Vec<table::Choice>,
-    /// Where each layer's choices end.
+    /// For each layer, the index in `choices` at which its choices end.
     ends: Vec<usize>,
     /// The setting behind each choice.
     settings: Vec<Setting>,
-    /// The index in the model of each layer of the table.
+    /// For each layer of the table, its index in the model.
     layers: Vec<usize>,
-    /// The option of each layer that determines the layer's part of the budget, by its error or size.
+    /// For each layer, the option whose error or size is the layer's part of the budget.
     reference: Vec<u32>,
     /// Size of each layer uncompressed.
     dense: Vec<u64>,
-    /// Whether a layer's last option is the uncompressed one, which the search has not offered.
+    /// For each layer, whether an uncompressed option was added at the end because the search offers none.
     added: Vec<bool>,
 }
 
@@ -267,7 +267,7 @@ impl Offers {
         if place == 0 { 0 } else { self.ends[place - 1] }
     }
 
-    /// Takes these settings, one per layer of the model, as the reference.
+    /// Makes these settings, one per layer of the model, the reference for the budget.
     fn refer_to(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
         for (place, &layer) in self.layers.iter().enumerate() {
             let offered = &self.settings[self.start(place)..self.ends[place]];

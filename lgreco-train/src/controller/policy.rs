@@ -23,25 +23,25 @@ use alloc::vec::Vec;
 pub enum Policy {
     /// No compression.
     Uncompressed,
-    /// The search's default for every layer.
+    /// The search's default setting for every layer.
     Uniform,
     /// One setting per layer, decided by the caller.
     Fixed(Vec<Setting>),
     /// CGX: clusters layers by size and error, and chooses one option per cluster within the budget.
     KMeans {
-        /// Number of clusters; CGX has one per bit width, the L-GreCo paper 6 for ranks.
+        /// Number of clusters. CGX has one per bit width; the L-GreCo paper uses 6 for PowerSGD ranks.
         clusters: usize,
     },
-    /// Accordion's detector chooses one of two parameters per layer; no budget.
+    /// Accordion's detector chooses one of two parameters per layer. There is no budget.
     Accordion(Accordion),
-    /// LEGACY's rule: a parameter per class of layer size and phase of training; no budget.
+    /// LEGACY's rule: a parameter per class of layer size and phase of training. There is no budget.
     Legacy(Legacy),
     /// The smallest plan within a budget of error, or the most exact one within a budget of size.
     LGreco {
         /// The exact solver, or the paper's dynamic program.
         solver: Solver,
-        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is that of the search's
-        /// default.
+        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is the error or size of
+        /// the search's default.
         accordion: Option<Accordion>,
     },
 }
@@ -49,7 +49,8 @@ pub enum Policy {
 /// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
 ///
 /// A size is the amount that one worker sends in one step, for the layers that may be compressed. Layers that are sent uncompressed
-/// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) come on top.
+/// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) are sent in addition to
+/// the budget.
 ///
 /// ```
 /// use lgreco_train::controller::{Budget, Config};
@@ -64,8 +65,9 @@ pub enum Policy {
 pub enum Budget {
     /// [`Config::alpha`](super::Config::alpha) times the error of the default settings.
     Error,
-    /// [`Config::alpha`](super::Config::alpha) times the size of the default settings, in the unit of the [`Objective`]. Equal bytes lose less in
-    /// training than equal errors (docs/src/experiments/training.md).
+    /// [`Config::alpha`](super::Config::alpha) times the size of the default settings, in the unit of the [`Objective`]. In
+    /// training, plans of the default settings' size lose less accuracy than plans of their error
+    /// (docs/src/experiments/training.md).
     #[default]
     Size,
     /// A number of bits; under [`Objective::Bits`].
@@ -75,7 +77,7 @@ pub enum Budget {
     Seconds(f64),
 }
 
-/// The unit of sizes: plans minimise it, or keep within it under a [`Budget`] of size.
+/// The unit of sizes. Plans minimise the size, or keep it within a size [`Budget`].
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Objective};
@@ -92,22 +94,22 @@ pub enum Objective {
     Bits,
     /// Seconds, which the controller measures by [`Config::clock`](super::Config::clock). The time for sending comes from the steps
     /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method that no
-    /// step has used. The slowest rank counts. A layer is sent uncompressed if compressing it does not pay, and compressed again
-    /// once it does. An uncompressed layer starts to be compressed only if that saves about a tenth of its seconds. A changed link
-    /// is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text report the
-    /// measurements.
+    /// step has used. The times of the slowest rank count. A layer is sent uncompressed if compressing it does not pay, and
+    /// compressed again once it does. An uncompressed layer starts to be compressed only if that saves about a tenth of its
+    /// seconds. A changed link is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the
+    /// decision as text report the measurements.
     ///
-    /// The controller separates the time per byte from the constant time by steps of different sizes: the uncompressed steps of the
-    /// warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides behind the
-    /// backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather of 1 MiB in all
-    /// (or of the model's size, if that is less) twice, to notice a changed link. From the second decision on, this probe shrinks
-    /// down to one all-gather of half a MiB if it would take more than a hundredth of the exchange's seconds until the next
-    /// decision.
+    /// To separate the time per byte from the constant time, the controller compares steps of different sizes: the uncompressed
+    /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides
+    /// behind the backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather twice,
+    /// to notice a changed link. It has 1 MiB in total, or the model's size if that is less. From the second decision on, the probe
+    /// is smaller if it would take more than a hundredth of the time of all exchanges until the next decision. The smallest probe
+    /// is a single all-gather of half a MiB.
     ///
     /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
     /// [measures](super::External::meter_elsewhere) the seconds.
     ///
-    /// Under [`Budget::Error`], plans are as fast as the error allows. Under [`Budget::Size`], they are as exact as possible in
+    /// Under [`Budget::Error`], plans are as fast as the error allows. Under [`Budget::Size`], they are as exact as possible within
     /// the seconds of the default settings.
     MeasuredSeconds,
 }
@@ -160,7 +162,7 @@ impl Policy {
     /// ```
     ///
     /// # Errors
-    /// Those of [`PlanFile::settings`]: a layer of the plan that the model lacks, that has another shape there, or that has no
+    /// The errors of [`PlanFile::settings`]: the model lacks a layer of the plan or has it in another shape, or the layer has no
     /// setting.
     pub fn from_plan(plan: &PlanFile, model: &[Tensor]) -> Result<Policy, Error> {
         let layers = model.iter().map(|tensor| (tensor.name(), tensor.shape(), tensor.dtype()));

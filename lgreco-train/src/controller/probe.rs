@@ -7,14 +7,14 @@ use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Smallest and largest number of words in a full round of all ranks together, if a step sends as much. The smallest is more than
-/// traffic shapers and buffers let pass at once.
+/// Smallest and largest number of words that all ranks together send in a full round, unless a step sends less. The smallest number
+/// is larger than the bursts that traffic shapers and buffers let pass.
 const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
-/// Probes may take at most this part of the seconds that exchanges take until the next decision.
+/// Probes may take at most this fraction of the seconds that exchanges take until the next decision.
 const PROBING: f64 = 0.01;
 /// The first probe may take five times as long; on busy hosts about 20 % of messages are delayed.
 const FIRST: f64 = 5.0;
-/// Smallest number of turns, unless even the smallest round takes too long.
+/// Smallest number of turns (see `Probe`), unless even the smallest round takes too long.
 const PROBES: u32 = 2;
 
 /// A measurement of the link by all ranks together.
@@ -108,7 +108,7 @@ const NOTHINGS: u32 = 2;
 const MOST_TURNS: u32 = 8;
 
 /// Seconds per byte, from the shortest times of an empty round and of a round with `bytes` more. A difference too small to measure
-/// counts as a thousandth of the empty round.
+/// counts as a thousandth of the empty round's seconds.
 pub(super) fn seconds_per_byte([nothing, all]: [f64; 2], bytes: usize, share_of_others: f64) -> f64 {
     (all - nothing).max(1e-3 * nothing) / (bytes as f64 * share_of_others)
 }
@@ -120,8 +120,9 @@ impl Scheduler {
         meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
     }
 
-    /// Number of words in a full round of all ranks together; the same on all ranks. It is at most the number that an uncompressed
-    /// step sends, and smaller if the allowed seconds, by the last decision's measurements, require it.
+    /// Number of words in a full round of all ranks together; the same on all ranks. It is at most the number of words that an
+    /// uncompressed step sends. It is smaller if, by the last decision's measurements, such a round would exceed the allowed
+    /// seconds.
     pub(super) fn probe_words(&self) -> usize {
         let model = self.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
         let [least, most] = PROBED;
@@ -135,7 +136,7 @@ impl Scheduler {
         if self.affordable_words() < self.probe_words() as f64 * f64::from(PROBES) { 1 } else { PROBES }
     }
 
-    /// Seconds after which this rank wants no further turn. They are a part of the measured seconds of its steps.
+    /// Seconds that the turns may take on this rank: a fraction of the measured seconds of its steps until the next decision.
     fn probe_seconds(&self) -> f64 {
         let Scheduler { config, decision, meter, .. } = self;
         let seconds = meter.as_ref().and_then(Meter::seconds).unwrap_or_default();
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// The seconds per byte that two ranks find, and the number of turns, where full rounds take `took(turn, rank)` seconds.
+    /// The seconds per byte that two ranks find, and the number of turns, if full rounds take `took(turn, rank)` seconds.
     fn probed(least: u32, allowed: [f64; 2], took: impl Fn(u32, usize) -> f64) -> (Vec<f64>, u32) {
         let mut ranks = [0, 1].map(|rank| Probe::new(1002, [rank as u32, 2], least, allowed[rank]));
         let mut now = [0.0; 2];

@@ -3,13 +3,13 @@
 use crate::search::Search;
 use crate::{CoreError, Error};
 
-/// A ramp-up of compression, like DGC's of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value. Every
-/// decision brings it geometrically closer to the configured default. Budgets that come from the default change with it. Budgets of
-/// bits or seconds do not, so a ramp-up is refused under them.
+/// A ramp-up of compression, like DGC's ramp-up of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value.
+/// Every decision brings it geometrically closer to the configured default. Budgets that come from the default change with it.
+/// Budgets of bits or seconds do not, so a ramp-up is refused under them.
 ///
-/// Bytes are worth more in early steps. A plan with a size that falls from twice to half of a constant size has the same bytes in
-/// total. With it, compression cost a transformer a quarter less final loss under TopK, and a sixth less under PowerSGD
-/// (docs/src/experiments/error-feedback.md).
+/// Bytes are worth more in early steps. Compare a constant size with a size that falls from twice to half of it, at the same bytes
+/// in total. With the falling size, the loss that compression costs a transformer was a quarter smaller under TopK, and a sixth
+/// smaller under PowerSGD (docs/src/experiments/error-feedback.md).
 ///
 /// ```
 /// use lgreco_train::controller::{Config, RampUp};
@@ -23,12 +23,12 @@ use crate::{CoreError, Error};
 pub struct RampUp {
     /// The default (bits, density or rank) at the end of the [schedule](super::Schedule)'s uncompressed steps.
     pub first: f64,
-    /// Number of steps from there to the search's own default, at least 1.
+    /// Number of steps from then until the search's own default is reached, at least 1.
     pub steps: u64,
 }
 
 impl RampUp {
-    /// The search `since` steps after the warm-up.
+    /// The search with the default that applies `since` steps after the warm-up.
     pub(super) fn of(&self, search: &Search, since: u64) -> Result<Search, Error> {
         let done = (since as f64 / self.steps as f64).min(1.0);
         Ok(search.ramped(self.first, done)?)

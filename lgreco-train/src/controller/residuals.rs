@@ -1,4 +1,4 @@
-//! Changing residuals: when a trainer skips an update, changes the scale of its loss, or exchanges by itself.
+//! Changes residuals when a trainer skips an update, changes its loss scale, or exchanges gradients itself.
 
 use super::Controller;
 use super::layer::Undo;
@@ -43,7 +43,7 @@ impl Residuals<'_> {
     /// # Errors
     /// [`Error::StepOrder`] if the present step has exchanged the layer; [`Error::InFlight`] while a bucket has it;
     /// [`Error::NoSuchLayer`]; [`CoreError::Length`] unless there is one value per element; [`CoreError::Overflow`] for a value that is
-    /// not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. Nothing has changed then.
+    /// not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. On an error, nothing has changed.
     pub fn set(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.0.control.is_idle() {
             self.0.expect_layer(layer)?;
@@ -68,7 +68,7 @@ impl Residuals<'_> {
     }
 
     /// Multiplies all residuals by `factor`, because the scale of the loss and of the gradients has changed by this factor. All
-    /// ranks do so with the same factor.
+    /// ranks must call this with the same factor.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -83,7 +83,7 @@ impl Residuals<'_> {
     ///
     /// # Errors
     /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`] when a residual no longer fits its format;
-    /// [`Error::StepOrder`] while a step is under way. No residual has changed then.
+    /// [`Error::StepOrder`] while a step is under way. On an error, no residual has changed.
     ///
     /// # Complexity
     /// Three passes over the residuals. The last step can then no longer be rolled back.
@@ -106,8 +106,8 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Sets residuals to zero where the means of the last step, f32 and one slice per layer, are not zero. The step can then no longer be
-    /// rolled back. [`Outer::forget_moved`](crate::outer::Outer) explains the purpose.
+    /// Sets each residual value to zero where the mean of the last step is not zero. `means` has one f32 slice per layer. The step
+    /// can then no longer be rolled back. [`Outer::forget_moved`](crate::outer::Outer) explains the purpose.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -120,8 +120,8 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`] for means of another number or length than the layers.
-    /// Nothing has changed then.
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`] unless `means` has one slice per layer and one value
+    /// per element. On an error, nothing has changed.
     ///
     /// # Complexity
     /// A pass over the means and the residuals.
@@ -138,9 +138,9 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Restores the residuals before the last step, because its means were not applied. A loss scaler has skipped the update, for
-    /// instance. The step still counts, and PowerSGD's factors stay. Residuals of layers that the step has not exchanged stay. All
-    /// ranks must call this. Only one step can be rolled back.
+    /// Restores the residuals from before the last step, because its means were not applied. For instance, a loss scaler has
+    /// skipped the update. The step still counts. PowerSGD's factors do not change, nor do residuals of layers that the step has
+    /// not exchanged. All ranks must call this. Only one step can be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -157,8 +157,8 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way, and without [`undo`](super::Config::undo) in the configuration. Nothing has changed
-    /// then.
+    /// [`Error::StepOrder`] while a step is under way, and without [`undo`](super::Config::undo) in the configuration. On an error,
+    /// nothing has changed.
     ///
     /// # Complexity
     /// O(layers).

@@ -26,7 +26,7 @@ pub enum Contents {
     #[default]
     Everything,
     /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is made at
-    /// its step if the window then has at least one gradient.
+    /// its scheduled step if the window then has at least one gradient.
     WithoutWindow,
 }
 
@@ -34,7 +34,7 @@ impl Controller {
     /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load)
     /// it continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings
     /// from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with
-    /// them and loads the state switches a step later.
+    /// these settings and loads the state switches a step later.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -46,9 +46,10 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) of a residual on this rank, if the other ranks were not told yet;
-    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and for gradients of the window
-    /// that a device [has](super::External::note_observed) and that were not [brought](super::External::set_observed).
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) of a residual on this rank, if it was not reported to the other ranks
+    /// yet; [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and if a device
+    /// [has](super::External::note_observed) gradients of the window that were not [brought](super::External::set_observed) to the
+    /// host.
     ///
     /// # Complexity
     /// A pass over residuals and factors, and on the measuring rank over the window's mean gradient.

@@ -1,5 +1,5 @@
-//! The schedule of decisions: their steps, the rank that makes them, and the knowledge of each rank about them. This module does
-//! not communicate.
+//! The schedule of decisions: at which steps they are made, by which rank, and what each rank knows about them. This module sends
+//! no messages.
 //!
 //! Ranks ask for a decision until it has been made. The measuring rank's message may say "not yet". Ranks then take the step under
 //! their present settings and ask again at the next step. So no rank waits for a planning thread.
@@ -55,8 +55,8 @@ pub(super) struct Scheduler {
     pub(super) result: Option<PlanResult>,
 }
 
-/// Whether the caller has given a fixed policy other settings. Ranks that were given none expect no agreement about settings. So
-/// they learn it first from the messages of a step's buckets, unless that step begins with an agreement anyway.
+/// Whether the caller has given a fixed policy other settings. A rank that was given none does not expect an agreement about
+/// settings. So ranks first report them in the messages of a step's buckets, unless that step begins with an agreement anyway.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Given {
     Nothing,
@@ -89,7 +89,7 @@ pub(super) enum Due {
 
 impl Scheduler {
     /// # Errors
-    /// Those of [`Controller::new`](super::Controller::new).
+    /// The errors of [`Controller::new`](super::Controller::new).
     pub(super) fn new(
         mut config: Config,
         tensors: Vec<Tensor>,
@@ -134,11 +134,11 @@ impl Scheduler {
         self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
     }
 
-    /// The decision of a step with learning rate `rate`. If no decision is due, only the highest learning rate changes.
+    /// The decision of a step with learning rate `rate`. If no decision is due, only the highest learning rate is updated.
     pub(super) fn due_now(&mut self, rate: f64) -> Result<Due, Error> {
         self.rate = rate;
         self.fell = self.falls(rate);
-        // A plan that was made on a thread before the fall does not take it into account.
+        // A plan that was made on a thread before the learning rate fell does not take the fall into account.
         let instead = self.fell && self.config.schedule.lead > 0;
         match (self.is_due() && !instead, &self.config.policy) {
             (true, Policy::Fixed(settings)) if self.given == Given::Told => {
@@ -296,7 +296,7 @@ impl Scheduler {
         Ok(own.iter().zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
     }
 
-    /// Makes a decision due at the next step, because the settings of a loaded state are not those of the policy.
+    /// Makes a decision due at the next step, because the settings of a loaded state differ from the policy's settings.
     pub(super) fn decide_again(&mut self) {
         let comes = self.config.ramp_up.is_some() && self.due.is_some();
         if self.decision.is_some() && !comes {
@@ -305,18 +305,19 @@ impl Scheduler {
         }
     }
 
-    /// Brings the next decision forward, as [`Planning::replan`](super::Planning::replan) does, and returns the step at which it
-    /// is due; `None` where no decision is left. All ranks call it between the same two steps. O(1).
+    /// Brings the next decision forward, as [`Planning::replan`](super::Planning::replan) does, and returns the step at which it is
+    /// due; `None` if no decision is left. All ranks must call this between the same two steps. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
-        // The buckets of the next step show whether all ranks have asked for the decision. A probe must not come before them.
+        // The buckets of the next step show whether all ranks have asked for the decision. A probe must not come before these
+        // buckets.
         let window = if self.meter.is_some() { window.max(2) } else { window };
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
         self.due = self.due.map(|due| due.min(soonest));
         self.due
     }
 
-    /// Opens the step for buckets. Its gradients do not belong to the window if some are `broken`.
+    /// Opens the step for buckets. If some gradients are `broken`, the step does not belong to the window.
     pub(super) fn open(&mut self, broken: bool) {
         let Schedule { window, lead, .. } = self.config.schedule;
         let near = self.due.is_some_and(|due| {
@@ -348,7 +349,7 @@ impl Scheduler {
         self.watches && self.measures()
     }
 
-    /// The number of this step in its window, from 1; 0 outside.
+    /// The number of this step in its window, from 1; 0 outside a window.
     pub(super) fn window_step(&self) -> u64 {
         if self.watches { self.window.steps } else { 0 }
     }
@@ -379,7 +380,7 @@ impl Scheduler {
         self.forget();
     }
 
-    /// The values besides the options that all ranks must have in common at this step.
+    /// The values, in addition to the options, that must be the same on all ranks at this step.
     pub(super) fn step_fields(&self) -> [Field; 4] {
         let rate = if self.config.accordion().is_some() { self.rate } else { f64::NAN };
         [
@@ -390,7 +391,7 @@ impl Scheduler {
         ]
     }
 
-    /// Checksum of everything that ranks must have in common at this step.
+    /// Checksum of everything that must be the same on all ranks at this step.
     pub(super) fn fingerprint(&self) -> u64 {
         self.step_fields().iter().fold(Hash(self.identity), |hash, field| hash.add(field.word)).0
     }

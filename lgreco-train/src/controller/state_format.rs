@@ -19,8 +19,8 @@
 //! | length of the residual's state, and the state: as [`Memory::save`](crate::feedback::Memory::save) writes it, without its checksum | |
 //! | checksum of all before it | |
 //!
-//! A part begins with `lgreco-p`, version 4 or 6, rank, world size and steps taken. Then follow 0 and the fields from the step of the
-//! next decision to the link's model, or 1 and the fields of a layer. A checksum ends each part.
+//! A part begins with `lgreco-p`, version 4 or 6, rank, world size and steps taken. Then comes 0 with the fields from the step of
+//! the next decision to the link's model, or 1 with the fields of a layer. A checksum ends each part.
 
 use super::compute::Compute;
 use super::decision::LayerSetting;

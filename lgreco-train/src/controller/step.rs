@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 impl Controller {
-    /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks call it in every step, with the same
-    /// `learning_rate`. Only Accordion uses the learning rate.
+    /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks must call this in every step with
+    /// the same `learning_rate`, which only Accordion uses.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -32,11 +32,10 @@ impl Controller {
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     ///
     /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
-    /// [`Error::LayerMismatch`] when gradients are not those of the layers; [`Error::NonFiniteGradient`] under
-    /// [`NonFinite::Error`]; [`CoreError::Parameter`] for a learning rate that is negative or not finite; [`Error::OtherPlace`]
-    /// when the collective has another rank or number of workers; [`Error::StepOrder`] while another step is under way;
-    /// [`Error::PeerOption`] when ranks differ in configuration, layers, settings, step or learning rate; those of search and
-    /// solver when a decision fails.
+    /// [`Error::LayerMismatch`] when gradients do not fit the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
+    /// [`CoreError::Parameter`] for a learning rate that is negative or not finite; [`Error::OtherPlace`] when the collective has
+    /// another rank or number of workers; [`Error::StepOrder`] while another step is under way; [`Error::PeerOption`] when ranks
+    /// differ in configuration, layers, settings, step or learning rate; the errors of search and solver when a decision fails.
     ///
     /// These errors come during the exchange: [`CoreError::Overflow`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
     /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
@@ -126,7 +125,7 @@ impl Controller {
     /// assert_eq!(results, [Err(Error::Peer { rank: 1, code: 7 }), Err(FAILURE)]);
     /// ```
     pub fn step_failed<C: Collective + ?Sized>(&self, collective: &mut C, failure: Error) -> Error {
-        // The rank and size of the collective may differ from those of the controller.
+        // The collective's rank and size may differ from the controller's.
         let mut words = agreement::failed(collective.world_size(), failure);
         match collective.all_gather(bytemuck::cast_slice_mut(&mut words)) {
             Ok(()) => failure,

@@ -32,7 +32,7 @@ pub struct Summary<'a>(&'a Controller);
 impl Controller {
     /// The present settings in one line, for a log.
     ///
-    /// Bytes are those that this rank compresses and sends in a step by all-gather. If the length of a payload depends on the
+    /// The bytes count the payloads that this rank sends in a step by all-gather. If the length of a payload depends on the
     /// gradients, its largest length counts.
     ///
     /// # Complexity

@@ -1,4 +1,4 @@
-//! The work of a decision, on any thread, while training goes on.
+//! Runs the work of a decision on any thread, while training goes on.
 
 use super::costs::{Costs, Trial};
 use super::decision::Decided;
@@ -12,9 +12,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// The work of a decision: measures the gradients of a window and plans, while training goes on.
-/// [`Planning::take_task`](super::Planning::take_task) gives it, any thread runs it, and
-/// [`Planning::hand_in`](super::Planning::hand_in) takes the result. The task shares the window's gradients; it does not copy
-/// them. A task that was dropped can be taken again.
+/// [`Planning::take_task`](super::Planning::take_task) returns the task, any thread runs it, and
+/// [`Planning::hand_in`](super::Planning::hand_in) takes the result. The task shares the window's gradients; it does not copy them.
+/// A task that was dropped can be taken again.
 ///
 /// The task contains no [`Backend`]. The caller of [`run`](PlanTask::run) chooses one.
 ///
@@ -38,7 +38,7 @@ pub struct PlanTask {
     pub(super) step: u64,
     /// The window's mean gradients, of at least one step.
     pub(super) means: Arc<Vec<Vec<f32>>>,
-    /// By layer, whether a device has the mean.
+    /// For each layer, whether a device has the mean.
     pub(super) elsewhere: Vec<bool>,
     /// Norms of the gradients at the last decision; empty at the first.
     pub(super) norms: Vec<f64>,
@@ -72,7 +72,7 @@ impl PlanResult {
     /// The decision. Its step is the one that the task planned for.
     ///
     /// # Errors
-    /// Those of search, solver and objective. All ranks get them after the result was handed in.
+    /// The errors of search, solver and objective. All ranks get them after the result was handed in.
     pub fn decision(&self) -> Result<Decision, Error> {
         self.decided.as_ref().map(|decided| decided.decision).map_err(|error| *error)
     }
@@ -84,7 +84,7 @@ impl PlanTask {
     /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
-    /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
+    /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
     pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(None, backend)
     }
@@ -129,7 +129,7 @@ impl PlanTask {
     /// ```
     ///
     /// # Complexity
-    /// That of [`run`](PlanTask::run), without the layers that `observed` measures.
+    /// The time of [`run`](PlanTask::run), without the layers that `observed` measures.
     pub fn run_with(self, observed: &mut dyn Observed, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(Some(observed), backend)
     }

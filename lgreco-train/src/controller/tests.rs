@@ -1,4 +1,4 @@
-//! What is seen of a controller from inside alone.
+//! Tests that read or change a controller's private state.
 
 use super::*;
 use crate::compress::method::Methods;
@@ -22,7 +22,7 @@ fn low_rank(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
-/// Accordion's rule from its paper, on norms: low compression first, after zero, and after a change by half.
+/// Checks the paper's rule on norms: low compression at the first decision, after a norm of zero, and after a change by half.
 #[test]
 fn accordion_follows_its_rule() {
     let accordion = Accordion::new(4.0, 2.0);
@@ -42,7 +42,7 @@ fn accordion_follows_its_rule() {
 fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
     let worker = ThreadCollective::group(1).remove(0);
     let shapes: [(&str, &[usize]); 3] = [("fc1", &[16, 24]), ("bias", &[24]), ("fc2", &[20, 16])];
-    // The first two fill 1632 bytes exactly.
+    // The first two layers take exactly 1632 bytes.
     for (bucket_bytes, buckets) in [(1 << 20, 1), (1632, 2), (0, 3)] {
         let layers = shapes.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
         let config = Config { bucket_bytes, ..config(Policy::Uncompressed) };
@@ -83,7 +83,7 @@ fn every_setting_has_words_of_its_own() {
     assert_eq!(methods, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
 }
 
-/// PowerSGD's columns that both ranks have stay warm: the same as a controller that was told of them from the beginning.
+/// After a switch from rank 3 to rank 2, PowerSGD continues with the first two columns of its factor.
 #[test]
 fn factors_stay_warm_under_given_settings() {
     threads::run(2, |mut worker| {
@@ -98,7 +98,7 @@ fn factors_stay_warm_under_given_settings() {
         }
         let before = controller.states[0].factor.clone();
         controller.planning().set_settings(vec![low_rank(2)]).unwrap();
-        controller.begin(0.1, Some(Ok(false))).unwrap(); // as a blocking step
+        controller.begin(0.1, Some(Ok(false))).unwrap(); // as in a blocking step
         while let Some(request) = controller.control().unwrap() {
             request.perform(&mut worker).unwrap();
         }
@@ -111,7 +111,7 @@ fn factors_stay_warm_under_given_settings() {
 fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
     const MIB: usize = 1 << 17; // in words
     let worker = ThreadCollective::group(2).remove(0);
-    // A step takes a second, of which nothing but half of what all ranks send is this rank's.
+    // An exchange takes one second, and a rank sends half of a probe's words.
     let sized = |side, decided: Option<f64>| {
         let tensor = Tensor::new("fc", &[side, side], Dtype::F32).unwrap();
         let mut config = config(Policy::LGreco { solver: Solver::Dp { levels: 100 }, accordion: None });

@@ -18,13 +18,13 @@ pub struct Timing {
     pub computing: f64,
     /// Additional seconds for each additional byte that every rank sends.
     pub seconds_per_byte: f64,
-    /// Expected under the new settings.
+    /// Expected seconds under the new settings.
     pub plan: f64,
     /// The part of `plan` that is compression and decompression.
     pub plan_computing: f64,
-    /// Expected under the default settings.
+    /// Expected seconds under the default settings.
     pub default: f64,
-    /// Expected with all layers uncompressed.
+    /// Expected seconds with all layers uncompressed.
     pub uncompressed: f64,
     /// Layers that are compressed now.
     pub compressed: u32,

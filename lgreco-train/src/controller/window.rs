@@ -15,9 +15,10 @@ pub(super) struct Window {
     /// Number of steps so far.
     pub steps: u64,
     /// The mean of each layer, empty between a decision and the first step of the next window. Ranks that do not measure have no
-    /// layers here. A plan task may share the means. Then nothing is added to them.
+    /// layers here. A plan task may share the means. While it does, nothing is added to them.
     means: Arc<Vec<Vec<f32>>>,
-    /// By layer, `Some` if a device has the mean. It holds a copy of the mean, or is empty if no copy was brought to the host.
+    /// For each layer, `Some` if a device has the mean. The vector holds a copy of the mean, or is empty if no copy was brought to
+    /// the host.
     elsewhere: Vec<Option<Vec<f32>>>,
 }
 
@@ -45,12 +46,12 @@ impl Window {
         self.elsewhere.iter().any(Option::is_some)
     }
 
-    /// By layer, whether a device has its mean.
+    /// For each layer, whether a device has its mean.
     pub(super) fn elsewhere(&self) -> Vec<bool> {
         self.elsewhere.iter().map(Option::is_some).collect()
     }
 
-    /// Takes over a mean from a device. If a task shares the means, it is only stored as a copy.
+    /// Takes over a mean from a device. If a task shares the means, the mean is only stored as a copy.
     pub(super) fn bring(&mut self, layer: usize, mean: &[f32]) {
         match Arc::get_mut(&mut self.means) {
             Some(means) => {
@@ -87,7 +88,7 @@ impl Window {
         Arc::get_mut(&mut self.means).is_some()
     }
 
-    /// Whether these are the present means, which were given to a task.
+    /// Whether `means`, which were given to a task, are still the present means.
     pub(super) fn is_of(&self, means: &Arc<Vec<Vec<f32>>>) -> bool {
         Arc::ptr_eq(&self.means, means)
     }

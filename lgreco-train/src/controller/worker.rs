@@ -35,7 +35,7 @@ pub struct Controller {
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) states: Vec<LayerState>,
-    /// Steps in which some rank's gradient was not finite.
+    /// Number of steps in which some rank's gradient was not finite.
     pub(super) non_finite: u64,
     /// An error of this rank that no message has reported to the others yet.
     pub(super) late: Option<Error>,
@@ -119,12 +119,12 @@ impl Controller {
         self.scheduler.config.clock.map(|clock| clock())
     }
 
-    /// Checksum of everything that ranks must have in common at this step.
+    /// Checksum of everything that must be the same on all ranks at this step.
     pub(super) fn fingerprint(&self) -> u64 {
         Hash(self.scheduler.fingerprint()).add(self.plan).0
     }
 
-    /// Everything that ranks must have in common at this step.
+    /// Everything that must be the same on all ranks at this step.
     pub(super) fn fields(&self) -> Vec<Field> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let mut all = fields(config, tensors, self.world);
@@ -172,7 +172,7 @@ impl Controller {
         }
     }
 
-    /// Replaces all layers by those of a saved state.
+    /// Replaces the states of all layers by those from a saved controller.
     pub(super) fn install(&mut self, states: Vec<LayerState>) {
         self.states = states;
         self.plan = self.plan_hash();

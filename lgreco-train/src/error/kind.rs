@@ -14,7 +14,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The description has no numbers and places. The failing rank's own error has them.
+/// Returns a code's description, without numbers and places. The failing rank's own error has these.
 const fn words(code: u32) -> Option<&'static str> {
     Some(match code {
         1 => "a length that does not fit",

@@ -38,8 +38,8 @@ pub fn workspace_len<'a>(
 /// Every call begins with an all-gather of 24 bytes per rank, which checks that all ranks have the same layers and settings.
 ///
 /// # Errors
-/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no
-/// workers, or a rank that is not below their number; [`Error::Collective`] when the caller's collective failed.
+/// The errors of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective`
+/// has no workers, or when its rank is not below their number; [`Error::Collective`] when the caller's collective failed.
 ///
 /// # Complexity
 /// Encodes every layer once. Decodes payloads once per worker ([`Route::AllGather`]), or about twice in all

@@ -153,7 +153,7 @@ pub trait Collective {
     /// Like [`reduce_scatter_sum`](Collective::reduce_scatter_sum), for bf16.
     ///
     /// # Errors
-    /// As [`reduce_scatter_sum`](Collective::reduce_scatter_sum).
+    /// The errors of [`reduce_scatter_sum`](Collective::reduce_scatter_sum).
     fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum_bf16(values)

@@ -57,9 +57,9 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether this rank has failed after its last message.
     untold: bool,
-    /// Number of layers that were summed in their place.
+    /// Number of layers that were summed in their own memory so far.
     summed: usize,
-    /// Index of the first layer behind these layers.
+    /// Index of the first layer after these layers.
     behind: usize,
     /// The result, after the end.
     outcome: Option<Result<(), Error>>,
@@ -143,16 +143,16 @@ impl Flight {
     /// the calls, only the collective may use the memory that it was given.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a network
-    /// that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error. Means and
-    /// contributions are then undefined, and factors are unchanged.
+    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a
+    /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
+    /// Means and contributions are then undefined, and factors are unchanged.
     ///
     /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`] and other errors of the compressors,
-    /// [`CoreError::Length`](crate::CoreError::Length), [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers
-    /// exceeds f32, [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another rank:
-    /// [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has other layers,
-    /// settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A space that computes
-    /// later returns errors later.
+    /// [`CoreError::Length`](crate::CoreError::Length), [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the
+    /// workers exceeds f32, [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another
+    /// rank: [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has
+    /// other layers, settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A
+    /// space that computes later returns errors later.
     ///
     /// # Complexity
     /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.
@@ -201,7 +201,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has received different pieces. It reports its error about them in the message with the means.
+                    // Every rank has received different pieces. So it reports an error in them later, in its message with the
+                    // means.
                     if part != Part::Pieces {
                         judged?;
                     } else {

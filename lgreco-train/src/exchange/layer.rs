@@ -38,7 +38,7 @@ pub struct Spec<'a> {
     /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
     /// Whether the layer may be summed in its own memory if it is uncompressed f32; the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) tells whether it is.
+    /// [`Program::is_in_place`](super::Program) tells whether it is summed there.
     pub in_place: bool,
 }
 
@@ -95,15 +95,15 @@ pub enum Rest<'a> {
     Dropped,
     /// Only its squared norm is stored, here. The layer's values are f32.
     Measured(&'a mut f64),
-    /// It is the next residual. It moves here from the place of the layer's values, before the mean replaces it. The slice has one
-    /// place per element. The layer's values are the f32 sum of gradient and residual. The slice may be empty until
+    /// It becomes the next residual. It is copied from the layer's values to this slice, before the mean replaces them. The slice
+    /// has one place per element. The layer's values are the f32 sum of gradient and residual. The slice may be empty until
     /// [`Flight::is_averaging`](super::Flight::is_averaging), and must be the same from then on.
     Beside(&'a mut [f32]),
     /// Like `Beside`. The slice holds the residual that was added, and the next residual replaces it. If the next residual is not
     /// finite, the old one stays.
     Replacing(&'a mut [f32]),
     /// This slice holds the f32 sum of gradient and residual, which is compressed in place of the layer's values. The exchange
-    /// subtracts this worker's decoded payload from it. For gradients of 16 bits, and for AdaComp, which also looks at the gradient
+    /// subtracts this worker's decoded payload from it. Used for 16-bit gradients, and for AdaComp, which also needs the gradient
     /// alone.
     Instead(&'a mut [f32]),
 }
@@ -131,7 +131,8 @@ pub struct Layer<'a> {
     /// Rows and columns.
     pub shape: Shape,
     /// The gradient, or the sum of gradient and residual, according to [`Rest`]. It becomes the mean over the workers; with
-    /// [`Route::Sharded`], only in this rank's shard. Undefined if the exchange fails. Empty on a rank that has failed before.
+    /// [`Route::Sharded`], only in this rank's shard. It is undefined if the exchange fails, and empty on a rank that has failed
+    /// before.
     pub values: ValuesMut<'a>,
     /// Where the compression error goes.
     pub rest: Rest<'a>,
@@ -139,8 +140,8 @@ pub struct Layer<'a> {
     /// [`Aggregation::WholePayloads`](super::Aggregation). Otherwise it is unchanged, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) gives the bytes.
     pub sent: u64,
-    /// Gets this rank's error if the compression error is not finite. The caller may set it before, because some layer of the
-    /// bucket had that error.
+    /// Gets this rank's error if the compression error is not finite. The caller may set it in advance, to an error that an earlier
+    /// call on this bucket has found.
     pub late: Option<Error>,
     /// With [`Route::Sharded`], the [ends of shards](Spec::shards). Otherwise empty.
     pub shards: &'a [u64],

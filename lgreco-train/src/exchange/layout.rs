@@ -22,7 +22,7 @@ pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
 pub(super) struct Lane {
     /// Number of layers.
     pub(super) layers: usize,
-    /// Lengths as in [`Layout`], here and below.
+    /// This field and the next two are lengths, as in [`Layout`].
     pub(super) wide: usize,
     pub(super) decoded: usize,
     pub(super) encode: usize,

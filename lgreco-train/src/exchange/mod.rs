@@ -24,13 +24,13 @@
 //! layers share one broadcast. The payloads of all layers share one message, in layer order.
 //!
 //! # Failures
-//! Ranks exchange their status inside these messages. A status record ([`Slip`]) of 16 bytes heads each gathered message. An
-//! all-reduce has one f32 or three bf16 more per rank, which are zero on all other ranks. The record has the rank's error code and
-//! a fingerprint of its layers, settings, seed, step and warm-start factors. So every rank can name a rank that fails or disagrees,
-//! all at the same point of the sequence, and no rank waits for it. An additional all-gather of 24 bytes per rank comes first in
-//! two cases: before ranks have [agreed](Agreement) on layers and settings, and if the lengths of messages depend on values. A
-//! message is accepted only up to the largest length that its payloads may have together. A payload is accepted only if it has the
-//! length that its header states.
+//! Ranks exchange their status inside these messages. A gathered message begins with a status record ([`Slip`]) of 16 bytes. An
+//! all-reduce has one additional f32, or three additional bf16, for each rank's record. All other ranks set these to zero. The
+//! record has the rank's error code and a fingerprint of its layers, settings, seed, step and warm-start factors. So all ranks can
+//! name a rank that fails or disagrees, at the same point of the sequence, and no rank waits for it. An additional all-gather of 24
+//! bytes per rank comes first in two cases: before ranks have [agreed](Agreement) on layers and settings, and if the lengths of
+//! messages depend on values. A message is accepted only up to the largest length that its payloads may have together. A payload is
+//! accepted only if it has the length that its header states.
 //!
 //! # Sums
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if
@@ -42,11 +42,11 @@
 //! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Dense values are
-//! multiplied by a power of two before, so that sums of finite values stay finite. Afterwards every rank has the same bits in the
-//! place of its gradient. A worker's values minus its own contribution `ĝ` are its [next residual](Rest). With a gain `a`, this is
-//! `m' = m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to rounding. So no
-//! gradient mass is lost.
+//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Before the sum,
+//! dense values are multiplied by a power of two, so that sums of finite values stay finite. Afterwards every rank has the same
+//! bits in the place of its gradient. A worker's values minus its own contribution `ĝ` are its [next residual](Rest). With a gain
+//! `a`, this is `m' = m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to
+//! rounding. So no gradient mass is lost.
 //!
 //! # Scatter-reduce
 //! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser. TopK's `keep`

@@ -19,15 +19,16 @@ use crate::{CoreError, Error};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// All ranks get all payloads: one compression; traffic grows with the number of workers.
+    /// All ranks get all payloads. Values are compressed once. A rank's traffic grows with the number of workers.
     #[default]
     AllGather,
-    /// Each rank averages a part and compresses the mean again: two compressions; traffic does not grow. Needs
-    /// [`Collective::all_to_all`](crate::exchange::Collective::all_to_all).
+    /// Each rank averages a part and compresses the mean. Values are compressed twice, but a rank's traffic does not grow with the
+    /// number of workers. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all).
     ScatterReduce,
-    /// Each rank gets only the mean of its [shard](crate::exchange::Spec::shards), as sharded optimisers need (FSDP, ZeRO): one
-    /// compression; traffic does not grow. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense
-    /// layers [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum).
+    /// Each rank gets only the mean of its [shard](crate::exchange::Spec::shards), as sharded optimisers need (FSDP, ZeRO). Values
+    /// are compressed once, and a rank's traffic does not grow with the number of workers. Needs
+    /// [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense layers
+    /// [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum).
     Sharded,
 }
 
@@ -65,12 +66,12 @@ pub struct Moment {
     pub world_size: u32,
     /// The route of payloads.
     pub route: Route,
-    /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its residual,
-    /// if the layer has one.
+    /// The type in which values are summed on the wire: f32 or bf16. The rounding error of a worker's own values stays in its
+    /// residual, if the layer has one.
     pub reduce_dtype: Dtype,
     /// The seed of the run's random bits.
     pub seed: u64,
-    /// The number of the step. It gives each exchange of a layer other random bits.
+    /// The number of the step. It gives every exchange of a layer new random bits.
     pub step: u32,
     /// A checksum of anything else that must be the same on all ranks.
     pub terms: u64,
@@ -87,13 +88,13 @@ impl Moment {
         self.step % self.world_size
     }
 
-    /// The random bits of rank `rank`'s payload of layer `layer`. PowerSGD starts from the bits of rank 0 on all ranks.
+    /// The random bits of rank `rank`'s payload of layer `layer`. For PowerSGD, all ranks start from rank 0's bits.
     pub fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
     }
 
     /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. With
-    /// [`Route::ScatterReduce`], the second compression uses the bits of the owner as `rank`.
+    /// [`Route::ScatterReduce`], the second compression passes the owner also as `rank`.
     pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
         self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }

@@ -20,7 +20,7 @@ use crate::gradient::Dtype;
 /// settings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Whether all ranks have the same layers and settings, and the lengths of their messages; an all-gather.
+    /// Status records, which show whether all ranks have the same layers and settings, and the lengths of messages; an all-gather.
     Greetings,
     /// Positions of the leader's largest values (CLT-k); a broadcast.
     Positions,
@@ -323,7 +323,7 @@ impl Program {
     /// other rank, and sends one in [`Part::Means`].
     ///
     /// # Errors
-    /// As [`Program::new`].
+    /// The errors of [`Program::new`].
     pub fn part_len<'a>(
         &self,
         part: Part,

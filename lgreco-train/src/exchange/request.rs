@@ -97,7 +97,7 @@ impl Request<'_> {
     /// Performs the collective on `collective`, and waits until it is done.
     ///
     /// # Errors
-    /// Those of `collective`.
+    /// The errors of `collective`.
     pub fn perform<C: Collective + ?Sized>(self, collective: &mut C) -> Result<(), CollectiveError> {
         match self {
             Request::AllReduceSum { values } => collective.all_reduce_sum(values),

@@ -115,12 +115,13 @@ impl Slip {
     }
 }
 
-/// `Ok` if no rank has failed and all have the same fingerprint. `own` is this rank's error, `slips` are those of all ranks.
+/// `Ok` if no rank has failed and all have the same fingerprint. `own` is this rank's error. `slips` are the status records of all
+/// ranks.
 ///
 /// # Errors
-/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets its own
-/// error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by itself.
-/// [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
+/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets
+/// its own error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by
+/// itself. [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
     let weight = |code: u64| match code {
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(judged(None, [None; 3]), Ok(()));
         assert_eq!(judged(None, [None, Some(BROKEN), None]), Err(Error::Peer { rank: 1, code: 4 }));
         assert_eq!(judged(Some(BROKEN), [None, Some(BROKEN), None]), Err(BROKEN));
-        // Ranks 0 and 1 could not read what rank 2, which had failed, sent them.
+        // Rank 2 had failed, so ranks 0 and 1 could not read its message.
         let failures = [Some(JUNK), Some(JUNK), Some(BROKEN)];
         let results: Vec<_> = failures.iter().map(|&own| judged(own, failures)).collect();
         assert_eq!(

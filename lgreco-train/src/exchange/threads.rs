@@ -8,8 +8,8 @@ use std::thread::ScopedJoinHandle;
 use std::vec;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the caller's
-/// thread.
+/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the
+/// caller's thread.
 ///
 /// # Panics
 /// When `world_size` is 0 or `work` panics on any thread. The other threads then get errors, so all of them end.
@@ -47,7 +47,7 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 /// ```
 ///
 /// # Panics
-/// As [`run`], and when `per_node` is 0.
+/// When [`run`] panics, and when `per_node` is 0.
 pub fn run_nodes<T: Send>(
     nodes: u32,
     per_node: u32,

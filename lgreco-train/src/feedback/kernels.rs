@@ -59,8 +59,8 @@ pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u3
     largest
 }
 
-/// Computes the memory after an update. With `store`, it is stored. Otherwise only the bits of its largest magnitude
-/// are returned.
+/// Computes the memory after an update. With `store`, writes it. Otherwise only returns the bits of its largest
+/// magnitude.
 pub(super) struct Commit<'a, T> {
     pub(super) update: Update,
     pub(super) storage: Storage,

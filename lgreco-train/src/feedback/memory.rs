@@ -46,7 +46,7 @@ impl Memory<alloc::vec::Vec<u64>> {
     /// A memory of zeros that owns its words.
     ///
     /// # Errors
-    /// Those of [`Memory::new`]; [`CoreError::OutOfMemory`].
+    /// The errors of [`Memory::new`]; [`CoreError::OutOfMemory`].
     pub fn owned(residual: Residual, shape: Shape) -> Result<Self, Error> {
         let len = residual.state_len(shape);
         let mut words = alloc::vec::Vec::new();
@@ -93,7 +93,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the residual to `values`, row-major, to inspect it or to give it to another worker.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `values` has not one place per element.
+    /// [`CoreError::Length`] when `values` does not have one place per element.
     pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
         self.offer_values::<f32>(&[], values);
@@ -148,7 +148,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Sets the residual to zero where `places` is not zero.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `places` has not one number per element.
+    /// [`CoreError::Length`] when `places` does not have one number per element.
     pub(crate) fn forget(&mut self, places: &[f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), places.len())?;
         storage::clear(self.residual.storage, self.words.as_mut(), places);
@@ -171,8 +171,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`] with the first such element of the gradient; [`CoreError::Overflow`] when a sum exceeds f32;
-    /// [`CoreError::Length`].
+    /// [`CoreError::NonFinite`] with the gradient's first element that is not finite; [`CoreError::Overflow`] when a sum exceeds
+    /// f32; [`CoreError::Length`].
     ///
     /// # Complexity
     /// One pass.
@@ -210,8 +210,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; [`CoreError::Length`]. The memory
-    /// is then unchanged.
+    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; [`CoreError::Length`]. On failure,
+    /// the memory is unchanged.
     ///
     /// # Complexity
     /// Two passes. The first one only reads.
@@ -236,7 +236,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Updates the residual with the compression error `rest`: `m ← (1 − a) m + a rest`.
     ///
     /// # Errors
-    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; it is then unchanged.
+    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format. On failure, the memory is unchanged.
     pub(crate) fn keep(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
         self.commit::<f32>(Update::Keep { gain: self.residual.gain }, &[], rest, stream)?;
         self.count();
@@ -246,7 +246,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Adds `values` to the residual, without counting a step.
     ///
     /// # Errors
-    /// As [`keep`](Memory::keep).
+    /// The errors of [`keep`](Memory::keep).
     pub(crate) fn add(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
         self.commit(Update::Residual { gain: 1.0 }, values, &[], stream)
     }

@@ -10,7 +10,7 @@ use lgreco::compress::spread::spread_parts;
 /// Mask of the bits of |x|. They have the same order as the magnitudes. The bits of NaN exceed those of infinity.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The values of a plain residual in its words.
+/// The f32 values of a plain residual, in its 8-byte words.
 pub(crate) fn plain_values(words: &mut [u64], shape: Shape) -> &mut [f32] {
     &mut bytemuck::cast_slice_mut(words)[..shape.elements()]
 }

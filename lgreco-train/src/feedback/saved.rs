@@ -13,7 +13,7 @@
 //! | 20..24 | columns |
 //! | 24..32 | steps so far |
 //! | 32.. | the elements; for int8 the codes, then the exponent fields of the groups |
-//! | the last 8 | checksum of all before it; none where the memory is saved as part of something else |
+//! | the last 8 | checksum of all bytes before it; absent if the memory is part of a larger saved state |
 
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Residual, Storage};
@@ -146,7 +146,7 @@ impl<'a> SavedState<'a> {
     /// Restores the memory, which continues bit for bit from where it was saved.
     ///
     /// # Errors
-    /// Those of [`Memory::new`].
+    /// The errors of [`Memory::new`].
     pub fn restore<W: AsRef<[u64]> + AsMut<[u64]>>(&self, words: W) -> Result<Memory<W>, Error> {
         let mut memory = Memory::new(self.residual, self.shape, words)?;
         let body = &mut bytemuck::cast_slice_mut::<u64, u8>(memory.words.as_mut())[..self.body.len()];

@@ -19,7 +19,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// `decoded` receives the decoded payload.
     ///
     /// AdaComp gets both the gradient and the sum. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as
-    /// without error feedback. The residual then has the error of rounding to f16 or bf16.
+    /// without error feedback. The residual then keeps the error of rounding to f16 or bf16.
     ///
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
@@ -40,9 +40,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`] with the gradient's first such element; [`CoreError::Overflow`] when the sum of gradient and
-    /// residual, or the next residual, exceeds the range of its format; [`CoreError::ElementOverflow`] when a value does not fit
-    /// the payload's format; [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
+    /// [`CoreError::NonFinite`] with the gradient's first element that is not finite; [`CoreError::Overflow`] when the sum of
+    /// gradient and residual, or the next residual, exceeds the range of its format; [`CoreError::ElementOverflow`] when a value
+    /// does not fit the payload's format; [`CoreError::Length`] and the errors of [`Compressor::encode`]. On failure, the memory is
+    /// unchanged.
     ///
     /// # Complexity
     /// Encoding, decoding, and three passes.
@@ -78,8 +79,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 }
 
-/// The random stream with which [`Memory::step`] encodes: `stream`, but for PowerSGD with another seed in every step, the same on
-/// all ranks.
+/// The random stream with which [`Memory::step`] encodes. It is `stream`, except that PowerSGD's seed changes from step to step, in
+/// the same way on all ranks.
 ///
 /// The start matrix `Q` maps PowerSGD's error to zero: `(I − P̂ P̂ᵀ) p Q = 0`. With one power iteration from the same `Q` in every
 /// step, the error would never be sent, and the memory would grow for ever. So `Q` must change. It is either drawn anew in every

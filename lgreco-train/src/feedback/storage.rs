@@ -18,10 +18,10 @@ pub(super) type Block = [f32; GROUP];
 /// The format of a residual.
 ///
 /// A number between two representable numbers is rounded to one of them at random. The expectation is the number
-/// itself, up to 2^-15 of their distance. Rounding to nearest would fail here: as soon as a residual in bf16 is 512
-/// times a gradient, adding the gradient changes nothing. A coordinate that has not been sent by then would never be
-/// sent. Representable numbers are stored exactly, so coordinates that were sent (zeros) and unchanged ones do not
-/// drift.
+/// itself, up to 2^-15 of the distance between these two. Rounding to nearest would fail here: as soon as a residual in
+/// bf16 is 512 times a gradient, adding the gradient changes nothing. A coordinate that has not been sent by then would
+/// never be sent. Representable numbers are stored exactly, so coordinates that were sent (zeros) and unchanged ones do
+/// not drift.
 ///
 /// ```
 /// use lgreco_train::feedback::{Memory, Residual, Storage};
@@ -42,9 +42,9 @@ pub enum Storage {
     F32 = 0,
     /// bfloat16: relative spacing at most 2^-7; 2 bytes per element.
     Bf16 = 1,
-    /// Multiples −127 … 127 of a power of two `s`, which a group of [`GROUP`] elements shares. `s` is the smallest one
-    /// with `127 s` at least the group's largest magnitude, so the spacing is at most 1/63.5 of that magnitude. 1 byte
-    /// per element and 1 byte per group.
+    /// Multiples −127 … 127 of a power of two `s`, which a group of [`GROUP`] elements shares. `s` is the smallest
+    /// power of two for which `127 s` is at least the group's largest magnitude, so the spacing is at most 1/63.5 of
+    /// that magnitude. 1 byte per element and 1 byte per group.
     Int8 = 2,
 }
 
@@ -145,7 +145,7 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
             for i in 0..GROUP {
                 // An odd multiple of 2^-16 in (−1/2, 1/2), so that whole numbers stay the same.
                 let dither = (2 * (random[i] >> 8) + 1) as i32 as f32 * (1.0 / 65536.0) - 0.5;
-                // 1.5 · 2^23 brings the rounded number into the low bits.
+                // Adding 1.5 · 2^23 brings the rounded number into the low bits.
                 codes[i] = (block[i] * inverse + dither + 12_582_912.0).to_bits() as u8;
             }
             let bytes = bytemuck::cast_slice_mut::<u64, u8>(words);
@@ -168,7 +168,7 @@ pub(super) fn clear(storage: Storage, words: &mut [u64], places: &[f32]) {
     }
 }
 
-/// Bits of the largest magnitude; those of NaN exceed those of infinity.
+/// Bits of the largest magnitude. The bits of NaN exceed those of infinity.
 #[inline(always)]
 pub(super) fn largest_bits(block: &Block) -> u32 {
     const LANES: usize = 16;

@@ -1,8 +1,8 @@
 //! Whether error feedback works with a compressor.
 //!
-//! There are two checks. At decisions, the controller measures the gradients of its window. Without a gradient, [`suits`] measures
-//! QSGD on quantiles of a heavy-tailed distribution. It is used by compressors of the C API, for instance, and after Accordion has
-//! detected a fall of the learning rate.
+//! There are two checks. At decisions, the controller measures the gradients of its window. Where no gradient is available,
+//! [`suits`] measures QSGD on quantiles of a heavy-tailed distribution: for compressors of the C API, for instance, and after
+//! Accordion has detected a fall of the learning rate.
 
 use super::{contraction, require_contraction};
 use crate::Error;
@@ -56,10 +56,10 @@ pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
 /// ```
 ///
 /// # Errors
-/// [`Error::NotContractive`]; those of [`contraction`].
+/// [`Error::NotContractive`]; the errors of [`contraction`].
 ///
 /// # Complexity
-/// That of [`contraction`].
+/// The same as [`contraction`].
 pub fn suits_gradient(
     setting: &Setting,
     gradient: &Gradient<'_>,

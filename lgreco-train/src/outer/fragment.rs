@@ -91,7 +91,7 @@ impl Fragment {
     }
 }
 
-/// All layers, joined to one layer of one column.
+/// Joins all layers into one layer of one column.
 fn one_of(tensors: &[Tensor]) -> Result<Tensor, Error> {
     let elements = tensors.iter().map(|tensor| tensor.shape().elements()).sum();
     Tensor::new("joined", &[elements, 1], Dtype::F32)
@@ -114,8 +114,8 @@ fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     (0, index)
 }
 
-/// The configuration for a controller of the layers `part`. `settings` are the range of this part in the settings of a
-/// fixed policy, and the number of these settings.
+/// The configuration for a controller of the layers `part`. `settings` has the range of this part in a fixed policy's
+/// settings, and the number of all its settings.
 pub(super) fn config_of(
     config: &Config,
     lens: &[usize],

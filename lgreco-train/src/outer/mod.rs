@@ -1,9 +1,9 @@
-//! Outer steps: workers train independently, and now and then average the changes of their parameters, compressed.
+//! Outer steps: workers train independently, and average the compressed changes of their parameters from time to time.
 //!
 //! Every worker takes `every` steps with its own optimiser. Its pseudo-gradient is the difference of the parameters after the last
 //! outer step and the present parameters. A [`Controller`] compresses the pseudo-gradients, with a setting per layer and with error
-//! feedback that decays. SGD with Nesterov's momentum takes an outer step with their mean, from the parameters after the last outer
-//! step:
+//! feedback that decays. An outer step applies their mean to the parameters after the last outer step, by SGD with Nesterov's
+//! momentum:
 //!
 //! ```text
 //! a = e + Δ      Δ̂ = compressed a      e = β (a − Δ̂)
@@ -14,9 +14,9 @@
 //! it is "SparseLoCo" (Sarfi et al., 2025). Layers can be averaged in turn, in fragments, so that fewer bytes are sent at a time
 //! ("Streaming DiLoCo", Douillard et al., 2025). Inner optimisers keep their state.
 //!
-//! Residuals can be set to zero where the mean moves parameters: `e = 0` where `mean Δ̂ ≠ 0`. Workers with the same objective want
-//! similar moves, and a move that others have made need not be repeated. "Deep gradient compression" (Lin et al., 2018) sets the
-//! momentum of sent elements to zero, for a similar reason.
+//! Residuals can be set to zero where the mean moves parameters: `e = 0` where `mean Δ̂ ≠ 0`. Workers with the same objective
+//! compute similar changes. A change that others have already made need not be repeated. "Deep gradient compression" (Lin et al.,
+//! 2018) sets the momentum of sent elements to zero, for a similar reason.
 
 mod fragment;
 mod saved;
@@ -40,23 +40,23 @@ use lgreco::error::expect_len;
 pub struct Outer {
     /// Inner steps between two outer steps of the same layer, at least 1; 30 by default, as in SparseLoCo.
     pub every: u64,
-    /// η, above 0; 0.7 by default, as in DiLoCo and MuLoCo.
+    /// The learning rate η, above 0; 0.7 by default, as in DiLoCo and MuLoCo.
     pub learning_rate: f32,
-    /// μ, from 0 to below 1; 0.6 by default, as in MuLoCo.
+    /// The momentum μ, from 0 to below 1; 0.6 by default, as in MuLoCo.
     pub momentum: f32,
-    /// β, above 0 and at most 1; 1 is classic error feedback. 0.95 by default, as in SparseLoCo.
+    /// The decay β of residuals, above 0 and at most 1; 0.95 by default, as in SparseLoCo. With 1, error feedback is classic.
     pub feedback_decay: f32,
     /// Number of parts of about equal size into which the layers are divided. The parts are averaged in turn, at equal intervals.
     /// From 1 to the smaller of `every` and the number of layers; 1 by default.
     pub fragments: usize,
-    /// Whether the layers of a fragment, also vectors, are compressed as one layer of one column. It must have fewer than 2^32
-    /// elements. TopK then keeps each worker's largest values of all layers together, in whichever layers they are in this step. A
-    /// plan would keep a fixed number of values in each layer until the next plan. The fragment has only one payload header.
-    /// `false` by default.
+    /// Whether the layers of a fragment, also vectors, are compressed as one layer of one column. The joined layer must have fewer
+    /// than 2^32 elements. TopK then keeps each worker's largest values, in whichever layers they are in this step. A plan would
+    /// keep a fixed number of values in each layer until the next plan. The fragment has only one payload header. `false` by
+    /// default.
     pub joined: bool,
-    /// Whether a worker's residual of an element is set to zero if the mean moves the element. Other workers have moved it, and the
-    /// residual would move it too far. This allows a higher learning rate. It is meant for TopK, because its mean does not move
-    /// most elements. `false` by default.
+    /// Whether a worker's residual of an element is set to zero if the mean moves the element. Other workers have already moved it,
+    /// so the residual would move it too far. This allows a higher learning rate. It is meant for TopK, because its mean does not
+    /// move most elements. `false` by default.
     pub forget_moved: bool,
 }
 
@@ -136,8 +136,8 @@ pub struct OuterStep {
 impl OuterStep {
     /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks.
     ///
-    /// `config` is the configuration of controllers that count outer steps. There are few outer steps, so those before the first
-    /// plan are compressed, too, under the default settings
+    /// `config` configures the fragments' controllers, whose steps are the outer steps. There are few outer steps. So the steps
+    /// before the first plan are compressed, too, under the default settings
     /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all layers
     /// or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments together. Each fragment gets a
     /// share in proportion to its elements.
@@ -145,8 +145,7 @@ impl OuterStep {
     /// # Errors
     /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
     /// [`CoreError::TooManyElements`] if the joined layers have 2^32 elements or more. [`CoreError::Length`] and
-    /// [`Error::LayerMismatch`] if the parameters are not those of the tensors. The errors of [`Controller::new`] and of the
-    /// broadcast.
+    /// [`Error::LayerMismatch`] if the parameters do not fit the tensors. The errors of [`Controller::new`] and of the broadcast.
     ///
     /// # Complexity
     /// Three f32 per parameter, besides the controller's residuals.
@@ -185,12 +184,12 @@ impl OuterStep {
 
     /// Takes an outer step of one fragment, if one is due after this inner step, and returns its report; otherwise `None`. Call
     /// this after every inner step, on all ranks. If parameters are not finite and the configuration does not treat that as an
-    /// error, the report's outcome says so, and the parameters stay.
+    /// error, the report's outcome says so, and the parameters stay unchanged.
     ///
     /// # Errors
-    /// [`Error::LayerMismatch`] for parameters of other lengths than before; those of [`Controller::step`], on all ranks alike,
-    /// such as [`Error::NonFiniteGradient`] when a parameter is not finite. Parameters and residuals are then unchanged, and the
-    /// fragment's turn is over.
+    /// [`Error::LayerMismatch`] for parameters of other lengths than before; the errors of [`Controller::step`], the same on all
+    /// ranks, such as [`Error::NonFiniteGradient`] when a parameter is not finite. On failure, parameters and residuals are
+    /// unchanged, and the fragment waits for its next turn.
     ///
     /// # Complexity
     /// A step of a controller, and three passes over the fragment's parameters.

@@ -1,8 +1,9 @@
-//! Saved outer steps, and workers that come and go.
+//! Saved states of outer steps, also for workers that join or leave.
 //!
-//! A state consists of `lgreco-o`, version 1, the number of inner steps, the number of fragments, all fragments, and a checksum. A
-//! fragment has the length of its controller's state, the state, the parameters after the last outer step, and the velocities.
-//! Parameters and velocities are f32, layer by layer, each layer padded to 8 bytes. Numbers are u64, little-endian.
+//! A state consists of `lgreco-o`, version 1, the number of inner steps, the number of fragments, all fragments, and a checksum.
+//! For a fragment, it has the length of the controller's state, the state itself, the parameters after the last outer step, and
+//! the velocities. Parameters and velocities are f32, layer by layer, each layer padded to 8 bytes. Numbers are u64,
+//! little-endian.
 
 use super::OuterStep;
 use super::fragment::Fragment;
@@ -13,7 +14,7 @@ use alloc::vec::Vec;
 const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-o");
 const VERSION: u64 = 1;
 
-/// A fragment as it was saved.
+/// The saved state of a fragment.
 struct Saved<'a> {
     controller: &'a [u8],
     starts: Vec<Vec<f32>>,
@@ -21,11 +22,11 @@ struct Saved<'a> {
 }
 
 impl OuterStep {
-    /// This rank's state as bytes, the same on every machine. It includes the parameters after the last outer step. Every rank
-    /// saves its own state, besides its model and inner optimiser.
+    /// This rank's state as bytes, in the same format on every machine. It includes the parameters after the last outer step.
+    /// Every rank saves its own state, in addition to its model and inner optimiser.
     ///
     /// # Errors
-    /// As [`Controller::save`](crate::controller::Controller::save).
+    /// The errors of [`Controller::save`](crate::controller::Controller::save).
     ///
     /// # Complexity
     /// Two f32 per parameter, and the controllers' states.
@@ -41,9 +42,9 @@ impl OuterStep {
         Ok(to.sealed())
     }
 
-    /// Continues from saved states of the same layers and fragments, and replaces `parameters` by those after the last outer step.
-    /// Inner steps have changed the model since. So a rank that resumes its own state restores its model separately, after this
-    /// call.
+    /// Continues from saved states of the same layers and fragments, and sets `parameters` to their values after the last outer
+    /// step. Inner steps may have changed the model since then. So a rank that resumes its own state restores its model
+    /// separately, after this call.
     ///
     /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it, and every
     /// rank loads. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load). A rank that stays
@@ -51,8 +52,8 @@ impl OuterStep {
     /// A rank that joins gives any rank's state and no residuals.
     ///
     /// # Errors
-    /// As [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of fragments.
-    /// Nothing has changed then.
+    /// The errors of [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of
+    /// fragments. On failure, nothing has changed.
     pub fn load(&mut self, state: &[u8], residuals: &[&[u8]], parameters: &mut [&mut [f32]]) -> Result<(), Error> {
         super::check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters)?;
         let (steps, saved) = self.parse(state)?;

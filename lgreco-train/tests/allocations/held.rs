@@ -1,4 +1,4 @@
-//! How much memory a controller takes: little, linear in the model's size, and known beforehand.
+//! A controller's memory is small, linear in the model's size, and predicted by `Controller::memory`.
 
 use super::{Alone, HELD};
 use lgreco_train::Error;
@@ -9,7 +9,7 @@ use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
 
-/// A model with one huge layer and many others, as embeddings make them: its layers' rows.
+/// The number of rows of each layer, in a model with 24 small layers and one huge layer, such as an embedding.
 fn model(scale: usize) -> Vec<usize> {
     let mut rows = vec![128 * scale; 24];
     rows.push(1280 * scale);
@@ -26,9 +26,9 @@ fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Storage) -> Conf
     config
 }
 
-/// The most bytes that a run has taken, in multiples of the model's f32 gradients: in all, and under the settings of its decision;
-/// and what was predicted of it. Every layer is a
-/// bucket of its own, and all are in flight at the same time; or steps block.
+/// Returns the largest memory of a run, in multiples of the model's f32 gradients: first over the whole run, then only after its
+/// decision. Also returns the prediction. If `in_flight`, every layer is a separate bucket, and all buckets are exchanged at the
+/// same time. Otherwise steps block.
 fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], MemoryUse), Error> {
     let layers =
         rows.iter().enumerate().map(|(layer, &rows)| Tensor::new(&layer.to_string(), &[rows, COLUMNS], Dtype::F32));
@@ -86,7 +86,8 @@ const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
 const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
 const ADACOMP: fn(u32) -> Setting = |_| Setting::AdaComp(AdaComp { bin: 500 });
 
-/// Multiples of the gradients, of which the huge layer is 30 %: its residual is made beside it.
+/// The limits are multiples of the size of the gradients. They leave room for scratch memory of one layer. The huge layer has 30 %
+/// of the elements.
 #[test]
 fn memory_is_small_linear_and_known() {
     for (setting, storage, in_flight, target, route) in [
@@ -109,7 +110,7 @@ fn memory_is_small_linear_and_known() {
             let known = (predicted.total() - predicted.window) as f64 / (4 * elements) as f64;
             let what = format!("{name}, residuals in {storage:?}, in flight: {in_flight}");
             assert!(compressed <= target, "{what}: {compressed} times the gradients, {target} allowed");
-            // A decision looks at the gradients of its window, on the measuring rank, which this one is.
+            // This rank is the measuring rank. For a decision, it also stores the mean gradients of the window.
             assert!(most <= target + 1.0, "{what}: {most} times the gradients, {target} and 1 for the window allowed");
             assert!(
                 (0.9..=1.1).contains(&(known / compressed)),
@@ -122,7 +123,7 @@ fn memory_is_small_linear_and_known() {
     }
 }
 
-/// The same at 124 million parameters.
+/// Like `memory_is_small_linear_and_known`, for a model with 124 million parameters.
 #[test]
 #[ignore = "slow: see CONTRIBUTING.md"]
 fn memory_of_a_real_size() {
@@ -137,7 +138,7 @@ fn memory_of_a_real_size() {
     }
 }
 
-/// Where steps may be taken back, residuals take their memory twice.
+/// If steps can be undone, residuals take twice the memory.
 #[test]
 fn undo_takes_the_residuals_again() {
     let rows = model(1);

@@ -1,4 +1,4 @@
-//! A controller allocates at decisions only.
+//! Tests how much memory a controller allocates, and when.
 
 mod held;
 
@@ -15,15 +15,15 @@ use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Bytes that are allocated, and the most that have been.
+    /// Number of bytes that are allocated now, and the largest number so far.
     static HELD: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
-    /// Requests of as many bytes are refused.
+    /// Allocations of this many bytes or more are refused.
     static REFUSED: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 struct Counting;
 
-// SAFETY: refuses, or passes everything on to the system's allocator and counts.
+// SAFETY: `alloc` returns null, or both functions pass the call on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -33,13 +33,13 @@ unsafe impl GlobalAlloc for Counting {
         let [held, most] = HELD.get();
         let held = held.wrapping_add(layout.size());
         HELD.set([held, most.max(held)]);
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller promises what the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let [held, most] = HELD.get();
         HELD.set([held.wrapping_sub(layout.size()), most]);
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller promises what the system's allocator requires.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -71,7 +71,7 @@ impl Collective for Alone {
     }
 }
 
-/// At which of ten steps it allocates, with decisions at steps 2, 5 and 8.
+/// Runs ten steps with decisions at steps 2, 5 and 8. Returns the steps that allocate memory.
 fn allocating(method: Method) -> Result<Vec<usize>, Error> {
     let mut config = Config::new(Search::new(method));
     config.policy = Policy::LGreco { solver: Default::default(), accordion: None };
@@ -94,8 +94,8 @@ fn allocating(method: Method) -> Result<Vec<usize>, Error> {
     Ok(allocating)
 }
 
-/// One rank has no memory for the residuals that a decision brings: all are told, nothing has changed, and when it has,
-/// the step is taken.
+/// One rank has no memory for the residuals that a decision needs. All ranks get an error and nothing changes. Once
+/// there is memory, the step succeeds.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_decision_is_told_to_all() {
@@ -109,7 +109,7 @@ fn no_memory_for_a_decision_is_told_to_all() {
         let mut step = |refused: bool| -> Result<bool, Error> {
             controller.begin_step(0.1)?;
             loop {
-                // From 4 KiB on: a residual has 8.
+                // Refuses 4 KiB or more. A residual takes 8 KiB.
                 REFUSED.set(if refused && worker.rank() == 1 { 4096 } else { usize::MAX });
                 let request = controller.control();
                 REFUSED.set(usize::MAX);
@@ -136,7 +136,8 @@ fn no_memory_for_a_decision_is_told_to_all() {
     assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
 }
 
-/// One rank has no memory to compute in, when gradients are there or later: all are told in the same step, and go on.
+/// One rank has no memory to compute in, either when it submits gradients or later. All ranks get an error in the same
+/// step, and the next step succeeds.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_bucket_is_told_to_all() {
@@ -180,7 +181,7 @@ fn no_memory_for_a_bucket_is_told_to_all() {
     }
 }
 
-/// More workers than there is memory for their messages.
+/// There is too little memory for the messages of 65536 workers.
 #[test]
 fn no_memory_for_a_controller_is_an_error() {
     struct Many;
@@ -204,7 +205,7 @@ fn no_memory_for_a_controller_is_an_error() {
             Ok(())
         }
     }
-    // No layers, so that nothing else is large.
+    // The model has no layers, so that nothing else needs much memory.
     let new = |limit| {
         let config = Config::new(Search::new(Method::TopK));
         REFUSED.set(limit);
@@ -220,13 +221,13 @@ fn no_memory_for_a_controller_is_an_error() {
 
 #[test]
 fn steps_between_decisions_allocate_nothing() {
-    // But for the first step, and those with which windows begin.
+    // Only decisions (steps 2, 5 and 8) and the first step of each window (0, 3, 6 and 9) allocate.
     for method in [Method::Qsgd, Method::TopK] {
         assert_eq!(allocating(method), Ok(vec![0, 2, 3, 5, 6, 8, 9]), "{method:?}");
     }
 }
 
-/// Without `gemm`, whose products allocate.
+/// Only without `gemm`, because its matrix products allocate.
 #[cfg(not(feature = "gemm"))]
 #[test]
 fn nor_do_those_of_powersgd() {

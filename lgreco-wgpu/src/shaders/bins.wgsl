@@ -35,13 +35,13 @@ fn start_of_bin(range: Range, bin: u32) -> u32 {
     return range.low + (product.y << (32u - range.log_count)) + (product.x >> range.log_count) + u32(part != 0u);
 }
 
-// The exponent field of a magnitude. Subnormal numbers get that of the smallest normal numbers.
+// The exponent field of a magnitude. Subnormal numbers get the exponent of the smallest normal numbers.
 fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);
 }
 
-// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32, at least that of
-// the magnitude.
+// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32, at least the
+// magnitude's own.
 fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     let shift = exponent - exponent_of(magnitude);
     if (shift > 31u) {

@@ -42,8 +42,8 @@ fn difference_wide(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return vec2<u32>(a.x - b.x, a.y - b.y - u32(a.x < b.x));
 }
 
-// m, of 53 bits, rounded by the bits after it: `half_bit` is the next bit, and `sticky` says whether a later one is
-// set.
+// Rounds m, which has 53 bits, by the bits after it: `half_bit` is the next bit, and `sticky` says whether any later
+// bit is set.
 fn rounded(m: vec2<u32>, e: i32, half_bit: u32, sticky: bool) -> Double {
     let sum = sum_wide(m, vec2<u32>(half_bit & (u32(sticky) | (m.x & 1u)), 0u));
     if (sum.y == 0x00200000u) {

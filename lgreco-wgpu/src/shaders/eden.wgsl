@@ -1,6 +1,5 @@
-// EDEN's blocks: coordinates, scales, and decoding. `eden_rows.wgsl` and `eden_payloads.wgsl` have the entry points, in
-// which a workgroup processes a block. Bits of payloads are computed in integers, in the order of
-// lgreco-compress/src/eden.
+// EDEN's blocks: coordinates, scales, and decoding. `eden_rows.wgsl` and `eden_payloads.wgsl` have the entry points. A
+// workgroup processes a block. Bits of payloads are computed in integers, in the order of lgreco-compress/src/eden.
 
 struct Params {
     offset: u32,
@@ -10,7 +9,7 @@ struct Params {
     least_squares: u32,
     widths: u32, // for rows, bit b - 1: whether width b is measured
     bits: u32, // for payloads: bits of a code
-    step: u32, // 0 in the stream of the signs, as are `layer` and `rank`
+    step: u32, // always 0 for the stream of the signs, as are `layer` and `rank`
     layer: u32,
     rank: u32,
     seed_low: u32,
@@ -28,7 +27,8 @@ struct Params {
 // The scale with which a block is decoded, as bits of f32.
 var<workgroup> scales: array<u32, 1>;
 
-// The block of a workgroup: its first value in the piece, that value's place in its chunk of 4096, and the length.
+// The block of a workgroup: the index of its first value in the piece, the index of this value in its chunk of 4096,
+// and the length.
 struct Block {
     first: u32,
     at: u32,
@@ -58,8 +58,8 @@ fn rotate(block: Block, lane: u32) {
     transform(block.len, lane);
 }
 
-// The sum, over the coordinates in `own`, of their magnitudes times their levels. With `squared` it is the sum of the
-// squared levels. `total` returns the result.
+// Adds the magnitudes times the levels of the coordinates in `own` or, with `squared`, the squared levels. `total`
+// returns the result.
 fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     var sum = 0u;
     for (var start = 0u; start < len; start += HALF) {

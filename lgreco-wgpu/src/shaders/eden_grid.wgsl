@@ -9,7 +9,7 @@ fn first_level(bits: u32) -> u32 {
     return (1u << (bits - 1u)) - 1u;
 }
 
-// The index of the level nearest to a magnitude, among all levels; on a threshold it is the upper one.
+// The index, among the levels of all widths, of the level nearest to a magnitude. On a threshold it is the upper level.
 fn nearest(bits: u32, magnitude: u32) -> u32 {
     var at = first_level(bits);
     for (var step = (1u << (bits - 1u)) >> 1u; step > 0u; step >>= 1u) {

@@ -1,6 +1,6 @@
 // EDEN's payloads: encoding and decoding.
 
-// Writes the codes of a block into zeros. Each invocation holds 16 consecutive codes.
+// Writes the codes of a block to words that are 0. Each invocation holds 16 consecutive codes.
 fn write_codes(block: Block, lane: u32) {
     let bit = (block.first + lane * 16u) * params.bits;
     var word = bit / 32u;
@@ -32,8 +32,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// Writes scales and codes into zeros. Raises results[result] to at least the largest magnitude if that is not finite;
-// see also `tell_overflow`.
+// Writes scales and codes to words that are 0. Raises results[result] to at least the largest magnitude if that is not
+// finite; see also `tell_overflow`.
 @compute @workgroup_size(256)
 fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

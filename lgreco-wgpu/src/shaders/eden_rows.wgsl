@@ -5,7 +5,7 @@ const FEW = 256u;
 
 // Widths that are measured by decoding, as a mask.
 var<workgroup> undecided: array<atomic<u32>, 1>;
-// Adds up eight sums of 256 invocations each, in `room`. The total of sum w is then at 256 w.
+// Adds up eight sums over 256 invocations each, in `room`. The total of sum w is then at 256 w.
 fn add_in_room(lane: u32) {
     for (var reach = 128u; reach > 0u; reach >>= 1u) {
         workgroupBarrier();
@@ -86,7 +86,7 @@ fn decoding_error(bits: u32, block: Block, lane: u32) -> Wide {
     return sum;
 }
 
-// The sum over all invocations; all of them get it.
+// Returns the sum over all invocations to each of them.
 fn sum_of_lanes(sum: Wide, lane: u32) -> Wide {
     workgroupBarrier();
     room[lane] = bitcast<u32>(sum.m);

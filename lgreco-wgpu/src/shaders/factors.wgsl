@@ -1,5 +1,5 @@
-// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` has the matrix, `element(row, col)`. Its functions
-// `in_factor` and `in_product` say where the factors begin in the bindings.
+// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` defines the matrix by `element(row, col)`. Its
+// functions `in_factor` and `in_product` give the places of the factors in the bindings.
 
 const SIDE = 16u;
 const DEPTH = 32u;
@@ -8,7 +8,7 @@ var<workgroup> tile: array<f32, 512>;
 var<workgroup> slab: array<f32, 512>;
 
 // The shape of a product with the matrix or its transpose: the number of sums per column, and the number of terms of
-// each. Also the index of the first term in the factor's columns, and the length of these columns.
+// each sum. Also the index of the first term in the factor's columns, and the length of these columns.
 struct Terms {
     transposed: bool,
     outer: u32,

@@ -1,4 +1,4 @@
-// Error feedback: the offered values, which are compressed, and the next residual. The bits are those of
+// Error feedback: the offered values, which are compressed, and the next residual. All results have the same bits as in
 // lgreco_train::feedback.
 
 struct Params {
@@ -14,14 +14,14 @@ struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    shift: u32, // for int8: number of values behind the last whole word of codes
+    shift: u32, // for int8: number of values after the last whole word of codes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> memory: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offered: array<u32>;
-// For int8: a copy of the memory behind its last whole word of codes. It has `shift` codes, and then a byte for each
-// group of 512 values of the whole tensor, the group's exponent field.
+// For int8: a copy of the memory after its last whole word of codes. It has `shift` codes, and then a byte for each
+// group of 512 values of the whole tensor: the exponent field of the group.
 @group(0) @binding(4) var<storage, read_write> tail: array<atomic<u32>>;
 
 // The bits of value i of the memory as an f32.
@@ -68,7 +68,7 @@ fn remember(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_i
     }
 }
 
-// The next residual of value i; 0 behind the last value.
+// The next residual of value i; 0 after the last value.
 fn next(i: u32) -> u32 {
     if (i < params.count) {
         return offered[i];
@@ -96,8 +96,8 @@ fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
 }
 
-// memory = offered as codes of one byte, rounded at random. `tail` must be zeros before. It gets the codes that do not
-// fill a word, and the exponents of a workgroup's four groups. Words of it may be shared with the next workgroup.
+// memory = offered as codes of one byte, rounded at random. `tail` must be zero before. It gets the codes that do not
+// fill a word, and the exponents of a workgroup's four groups. Two workgroups may share a word of it.
 @compute @workgroup_size(64)
 fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var exponents = 0u;

@@ -1,10 +1,11 @@
 // TopK in few bits: statistics of each layer's bins, and the codes of kept values.
 //
 // The magnitudes of a bin are added up as integers, called digits. Their unit depends on the exponent of the bin's
-// largest magnitude. The first read of the values records which exponents occur. This leaves two candidates for a bin:
-// the exponent where the bin ends, and the next smaller one that occurs. Sums are kept for both.
+// largest magnitude. The first read of the values records which exponents occur. This leaves two candidates for the
+// exponent of a bin's largest magnitude: the exponent at the bin's end, and the next smaller one that occurs. Sums are
+// kept for both.
 
-// Statistics of a layer's bins, filled step by step. All of it begins as zeros.
+// Statistics of a layer's bins, filled step by step. All fields begin as zeros.
 struct Bins {
     lowest: atomic<u32>, // complement of the smallest nonzero kept magnitude
     highest: atomic<u32>,
@@ -21,7 +22,7 @@ struct Bins {
 
 @group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
 
-// The statistics in `Bins`, for a workgroup's values, except that the digits' lower and upper 16 bits have separate
+// A workgroup's own statistics, with the fields of `Bins`. Here the lower and the upper 16 bits of digits have separate
 // sums.
 const OWN = 6u;
 const WITH_LARGER = 1u;
@@ -141,7 +142,7 @@ fn put_kept(index: u32, bits: u32) {
     let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
-    // The value is added only in the window that gets it, so only once.
+    // The value is added to its bin only in the window that it is written to, so only once.
     if (is_in_window(at.x)) {
         add_to_own_bin(bin, magnitude);
     }

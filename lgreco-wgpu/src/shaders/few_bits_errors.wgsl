@@ -1,8 +1,8 @@
 // Rows of TopK in few bits: for each k, the error of sending bin means for magnitudes, with bins of any number of bits.
 //
-// Bins of fewer bits are unions of bins of 8 bits. So the latter are filled, and then joined in pairs. The count of a
-// bin's magnitudes, their sum and the sum of their squares are integers, so narrow spreads lose nothing. With n
-// magnitudes, n * (sum of squares) - sum^2 is n times the sum of their squared distances from the mean.
+// Bins of fewer bits are unions of bins of 8 bits. So the bins of 8 bits are filled, and then joined in pairs. The
+// count of a bin's magnitudes, their sum and the sum of their squares are integers, so narrow spreads lose nothing.
+// With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of their squared distances from the mean.
 
 // Words of the sums of a bin of 8 bits: the count, the sum in 64 bits, and the sum of squares in 96 bits.
 const IN_BIN = 6u;
@@ -20,15 +20,16 @@ fn range_of(cut: u32) -> Range {
     return Range(low, all.low + all.span - low, 7u);
 }
 
-// The exponent that gives the unit of a bin's magnitudes: that of the largest possible magnitude in the bin. The
-// magnitudes lie within two binades, so no digit is lost.
+// The exponent that gives the unit of a bin's magnitudes: the exponent of the largest possible magnitude in the bin.
+// The magnitudes lie within two binades, so no digit is lost.
 fn exponent_in(range: Range, bin: u32) -> u32 {
     let before = mul_wide(bin + 1u, range.span);
     let end = (before.y << 25u) + (before.x >> 7u) + u32((before.x & 127u) != 0u);
     return exponent_of(range.low + end - 1u);
 }
 
-// Adds the values above the cut, for the k of the workgroup's column. Kept values at the cut are added at the end.
+// Adds the values above the cut to the sums of the k of the workgroup's column. Kept values at the cut are added at the
+// end.
 @compute @workgroup_size(256)
 fn add_to_sums(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,5 +1,5 @@
 // Sums, maxima and scans over the lanes of a workgroup. `lanes_subgroups.wgsl` has the same functions for devices with
-// subgroups. Whole numbers give the same results in any order of addition.
+// subgroups. Integers give the same results in any order of addition.
 
 struct Lane {
     @builtin(local_invocation_index) index: u32,

@@ -9,9 +9,9 @@
 // The stacked triangles are a factor of one chunk: R = S T. So A = diag(Q_g) S T, and diag(Q_g) S is the result. Each
 // block of S is R_g times the inverse of T, which is a triangle too.
 
-// State of each chunk: the inner products of the step before, and two squared norms of the column. The first is from
-// before its first projection was subtracted, the second from between both projections. With several chunks the
-// triangles follow, as one matrix. `in_inner` says where both begin in the binding.
+// State of each chunk: the inner products of the previous step, and two squared norms of the column. The first norm is
+// from before its first projection was subtracted, the second from between both projections. With several chunks, the
+// triangles follow as one matrix. `in_inner` says where both begin in the binding.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 512>;
@@ -48,7 +48,7 @@ fn keep_state(chunk: u32, lane: u32) {
 
 // Brings a column to norm 1. If a projection removed nearly all of it, the rest is rounding error, and the column
 // becomes 0. With several chunks, the rest in a chunk may be small compared with the column, but large compared with
-// the rests in other chunks. So a chunk keeps every rest that f32 can bring to norm 1, for columns with a total
+// the rests in other chunks. So a chunk keeps every rest that f32 can bring to norm 1, if the whole column has a
 // magnitude near 1. The triangles later show which rests were rounding errors.
 fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     let left = products[column];
@@ -102,8 +102,8 @@ fn projection_on_four(c: u32, i: u32) -> f32 {
     return dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
 }
 
-// Adds the `sums` of the second `lanes` lanes to those of the first. It is called repeatedly, not in a loop, because
-// the number of loop iterations of a dispatch is limited.
+// Adds the `sums` of the second `lanes` lanes to the `sums` of the first `lanes` lanes. It is called repeatedly, not in
+// a loop, because the number of loop iterations of a dispatch is limited.
 fn halve_sums(lanes: u32, lane: u32) {
     workgroupBarrier();
     if (lane < lanes) {

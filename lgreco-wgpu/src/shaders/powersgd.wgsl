@@ -16,7 +16,7 @@ struct Params {
     cols: u32,
     stride: u32,
     transposed: u32,
-    // Where the bands of the factors, and the matrix's other values, begin in their bindings.
+    // Places in the bindings where the bands of the factors, and the matrix's other values, begin.
     factor: u32,
     product: u32,
     partial: u32,
@@ -33,7 +33,7 @@ struct Params {
     first_chunk: u32, // first chunk of the band in orthonormalisation
     chunk_rows: u32, // rows that one workgroup orthonormalises
     largest_only: u32, // whether to find only the largest magnitudes of a band's columns, without scaling
-    largest: u32, // word of `results` with the largest magnitude of M
+    largest: u32, // index of the word of `results` with the largest magnitude of M
     tiles: u32,
     ranks: u32, // number of ranks in `sought`
     record: u32,
@@ -51,7 +51,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> partial: array<f32>;
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
 @group(0) @binding(6) var<storage, read_write> results: array<u32>;
-// Eight ranks of each matrix, ascending.
+// Up to eight ranks of each matrix, in ascending order.
 @group(0) @binding(7) var<storage, read_write> sought: array<u32>;
 
 const CHUNK = 4096u;
@@ -84,7 +84,8 @@ fn in_inner(i: u32) -> u32 {
     return params.inner + i;
 }
 
-// Writes the start matrix, with an odd multiple of 2^-24 per element: `rows` of its `all_cols` rows, from `row` on.
+// Writes rows of the start matrix: `rows` of its `all_cols` rows, from `row` on. Each element is an odd multiple of
+// 2^-24.
 @compute @workgroup_size(256)
 fn start(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,4 +1,4 @@
-// The factors' product: its values, and its distance from the matrix.
+// The values of the factors' product, and its distance from the matrix.
 
 // The squared distance of M' from the product of the factors' first columns, for each sought rank; the result is scaled
 // back by M''s exponent. A workgroup processes `tiles` adjacent tiles.

@@ -1,5 +1,5 @@
-// QSGD: grids of buckets, codes and decoding. `qsgd_tensor.wgsl` has the entry points. The numerics are those of
-// lgreco_compress::qsgd. An invocation processes a row of 32 consecutive elements, whose codes are whole words.
+// QSGD: grids of buckets, codes and decoding. `qsgd_tensor.wgsl` has the entry points. The arithmetic is that of
+// lgreco_compress::qsgd. An invocation processes a row of 32 consecutive elements; their codes fill whole words.
 
 const FRACTION_BITS = 23u;
 const FRACTION = 0x007fffffu;
@@ -24,7 +24,7 @@ fn from_ordered(key: u32) -> u32 {
     return key ^ select(0xffffffffu, SIGN, key >= SIGN);
 }
 
-// The extremes of the buckets of a workgroup's values, if there are few buckets. They have the form of `extremes`.
+// The extremes of the buckets of a workgroup's values, if there are few buckets. They have the same form as `extremes`.
 const FEW = 64u;
 var<workgroup> tops: array<atomic<u32>, 192>;
 
@@ -41,8 +41,8 @@ fn buckets_of_tile(first: u32) -> vec2<u32> {
     return vec2<u32>(params.first + first, last) / params.bucket;
 }
 
-// Finds the extremes of the tile, for the values from `first` on, after `clear_tops`. They go to `tops` if there are
-// few buckets, and otherwise to `extremes`.
+// Finds the extremes of the tile, which has the values from `first` on, after `clear_tops`. They go to `tops` if there
+// are few buckets, and otherwise to `extremes`.
 fn find_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     let start = lane * ROW;
@@ -227,8 +227,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// The bits of the value of a code, from the ends of its grid as they are sent: the largest magnitude, or the smallest
-// and the largest value.
+// The bits of the value of a code. The ends of its grid are given as they are sent: the largest magnitude, or the
+// smallest and the largest value.
 fn decoded(code: u32, end: u32, other_end: u32) -> u32 {
     let level = code & ((1u << params.log_levels) - 1u);
     let part = multiply(bitcast<u32>(f32(level)), params.inverse_levels);

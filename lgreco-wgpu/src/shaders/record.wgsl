@@ -1,4 +1,4 @@
-// Eight sums of 64 lanes. In buffers a record is eight mantissas, then eight exponents.
+// Eight sums for each of 64 lanes. In buffers, a record is eight mantissas, and then eight exponents.
 
 var<workgroup> mantissas: array<f32, 512>;
 var<workgroup> exponents: array<i32, 512>;

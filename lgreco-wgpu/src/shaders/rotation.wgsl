@@ -1,5 +1,6 @@
-// EDEN's blocks: their division, signs and norms, and the Walsh-Hadamard transform. The order of all sums is that of
-// lgreco-compress/src/eden. A workgroup of 256 processes a block; each invocation holds 16 values.
+// EDEN's blocks: the division of a tensor into blocks, their signs and norms, and the Walsh-Hadamard transform. All
+// sums have the same order as in lgreco-compress/src/eden. A workgroup of 256 processes a block; each invocation holds
+// 16 values.
 
 const BLOCK = 4096u;
 const HALF = 2048u;
@@ -18,8 +19,8 @@ var<private> own: array<u32, 16>;
 // Whether sums use `float.wgsl`.
 var<private> exact: bool;
 
-// The norm of a block, and two factors that bring it to 1, as bits of f32. The first is a power of two. The second is
-// the inverse norm of the values times that power, or 0 if the norm is 0 or infinite.
+// The norm of a block, and two factors that together bring it to 1, as bits of f32. The first factor is a power of two.
+// The second is the inverse norm of the values times that power, or 0 if the norm is 0 or infinite.
 struct Norm {
     length: Double,
     power: u32,
@@ -67,7 +68,7 @@ fn put_part(i: u32, sum: Double) {
     parts_e[i] = sum.e;
 }
 
-// Adds up the parts of `lanes` lanes by halves, until four are left; `total` adds these.
+// Adds up the parts of `lanes` lanes by halves, until four are left. `total` adds these four.
 fn add_parts(lanes: u32, lane: u32) {
     for (var reach = lanes / 2u; reach >= 4u; reach >>= 1u) {
         workgroupBarrier();
@@ -82,7 +83,7 @@ fn total() -> Double {
     return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
 }
 
-// Adds up partial sums in f32 of 64 lanes, by halves until eight are left. These are then added as in `add_parts`.
+// Adds up the f32 partial sums of 64 lanes, by halves until eight are left. The eight are then added as in `add_parts`.
 fn add_singles(sum: u32, lane: u32) {
     workgroupBarrier();
     if (lane < LANES) {
@@ -148,7 +149,7 @@ const MIDDLE = 0u;
 const LOW = 1u;
 const HIGH = 2u;
 
-// The index of value k of an invocation; it grows with k.
+// The index of value k of an invocation in the block; it grows with k.
 fn index_of(order: u32, k: u32, lane: u32) -> u32 {
     if (order == MIDDLE) {
         return lane / 16u * 256u + lane % 16u + 16u * k;
@@ -156,7 +157,7 @@ fn index_of(order: u32, k: u32, lane: u32) -> u32 {
     return select(lane + 256u * k, lane * 16u + k, order == LOW);
 }
 
-// Moves the values of a block from the invocations that hold them in one order to those of another order.
+// Moves the values of a block among invocations, from the order `before` to the order `after`.
 fn exchange(before: u32, after: u32, len: u32, lane: u32) {
     var taken: array<u32, 16>;
     for (var half = 0u; half < 2u; half++) {
@@ -203,7 +204,7 @@ fn butterflies(descending: bool) {
 fn transform_in_room(len: u32, lane: u32) {
     for (var level = 0u; len >> level > 1u; level++) {
         workgroupBarrier();
-        // From 256 values on, the first eight levels descend.
+        // In blocks of 256 values or more, the first eight levels are in descending order.
         let bit = select(level, 7u - level, len >= 256u && level < 8u);
         for (var pair = lane; pair < len / 2u; pair += 256u) {
             let i = ((pair >> bit) << bit) + pair;

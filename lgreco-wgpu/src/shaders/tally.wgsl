@@ -1,8 +1,8 @@
 // Histograms of a workgroup's values in its own memory, which are added to the device's memory once.
 //
-// Bins with the same number modulo 768 share one place. The first bin that comes takes the place. Values of the others
-// are added to the device's memory at once. Adjacent bins, which contain nearly all values of a tensor, have different
-// places. The sums do not depend on which bin comes first.
+// Bins with the same number modulo 768 share one place. The first bin that is counted takes the place. The values of
+// other bins of this place are added to the device's memory immediately. Adjacent bins, which contain nearly all values
+// of a tensor, have different places. The sums do not depend on which bin is first.
 
 const PLACES = 768u; // twelve binades of level 1
 const COUNT_BITS = 15u;

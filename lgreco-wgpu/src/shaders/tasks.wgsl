@@ -17,11 +17,11 @@ struct Dispatch {
 }
 
 var<private> params: Params;
-// The workgroup's place among those of its task, and their number.
+// The workgroup's place among the workgroups of its task, and their number.
 var<private> group: vec3<u32>;
 var<private> groups: vec3<u32>;
 
-// Selects a workgroup's task; returns false for workgroups behind the last task.
+// Selects a workgroup's task; returns false for workgroups after the last task.
 fn begin(dispatch: Dispatch) -> bool {
     let at = (dispatch.group.z * dispatch.groups.y + dispatch.group.y) * dispatch.groups.x + dispatch.group.x;
     var low = 0u;

@@ -1,7 +1,8 @@
-// A workgroup's 2048 values. Lanes read them side by side from device memory, and then each processes 32 consecutive
-// values.
+// A workgroup's 2048 values. Neighbouring lanes read neighbouring values from device memory. Then each lane processes
+// 32 consecutive values.
 //
-// Value i lies behind i / 32 words of padding. So lanes that process their rows in step do not access the same bank.
+// There are i / 32 words of padding before value i. So lanes that process their rows in step do not access the same
+// bank.
 
 const PER_GROUP = 2048u;
 const ROW = 32u;
@@ -21,7 +22,7 @@ fn load_tile(first: u32, lane: u32) {
             }
         }
     } else {
-        // Two values lie in a word.
+        // A word has two values.
         for (var i = 2u * lane; i < PER_GROUP; i += 128u) {
             if (first + i < params.count) {
                 let word = values[(params.offset + first + i) >> 1u];

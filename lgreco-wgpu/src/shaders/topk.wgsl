@@ -49,8 +49,8 @@ struct Params {
 // Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of squared rounding errors, in 96
 // bits. A rounding error comes from sending the value; its square is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
-// For each bin that contains a k-th largest value, the number of its slot plus 1; 0 for other bins. The bins of level 1
-// come first, then those of level 2.
+// For each bin that contains a k-th largest value for some k, the number of its slot plus 1; 0 for other bins. The bins
+// of level 1 come first, then those of level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
 // Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
@@ -64,8 +64,8 @@ struct Params {
 // The last position before the stretch, then the stretch's positions.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// The parts of a stretch of a payload. First the values as sent, or in few bits means and then codes. Second the lower
-// bits of positions. Third blocks of 2048 bits, whose ones are positions. Last the number of ones before each block.
+// The parts of a stretch of a payload: first the values as sent (in few bits means and then codes), then the lower bits
+// of positions, then blocks of 2048 bits whose 1 bits are positions, and last the number of 1 bits before each block.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
@@ -116,7 +116,7 @@ struct Keep {
     middle: u32,
     last_slot: u32,
     magnitude: u32, // bits of the k-th largest
-    ties: u32, // number of kept values of this magnitude; during the search k's rank in its bin
+    ties: u32, // number of kept values of this magnitude; during the search, the rank of k in its bin
     last: u32,
 }
 

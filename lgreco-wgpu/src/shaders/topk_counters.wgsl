@@ -2,18 +2,18 @@
 
 const NOWHERE = 0xffffffffu;
 
-// Words of a layer's tables. Each bin has the count of its values, the largest, and the complement of the smallest.
-// First the bins are those of the sample, by the upper 12 bits. Then they are cleared, and count the parts of the
-// interval's bin with the k-th largest. If the sample has missed the cut, they are cleared again, and count the values
-// by 11, 10 and 10 bits.
+// Words of a layer's tables. Each bin has the count of its values, the largest value, and the complement of the
+// smallest. First the tables count the sample by its upper 12 bits. Then they are cleared, and count the 4096 parts of
+// the interval's bin that contains the k-th largest. If the sample has missed the cut, they are cleared again, and
+// count the values by 11, 10 and 10 bits.
 const BIN_COUNTS = 0u;
 const BIN_LARGEST = 4096u;
 const BIN_LEAST = 8192u;
-// Where the counters begin, behind the tables.
+// Index of the first counter, after the tables.
 const COUNTERS = 12288u;
 
-// Words among a layer's counters: counts of the interval's bins, and for each kind of counts the sums over 64 equal
-// shares of its bins.
+// Words among a layer's counters: counts of the interval's bins, and sums of counts. For each kind of counts there are
+// sums over 64 equal shares of its bins.
 const BINNED = 0u;
 const OF_SHARES = 4096u;
 const SAMPLE = 0u;
@@ -22,8 +22,8 @@ const FINE = 2u;
 const SETTLED = 3u; // and the next two levels
 // A bit for each exponent of the layer's magnitudes, in few bits.
 const OCTAVES = 4480u;
-// The number of values above the interval, the number of gathered values, the complement of the smallest nonzero
-// magnitude, and the largest.
+// Number of values above the interval, number of gathered values, complement of the smallest nonzero magnitude, and
+// largest magnitude.
 const ABOVE = 4488u;
 const USED = 4489u;
 const LOWEST = 4490u;
@@ -31,15 +31,15 @@ const HIGHEST = 4491u;
 // LOWEST and HIGHEST for the sample.
 const LOWEST_SAMPLED = 4492u;
 const HIGHEST_SAMPLED = 4493u;
-// The interval; the bin with the k-th largest, or NOWHERE; and the rank in that bin.
+// The interval; the bin that contains the k-th largest, or NOWHERE; and the rank of the k-th largest in that bin.
 const INTERVAL = 4494u;
 const BIN = 4498u;
 const BIN_RANK = 4499u;
-// Two words for each level after a missed cut: the upper bits of the cut that are known before the level, and k's rank
-// among the values with these bits.
+// Two words for each level after a missed cut. The first has the upper bits of the cut that are known before the level.
+// The second has k's rank among the values with these bits.
 const SETTLED_CUT = 4500u;
 
-// A bin and a rank in it, counted from the largest; NOWHERE if there are fewer values, or the rank is 0.
+// A bin and a rank in it, counted from the largest value; NOWHERE if there are fewer values, or the rank is 0.
 struct Picked {
     bin: u32,
     rank: u32,

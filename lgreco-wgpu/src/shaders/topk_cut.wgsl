@@ -1,22 +1,23 @@
 // Finds the cut of a layer, its k-th largest magnitude, with two reads of its values. The second read writes the kept
 // values.
 //
-// A sample gives an interval of magnitudes with the k-th largest (`topk_sample.wgsl`). It misses the k-th largest with
-// a chance below 1 in 10^8. The first read counts the values above the interval and at both ends, which may be many. It
-// gathers the values within (`topk_gather.wgsl`). Gathered values are counted in 4096 bins, and the k-th largest's bin
-// in 4096 parts. Each of these counts is complete when a dispatch begins. Then all workgroups search it for the rank
-// (`topk_counters.wgsl`). For the part with the k-th largest, its largest and smallest magnitudes are known.
+// A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). It misses the k-th
+// largest with a chance below 1 in 10^8. The first read counts the values above the interval and at its ends, where
+// there may be many. It gathers the values inside the interval (`topk_gather.wgsl`). Gathered values are counted in
+// 4096 bins, and the bin with the k-th largest in 4096 parts. When these counts are complete, a new dispatch begins, in
+// which all workgroups search them for the rank (`topk_counters.wgsl`). For each part, its largest and smallest
+// magnitudes are known.
 //
-// If all bins span at most two octaves, a part has one magnitude. The number of magnitudes doubles with each doubling
-// of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the interval. If the
-// k-th largest lies between a part's largest and smallest, all workgroups look through the gathered values. They do so
-// for layers of up to 65,536 values.
+// If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
+// with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
+// interval. If the k-th largest lies between a part's largest and smallest, all workgroups look through the gathered
+// values. They do so for layers of up to 65,536 values.
 //
 // The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
-// interval, or it lies between these two magnitudes and the workgroups cannot look for it. They cannot in a larger
-// layer, or if not all gathered values have room. In both cases, nothing is kept until all values have been counted
-// three times, by 11, 10 and 10 bits. Values for which there was no room among the entries are read again from the
-// tensor.
+// interval, or it lies between the largest and smallest magnitudes of a part and the workgroups cannot look for it.
+// They cannot in a larger layer, or if not all gathered values have room. In both cases, nothing is kept until all
+// values have been counted three times, by 11, 10 and 10 bits. Values for which there was no room among the entries are
+// read again from the tensor.
 
 // A layer's cut, and the number of kept values at the cut.
 struct Cut {
@@ -24,13 +25,13 @@ struct Cut {
     ties: u32,
 }
 
-// The rank of the k-th largest within the interval; 0 if it lies above.
+// The rank of the k-th largest within the interval; 0 if it lies above the interval.
 fn rank_within() -> u32 {
     let above = counted(ABOVE);
     return params.keep - min(above, params.keep);
 }
 
-// Whether the whole layer is kept, and all its values are above the interval, which then is zero.
+// Whether the whole layer is kept, and all its values are above the interval. The interval is then zero.
 fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
@@ -88,7 +89,7 @@ fn add_picked(bin: u32, magnitude: u32, times: u32) {
     }
 }
 
-// Where the counts of a level begin, after the sample has missed the cut.
+// Index of the first count of a level, after the sample has missed the cut.
 fn level_start(level: u32) -> u32 {
     return select(1024u + 1024u * level, 0u, level == 0u);
 }
@@ -140,7 +141,7 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     }
 }
 
-// Stands for a cut that the sample has missed. No magnitude is above it.
+// Represents a cut that the sample has missed. No magnitude is above it.
 const LOST_CUT = Cut(MAGNITUDE, 0u);
 
 fn is_lost(cut: Cut) -> bool {
@@ -162,10 +163,11 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
 }
 
 // Largest number of gathered magnitudes that each workgroup of a layer looks through. Layers of up to 65,536 values
-// have room for at most that many. All others have more room, unless a binding is too small.
+// have room for at most this many magnitudes. All other layers have more room, unless a binding is too small.
 const LOOKED_THROUGH = 32768u;
 
-// Smallest and largest possible magnitude of the cut, from its part. Both are equal if the cut is known or missed.
+// The smallest and the largest possible magnitude of the cut, from its part. They are equal if the cut is known or
+// missed.
 fn possible_range(found: Picked) -> vec2<u32> {
     if (is_all_above()) {
         return vec2<u32>(0u);

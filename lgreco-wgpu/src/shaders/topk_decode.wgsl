@@ -1,4 +1,4 @@
-// Decoding of TopK's payloads, one stretch of values at a time: reads positions, then puts values in their places.
+// Decodes TopK's payloads, one stretch of values at a time: reads positions, and then puts values in their places.
 
 // The lower bits of the position of value `index`; 0 for values past the end.
 fn low_bits_of(index: u32) -> u32 {

@@ -1,5 +1,5 @@
-// TopK's payloads of a tensor. Blocks of values are counted, and kept values are written to their places. If the cut is
-// not known before, `topk_cut.wgsl` finds it.
+// Encodes TopK's payloads. Blocks of values are counted, and kept values are written to their places. If the cut is not
+// known yet, `topk_cut.wgsl` finds it.
 
 fn counter(at: u32) -> u32 {
     return atomicLoad(&counters[at]);
@@ -65,7 +65,7 @@ fn refine(dispatch: Dispatch, lane: Lane) {
     count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// One of three levels that find a cut which the sample has missed.
+// Counts one of the three levels that find a cut which the sample has missed.
 @compute @workgroup_size(64)
 fn settle(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -74,7 +74,7 @@ fn settle(dispatch: Dispatch, lane: Lane) {
     settle_block(params.level, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// Counts the values above the cut and at it.
+// Counts each block's values above the cut and at it.
 @compute @workgroup_size(64)
 fn count_kept(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

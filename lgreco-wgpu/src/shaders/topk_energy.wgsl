@@ -9,8 +9,8 @@ fn float96(low: u32, middle: u32, high: u32) -> f32 {
 }
 
 // The energy of the elements in a bin of level 1. It is exact except for the spread of their magnitudes about the mean.
-// The spread lies between 0 and that of magnitudes at the ends of the bin only; half of the latter is assumed. The ends
-// are 2^-6 apart, so at most 2^-15 of the energy is lost.
+// The spread is unknown: it is largest if all magnitudes are at the ends of the bin. Half of this largest spread is
+// assumed. The ends are 2^-6 apart, so at most 2^-15 of the energy is lost.
 fn energy(bin: u32) -> Wide {
     let count = atomicLoad(&bins[in_bins(bin)]);
     if (count == 0u || bin < 64u) {
@@ -38,7 +38,7 @@ fn sent_error(bin: u32) -> Wide {
 var<workgroup> energies: array<Wide, 256>;
 var<workgroup> errors: array<Wide, 256>;
 
-// Sums above and below each bin of level 1.
+// Computes the sums above and below each bin of level 1.
 @compute @workgroup_size(256)
 fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

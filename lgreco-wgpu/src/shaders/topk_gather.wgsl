@@ -1,9 +1,9 @@
 // The first read of a layer's values: which values are gathered, and which are only counted.
 
-// Magnitudes, or counts of them.
+// Gathered magnitudes, or counts of magnitudes.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
-// Numbers of the workgroup's values that are gathered, above the interval, at its upper end, and at its lower end. Then
-// two words like LOWEST and HIGHEST.
+// Numbers of the workgroup's values that are gathered, above the interval, at its upper end, and at its lower end. The
+// last two words are like LOWEST and HIGHEST.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
 // A bit for each exponent that occurs.
 var<workgroup> own_octaves: array<atomic<u32>, 8>;
@@ -107,7 +107,7 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
 }
 
 // Adds `count` values of this magnitude to its bin of the interval. Atomics rarely collide: few values are gathered,
-// and those at the interval's ends are added together. Equal magnitudes collide, which 16-bit types often have.
+// and those at the interval's ends are added together. Equal magnitudes, which are common in 16-bit types, do collide.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

@@ -7,8 +7,9 @@ const BETWEEN = 4094u;
 // Bits of a magnitude that span four powers of two.
 const FOUR_OCTAVES = 1u << 25u;
 
-// Magnitudes from `bound` to `ceiling`. Each of these two ends has its own bin. The bins between them have 2^shift
-// magnitudes each, from `base` on. The first of these also has all smaller magnitudes, and the last all larger ones.
+// An interval of magnitudes from `bound` to `ceiling`. Each end has its own bin. The bins between them have 2^shift
+// magnitudes each, from `base` on. The first of these bins also has all smaller magnitudes, and the last has all larger
+// ones.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -27,7 +28,8 @@ fn draws() -> u32 {
     return PER_GROUP >> params.stratum;
 }
 
-// Adds a magnitude to the sample. The caller clears the shares before, and adds them to the layer's after.
+// Adds a magnitude to the sample. Before, the caller clears the workgroup's shares; afterwards, it adds them to the
+// layer's.
 fn add_to_sample(magnitude: u32) {
     add_to_table(magnitude >> SAMPLE_SHIFT, magnitude, 1u);
     raise_counter(COUNTERS + HIGHEST_SAMPLED, magnitude);
@@ -54,7 +56,7 @@ fn find_interval(lane: Lane) {
         ceiling = 0u;
     }
     bound = min(bound, ceiling);
-    // An unknown end is set at a distance from the drawn values, unless these are all zeros.
+    // An unknown end of the interval is set at a distance from the sampled values, unless these are all zeros.
     let highest = counted(HIGHEST_SAMPLED);
     var base = bound;
     if (bound == 0u && highest != 0u) {
@@ -85,7 +87,8 @@ fn bin_in_interval(magnitude: u32) -> u32 {
     return select(1u + min(from_base(magnitude) >> interval.shift, BETWEEN - 1u), 0u, magnitude == interval.bound);
 }
 
-// The part of an interval's bin for a magnitude in it. A bin has 4096 parts, if it has that many magnitudes.
+// The part of the interval's bin that contains a magnitude. A bin has 4096 parts if it has at least that many
+// magnitudes.
 fn part_of_bin(bin: u32, magnitude: u32) -> u32 {
     if (bin == 0u || bin == LAST_BIN) {
         return 0u;

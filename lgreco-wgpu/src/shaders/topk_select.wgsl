@@ -28,7 +28,8 @@ fn add_fine(at: u32, x: vec2<u32>) {
     }
 }
 
-// Adds values to a bin of level 1: the count, the sum of their keys' lower bits, and that of squared rounding errors.
+// Adds values to a bin of level 1: the count, the sum of their keys' lower bits, and the sum of squared rounding
+// errors.
 fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
     atomicAdd(&bins[in_bins(bin)], count);
     add_bin(in_bins(BINS + bin), vec2<u32>(keys, 0u));
@@ -98,12 +99,13 @@ fn number(lane: u32) -> u32 {
     return number;
 }
 
-// Whether a lane is the first of such a run; it acts for all lanes of the run.
+// Whether a lane is the first of its run of equal neighbours. It then acts for all lanes of the run.
 fn is_first(lane: u32) -> bool {
     return lane == 0u || counts[lane] != counts[lane - 1u];
 }
 
-// The bin of each k, and a slot for each such bin. There is one invocation per k; k ascends.
+// Finds the bin that contains each k-th largest value, and assigns a slot to each such bin. There is one invocation per
+// k; k ascends.
 @compute @workgroup_size(256)
 fn choose_1(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,8 +1,8 @@
-// TopK's payloads: writing of the values above the cut or at it. `put_kept` writes a value as it is sent, and
+// Writes TopK's payloads: the values above the cut or at it. `put_kept` writes a value as it is sent, and
 // `put_position` the bits of its position.
 
-// Statistics of some values: how many are above the cut and at it, and the range of the kept magnitudes. The range is
-// the complement of the smallest nonzero magnitude, and the largest one.
+// Statistics of some values: the number above the cut, the number at the cut, and the range of the kept magnitudes. The
+// range is the complement of the smallest nonzero magnitude, and the largest magnitude.
 struct Kept {
     sum: vec2<u32>,
     lowest: u32,
@@ -43,7 +43,7 @@ fn two_counts(at: u32) -> vec2<u32> {
     return vec2<u32>(atomicLoad(&blocks[at]), atomicLoad(&blocks[at + 1u]));
 }
 
-// The counts of the layer's blocks before this one. All 64 lanes must call it.
+// The sums of the counts of the layer's blocks before this one. All 64 lanes must call it.
 fn known_before(block: u32, own: u32, lane: Lane) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     for (var together = lane.index; together < own / TOGETHER; together += 64u) {
@@ -78,15 +78,15 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
         return;
     }
     let last_word = word_of(end - 1u);
-    // A block has no more words than a window, and a code may end in the next word.
+    // A block has at most as many words as a window, but its last code may end one word later.
     let is_written = is_in_window(word_of(start)) || is_in_window(last_word) || is_in_window(last_word + 1u);
     if (!is_written && params.window_len != 0u) {
         params.count = first;
     }
 }
 
-// Writes kept values of the tile, which has the values from `first` on: those above the cut, and the first of those at
-// it. `known` has the counts before the tile. All lanes must call it.
+// Writes the kept values of the tile, which has the values from `first` on. Kept are the values above the cut, and the
+// first of the values at the cut. `known` has the counts before the tile. All lanes must call it.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     let start = place(lane) * ROW;
     let end = min(start + ROW, params.count - first);

@@ -1,6 +1,6 @@
-// Sums of nonnegative numbers that neither overflow nor underflow: m * 2^e with m in [1, 2), or 0. An addition errs by
-// at most 2^-23 of the sum. So sums in the order of a tree of depth d err by at most d * 2^-23, whatever the compiler
-// contracts.
+// Sums of nonnegative numbers that neither overflow nor underflow. A number is m * 2^e with m in [1, 2), or 0. An
+// addition errs by at most 2^-23 of the sum. So sums in the order of a tree of depth d err by at most d * 2^-23, even
+// if the compiler contracts operations.
 
 struct Wide {
     m: f32,

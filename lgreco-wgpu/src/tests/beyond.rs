@@ -1,5 +1,5 @@
-//! Tensors of more than 2^31 values, up to the largest possible. Offsets of their pieces, tables and payloads are
-//! compared with 64-bit arithmetic. Calls are rehearsed on a device that does nothing: see `imagined`.
+//! Tests tensors of more than 2^31 values, up to the largest possible. Calls are rehearsed on a device that does
+//! nothing (see `imagined`). The offsets of pieces, tables and payloads are compared with 64-bit arithmetic.
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};
@@ -21,9 +21,9 @@ use lgreco::rng::Stream;
 use lgreco_train::feedback::Storage;
 use wgpu::Buffer;
 
-/// An odd number of elements, and the largest.
+/// Shapes with an odd number of elements, and with the largest number.
 const SHAPES: [(usize, usize); 2] = [(65_537, 32_771), (65_535, 65_537)];
-/// Sides up to the largest of PowerSGD.
+/// Matrices with sides up to the largest that PowerSGD supports.
 const MATRICES: [(usize, usize); 2] = [(1 << 22, 513), (1025, (1 << 21) + 5)];
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 /// Checks QSGD's tensors, buckets and grids. Each bucket must have one grid per pass over the values. Returns the
@@ -33,7 +33,7 @@ fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u6
     for kernel in kernels {
         let told = tasks::<qsgd::Params>(recorded, kernel);
         for Told { params, bindings, .. } in &told {
-            // As in the shaders, whose numbers wrap.
+            // Numbers wrap around, as in the shaders.
             let in_table = |value: u32| (value / params.bucket).wrapping_sub(params.first_bucket);
             let (first, last) = (in_table(params.first), in_table(params.first + (params.count - 1)));
             assert!(first >= params.first_grid && last < params.first_grid + params.buckets && first <= last);
@@ -64,7 +64,7 @@ fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u6
     times
 }
 
-/// Asserts that copies make all words of the payload except the header, each once.
+/// Asserts that copies write every word of the payload once, except for the header.
 fn check_copies(recorded: &[Rehearsed], payload: &Tensor, len: usize) {
     let mut first = 0;
     let mut copied = Vec::new();
@@ -88,7 +88,7 @@ fn check_copies(recorded: &[Rehearsed], payload: &Tensor, len: usize) {
     assert_eq!(first, end);
 }
 
-/// Calls `check` with every shape and type, from an odd word of a buffer on.
+/// Calls `check` with every shape and type. The gradient begins at an odd word of its buffer.
 fn each(shapes: &[(usize, usize)], mut check: impl FnMut(&mut WgpuBackend, &BufferGradient<'_>, Whole)) {
     for &(rows, cols) in shapes {
         for dtype in DTYPES {
@@ -109,7 +109,7 @@ fn measured(backend: &mut WgpuBackend, gradient: BufferGradient<'_>, candidates:
     rehearsed(backend, |backend| rows::reserve(backend.gpu(), &work(&[job])).unwrap())
 }
 
-/// The commands that making a payload would record, and the payload's place.
+/// The commands that encoding a payload would record, and the payload's place.
 fn encoded<W>(
     backend: &mut WgpuBackend,
     gradient: &BufferGradient<'_>,
@@ -143,7 +143,7 @@ fn rows_and_payloads_of_qsgd_cover_every_value() {
     });
 }
 
-/// Asserts that all values are seen once, block by block.
+/// Asserts that the kernel reads all values once, block by block.
 fn check_eden(recorded: &[Rehearsed], whole: Whole, kernel: &str) {
     let told = tasks::<eden::Params>(recorded, kernel);
     let seen = told.iter().map(|told| {
@@ -178,7 +178,7 @@ fn rows_and_payloads_of_eden_cover_every_value() {
     });
 }
 
-/// With WebGPU's default limits no buffer is large enough, but host memory may be.
+/// With WebGPU's default limits, no buffer is large enough for these tensors, but host memory may be.
 #[test]
 fn values_of_the_host_are_uploaded_in_pieces() {
     for (rows, cols) in SHAPES {
@@ -216,8 +216,8 @@ fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     }
 }
 
-/// Asserts that these kernels see all values once, block by block. Then the values must be offered to all written
-/// words, in windows: values with the first window of positions, then the other positions.
+/// Asserts that these kernels read all values once, block by block. Then the values must be offered to all written
+/// words, in windows: values together with the first window of positions, then the other positions.
 fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, positions]: [Vec<u64>; 2]) {
     let blocks = whole.elements.div_ceil(2048);
     let mut windows = Vec::new();
@@ -310,7 +310,7 @@ fn rows_of_topk_cover_every_value() {
             let (all, each) = (u64::from(most).next_multiple_of(32), backend.gpu().piece_len() as u64);
             let windows = (0..all.div_ceil(each)).map(|number| each.min(all - number * each)).collect();
             check_blocks(&recorded, whole, &["count_block"], [windows, vec![]]);
-            // The kept values, in separate chunks, are read once for each of both k.
+            // The kept values are in separate chunks, and are read once for each of the two values of k.
             let told = tasks::<topk::Params>(&recorded, "add_to_sums");
             let kept = Whole { start: None, bytes: 4, elements: most.into() };
             let seen =
@@ -369,7 +369,7 @@ fn rows_and_payloads_of_powersgd_cover_every_value() {
     });
 }
 
-/// Checks the tensor as seen by the kernels for the largest magnitude and for squares.
+/// Checks the pieces that the kernels for the largest magnitude and for squares read.
 fn check_magnitudes(recorded: &[Rehearsed], kernel: &str, whole: Whole) {
     let told = tasks::<magnitude::Params>(recorded, kernel);
     let seen = told.iter().map(|told| Seen {

@@ -1,4 +1,5 @@
-//! Bins of TopK in few bits, for magnitudes that the suites lack, in payloads and rows, also with faults in shaders.
+//! Tests the bins of TopK in few bits, in payloads and rows, for magnitudes that the suites lack. Also plants faults in
+//! shaders.
 
 use super::{ROWS, backend, cut};
 use crate::WgpuBackend;
@@ -11,13 +12,13 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Values with these magnitudes, made from their number and a random word.
+/// Values of both signs. `bits` makes a magnitude from a value's index and a random word.
 fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     (0..len).map(|i| f32::from_bits(bits(i as u32, word(i)) | word(i + len) & 0x8000_0000)).collect()
 }
 
-/// Magnitudes that are zeros, equal, adjacent, tiny, far apart, the largest, and sorted; of both signs.
+/// Values of both signs, with magnitudes that are zero, equal, adjacent, tiny, far apart, the largest, or sorted.
 fn values() -> Vec<Vec<f32>> {
     let largest = f32::MAX.to_bits();
     vec![
@@ -36,8 +37,8 @@ fn values() -> Vec<Vec<f32>> {
     ]
 }
 
-/// Adjacent magnitudes with a few far away, so that their squares nearly cancel: within a binade, on both sides of its
-/// end, and where numbers are subnormal.
+/// Adjacent magnitudes with a few far away, so that their squares nearly cancel. They lie within a binade, on both
+/// sides of its end, and among subnormal numbers.
 fn clusters() -> Vec<Vec<f32>> {
     let of = |middle: u32, width: u32| -> Vec<f32> {
         let word = |i: u32| Stream::default().word(u64::from(i + middle));
@@ -50,7 +51,7 @@ fn clusters() -> Vec<Vec<f32>> {
     vec![of(0x3f2a_aaaa, 2), of(0x3f2a_aaaa, 40), of(0x3f80_0000, 7), of(0x0000_4000, 3), of(0x0080_0000, 100)]
 }
 
-/// All of these values under several settings.
+/// All these values under several settings.
 fn cases() -> Vec<(Vec<f32>, Setting)> {
     let mut cases = Vec::new();
     for values in values() {
@@ -127,7 +128,7 @@ fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
 }
 
-/// More candidates than a dispatch is wide, than the workspace has room for, and than are selected together.
+/// There are more candidates than a dispatch is wide, than fit the workspace, and than are selected together.
 #[test]
 fn rows_of_many_candidates_are_the_cores() {
     let values = uniform(20_000, 3);
@@ -141,8 +142,8 @@ fn rows_of_many_candidates_are_the_cores() {
     }
 }
 
-/// Asserts that each fault in a shader is found, with such a message, in several workgroups or in several pieces and
-/// windows.
+/// Asserts that each fault in a shader is found, and that the message contains `says`. Tensors have several workgroups,
+/// or several pieces and windows.
 fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str, &'static str)]) {
     if backend().is_none() {
         return;

@@ -1,4 +1,4 @@
-//! Gradients in the embedder's buffers.
+//! Tests gradients in the embedder's buffers.
 
 use super::{ROWS, backend};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
@@ -12,7 +12,7 @@ use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// The gradient's values.
+/// The bytes of the gradient's values.
 pub(super) fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
     with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
@@ -93,7 +93,7 @@ fn payloads_are_decoded_into_buffers() {
         backend.decode(&payload, &mut expected).unwrap();
         let held = holding(&backend, &gradient, 36);
         backend.decode_to_buffer(&payload, &held, 36).unwrap();
-        // Read back through a dense payload of the buffer.
+        // Reads the values back as a dense payload.
         let on_device = BufferGradient { buffer: &held, offset: 36, dtype: Dtype::F32, shape: gradient.shape() };
         let mut dense = vec![0; 16 + 4 * expected.len()];
         backend.encode_buffer(&Setting::Dense, &on_device, Stream::default(), &mut dense).unwrap();

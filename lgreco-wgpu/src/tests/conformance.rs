@@ -1,4 +1,4 @@
-//! The core's conformance suite, at the adapter's limits and at small ones.
+//! Runs the core's conformance suite, at the adapter's limits and at small ones.
 
 use super::is_full;
 use super::poison::pairs;
@@ -17,7 +17,7 @@ use lgreco_testing::hostile::{Products, check_decoding};
 use std::path::Path;
 use wgpu::Features;
 
-/// If there are several drivers, `LGRECO_ADAPTER` is part of the adapter's name.
+/// With several drivers, `LGRECO_ADAPTER` selects an adapter by a part of its name.
 #[test]
 fn the_adapter_is_the_one_that_was_asked_for() {
     let (Ok(asked), Some(backend)) = (std::env::var("LGRECO_ADAPTER"), backend()) else { return };
@@ -67,8 +67,8 @@ fn batches() {
     check_batches(&mut backend, ROWS, true);
 }
 
-/// Below WebGPU's defaults: without features, and with bindings and dispatches that tensors, payloads and factors
-/// exceed. Each method has a shorter test of this, mostly in `splitting`.
+/// The limits are below WebGPU's defaults: there are no features, and tensors, payloads and factors exceed bindings and
+/// dispatches. Each method has a shorter test of this, mostly in `splitting`.
 #[test]
 #[ignore = "slow"]
 fn small_limits() {
@@ -81,7 +81,7 @@ fn small_limits() {
     check_batches(&mut backend, ROWS, true);
 }
 
-/// Bits of rows, payloads and decoded values.
+/// The bits of rows, payloads and decoded values of a gradient.
 fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
     let stream = Stream { seed: 5, ..Stream::default() };
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -132,7 +132,7 @@ fn subgroups_change_no_bit() {
         return skipped("the adapter has no subgroups");
     }
     for (number, tensor) in tensors().into_iter().enumerate() {
-        // One type per tensor, in turn.
+        // Each tensor has one type, in turn, unless the run is full.
         let gradients = tensor.gradients().into_iter().enumerate();
         for (_, gradient) in gradients.filter(|(of, _)| is_full() || *of == number % 3) {
             let (found, expected) = (everything(&mut with, gradient), everything(&mut without, gradient));
@@ -141,10 +141,10 @@ fn subgroups_change_no_bit() {
     }
 }
 
-/// With subgroups and without.
+/// Runs with subgroups and without.
 #[test]
 fn shaders_read_no_workgroup_memory_before_they_write_it() {
-    // Tensors of one workgroup, of several, and of magnitudes far apart.
+    // Tensors of one workgroup, of several workgroups, and with magnitudes far apart.
     let some = |number: &usize| is_full() || [3, 8, 11, 12].contains(number);
     for [mut filled, mut plain] in pairs() {
         for (_, tensor) in tensors().into_iter().enumerate().filter(|(number, _)| some(number)) {
@@ -169,7 +169,7 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 100, "only {decoded} of them by the shaders");
 }
 
-/// The seeds of this backend's fuzzing, and inputs that once failed.
+/// Decodes the seeds of this backend's fuzz test, and inputs that once failed.
 #[test]
 fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_wgpu");
@@ -181,7 +181,7 @@ fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let mut checked = 0;
     for entry in seeds.read_dir().unwrap() {
         let path = entry.unwrap().path();
-        eprintln!("{}", path.display()); // It is printed if the check fails.
+        eprintln!("{}", path.display()); // printed if the check fails
         check_decoding(&std::fs::read(&path).unwrap(), &mut backend, Products::Rounded);
         checked += 1;
     }

@@ -1,4 +1,4 @@
-//! Counts of a tensor's values must first be made in workgroup memory. This test inspects all loops over values.
+//! Kernels must count a tensor's values in workgroup memory first. This test inspects all loops over values.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
@@ -7,7 +7,7 @@ use naga::{AddressSpace, AtomicFunction, Block, Expression, Function, GlobalVari
 /// Variables of all shaders that hold a tensor's values.
 const VALUES: [&str; 3] = ["values", "offered", "tile"];
 
-/// Effects of a part of a shader, including the functions that it calls.
+/// The effects of a part of a shader and of the functions that it calls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Doing {
     reads_values: bool,
@@ -40,7 +40,7 @@ fn reads_values(module: &Module, function: &Function, expression: &Expression) -
     name.is_some_and(|name| VALUES.contains(&name))
 }
 
-/// The blocks within a statement, and those of the function it calls.
+/// The blocks within a statement, and the body of the function that it calls.
 fn within<'m>(module: &'m Module, function: &'m Function, statement: &'m Statement) -> Vec<(&'m Function, &'m Block)> {
     match statement {
         Statement::Block(block) => vec![(function, block)],
@@ -92,7 +92,7 @@ fn loops(module: &Module, function: &Function, block: &Block) -> Vec<Doing> {
     block.iter().flat_map(of_statement).collect()
 }
 
-/// Entry points with loops over values that add to workgroup memory, and those with loops that add to storage.
+/// The entry points whose loops over values add to workgroup memory, and those whose loops add to storage.
 fn adding(source: &str) -> [Vec<String>; 2] {
     let (module, _) = valid(source, false);
     let of_entries = |adds: fn(Doing) -> bool| {
@@ -110,8 +110,8 @@ fn adding(source: &str) -> [Vec<String>; 2] {
 fn loops_over_values_count_in_workgroup_memory() {
     for shader in Shader::ALL {
         let (in_workgroup, in_storage): (&[&str], &[&str]) = match shader {
-            // In these, some values go to storage: those whose bin finds its place in workgroup memory taken, and those
-            // of a sample.
+            // In these kernels, some values are added to storage: values of a sample, and values whose place in
+            // workgroup memory is taken by another bin.
             Shader::TopK => (
                 &[
                     "histogram_1",

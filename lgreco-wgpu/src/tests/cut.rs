@@ -1,5 +1,5 @@
-//! The cut of a layer, its k-th largest magnitude, for any magnitudes and any sample; and the number of reads to find
-//! it.
+//! Tests the cut of a layer, its k-th largest magnitude, for any magnitudes and any sample. Also counts the reads to
+//! find it.
 
 use super::bins::check_each;
 use super::is_full;
@@ -20,14 +20,14 @@ use lgreco::rng::Stream;
 
 type Case = (Vec<f32>, Setting);
 
-/// Values of both signs, made from the value's number and a random number from 0 to 1.
+/// Values of both signs. `of` makes a magnitude from a value's index and a random number from 0 to 1.
 fn numbers(len: usize, of: impl Fn(usize, f32) -> f32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     let one = |i: usize| (word(2 * i) >> 8) as f32 / (1 << 24) as f32;
     (0..len).map(|i| if word(2 * i + 1) & 1 == 0 { of(i, one(i)) } else { -of(i, one(i)) }).collect()
 }
 
-/// Values like those of gradients: normal, with long tails, in 16 bits, with many zeros, clipped above, and growing
+/// Values that resemble gradients: normal, with long tails, in 16 bits, with many zeros, clipped above, and growing
 /// from row to row.
 fn natural(len: usize) -> Vec<Vec<f32>> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
@@ -41,8 +41,8 @@ fn natural(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// Unusual values: all equal, of two and of ten magnitudes, adjacent, sorted, over the whole range, and of a thousand
-/// pairs of adjacent magnitudes.
+/// Unusual values: all equal, of two or ten magnitudes, adjacent, sorted, over the whole range, and of a thousand pairs
+/// of adjacent magnitudes.
 fn odd(len: usize) -> Vec<Vec<f32>> {
     vec![
         numbers(len, |_, _| 0.3),
@@ -61,7 +61,7 @@ fn sparse(len: usize, every: usize) -> Vec<f32> {
     numbers(len, |i, x| if i % every == 7 { normal(x) } else { 0.0 })
 }
 
-/// Half of the values are small, half large. Nearly all small ones are equal; the others lie around them.
+/// Half of the values are small and half are large. Nearly all small values are equal; the others are close to them.
 pub(super) fn apart(len: usize) -> Vec<f32> {
     let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
     numbers(len, |i, x| if i % 2 == 0 { 1e20 * (1.0 + x) } else { small(x) })
@@ -79,7 +79,7 @@ fn keeps(len: usize) -> [usize; 6] {
     [1, len / 1000, len / 100, len / 3, len - 1, len].map(|keep| keep.max(1))
 }
 
-/// Every third k for each tensor, in full and in few bits in turn.
+/// Cases with every third k for each tensor, alternately in full and in few bits.
 fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     let of = |(number, values): (usize, Vec<f32>)| {
         let keeps = keeps(values.len()).into_iter().enumerate();
@@ -92,12 +92,13 @@ fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     all.into_iter().enumerate().flat_map(of).collect()
 }
 
-/// Layers with different rates of sampling, with more workgroups than are counted together, and with few values.
+/// Lengths of layers with different sampling rates, with more workgroups than are counted together, and with few
+/// values.
 const LENS: [usize; 3] = [5000, 70_001, 600_000];
-/// Lengths from which no values, few values or enough values are drawn.
+/// Lengths of layers from which no values, few values, or enough values are sampled.
 const SMALL_LENS: [usize; 8] = [1, 3, 64, 100, 1000, 4096, 9000, 20_000];
 
-/// Layers of all these lengths, with every third k for each.
+/// Cases with layers of all these lengths, and every third k for each.
 fn of_lens(lens: &[usize], values: fn(usize) -> Vec<Vec<f32>>) -> Vec<Case> {
     lens.iter().enumerate().flat_map(|(first, &len)| cases(values(len), first)).collect()
 }
@@ -111,7 +112,7 @@ fn natural_cases() -> Vec<Case> {
     all
 }
 
-/// Unusual values, but so few that workgroups look through all gathered values.
+/// Cases with so few unusual values that workgroups look through all gathered values.
 fn small_odd_cases() -> Vec<Case> {
     let mut all = of_lens(&SMALL_LENS, odd);
     all.extend(next_to_each_other().into_iter().flat_map(|values| [21, 22].map(|keep| (values.clone(), full(keep)))));
@@ -122,14 +123,14 @@ fn small_odd_cases() -> Vec<Case> {
         all.extend(keeps.into_iter().enumerate().map(|kept| (values.clone(), setting(kept))));
     }
     all.extend([97, 98, 99].map(|keep| (in_every_round(), full(keep))));
-    // Not all values have room, but the gathered ones do.
+    // All values would not fit, but the gathered values do.
     all.push((odd(50_000).swap_remove(3), full(500)));
     all
 }
 
-/// Many adjacent magnitudes, so that little is known of the k-th largest. They are alone, or with far smaller ones, far
-/// larger ones, or both. In some tensors nearly all others are far larger, so that they may not be drawn; some of these
-/// are apart.
+/// Many adjacent magnitudes, so that the sample says little about the k-th largest. They are alone, or with far smaller
+/// values, far larger values, or both. In some tensors nearly all other values are far larger, so that the adjacent
+/// ones may not be sampled. Some tensors are like [`apart`].
 pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     let near = |least: u32, among: f32| move |x: f32| f32::from_bits(least + (among * x) as u32);
     let (some, many) = (near(0x3f80_0000, 300.0), near(0x3f80_0000, 5e5));
@@ -144,8 +145,8 @@ pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// If none of the five smallest values is drawn, the lowest part of the lowest bin has four of them, three of which are
-/// equal. The part ends at the fifth.
+/// Values for the case that none of the five smallest is sampled. Then the lowest part of the lowest bin has four of
+/// them, three of which are equal. The part ends at the fifth.
 fn around_the_lowest_bin() -> Vec<f32> {
     let base = 1f32.to_bits() - (1 << 26);
     let bits = |i| match i {
@@ -157,7 +158,7 @@ fn around_the_lowest_bin() -> Vec<f32> {
     numbers(100, |i, _| f32::from_bits(bits(i)))
 }
 
-/// The same with smallest values that differ only in the last bits, in a part of all magnitudes.
+/// Like [`around_the_lowest_bin`], but the smallest values differ only in their last bits, in a part of all magnitudes.
 fn in_every_round() -> Vec<f32> {
     let bits = |i| match i {
         7 => 1,
@@ -172,14 +173,14 @@ fn in_every_round() -> Vec<f32> {
 
 fn odd_cases() -> Vec<Case> {
     let mut all = of_lens(&LENS, odd);
-    // The k-th largest value is far from the value where nearly as many begin.
+    // The rank k is close to a wide gap between small and large magnitudes.
     let len = 70_001;
     all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
     all.push(too_many());
     all
 }
 
-/// More values are gathered than there is room for, and the k-th largest has neighbours.
+/// A case in which more values are gathered than fit, and the k-th largest has neighbours.
 fn too_many() -> Case {
     let len = 60_000;
     let small = |x: f32| f32::from_bits(0x1e3c_e508 + (2000.0 * x) as u32);
@@ -187,7 +188,7 @@ fn too_many() -> Case {
     (values, full(2 * len / 5 + 40))
 }
 
-/// Asserts that cuts equal the core's, and that the sample misses none in natural and small layers.
+/// Asserts that cuts equal the core's, and that the sample misses no cut in natural layers and small layers.
 fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     let Some(mut backend) = backend() else { return };
     check(&mut backend, &natural_cases());
@@ -197,8 +198,8 @@ fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     check(&mut backend, &odd_cases());
 }
 
-/// Two adjacent magnitudes, with 20 far above them. One tensor starts with an even magnitude and one with an odd one,
-/// so in one of them both lie in the same part of a bin.
+/// Tensors of two adjacent magnitudes, with 20 values far above them. The lower magnitude is even in one tensor and odd
+/// in the other. So in one of them, both magnitudes lie in the same part of a bin.
 fn next_to_each_other() -> [Vec<f32>; 2] {
     [0x3fc0_0000, 0x3fc0_0001].map(|least| {
         numbers(5000, |i, x| match i {
@@ -218,7 +219,7 @@ fn cuts_of_tensors_are_the_cores() {
     assert_eq!(backend.gpu().lost_cuts, 0);
 }
 
-/// As for an embedding, about as many values are kept as are nonzero.
+/// About as many values are kept as there are nonzero values, as for an embedding.
 #[test]
 fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     let Some(mut backend) = backend() else { return };
@@ -242,11 +243,11 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     }
 }
 
-/// How loads are counted: a text of the shader, and a text that counts.
+/// Edits that count loads: a text of the shader, and its replacement that counts.
 type Counts = &'static [(Shader, &'static str, &'static str)];
 
-/// Counts loads of values and of gathered magnitudes, in the last words of the counters. Loads of written values are
-/// counted in the last bin, which settings of less than 8 bits do not use.
+/// Edits that count loads of values and of gathered magnitudes in the last words of the counters. Loads of written
+/// values are counted in the last bin, which settings of less than 8 bits do not use.
 const IN_TENSOR: Counts = &[
     (
         Shader::TopK,
@@ -282,7 +283,7 @@ fn words(backend: &mut WgpuBackend, parts: &[Part]) -> Vec<usize> {
     bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(|word| word as usize).collect()
 }
 
-/// Number of values, and of gathered magnitudes, that a tensor loads for its payload.
+/// The numbers of values and of gathered magnitudes that are loaded to encode a tensor.
 fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     let counted = |backend: &mut WgpuBackend| {
         let counters = backend.gpu().scratch(Scratch::Counters, 4).unwrap();
@@ -290,7 +291,7 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
         let last = Part { offset: counters.size() - 8, size: 8, buffer: counters };
         words(backend, &[last, Part { buffer, offset: LAST_COUNT, size: 4 }])
     };
-    // Some counts continue from payload to payload.
+    // Some counts are not reset between payloads, so differences count.
     check_each(backend, std::slice::from_ref(case));
     let before = counted(backend);
     check_each(backend, std::slice::from_ref(case));
@@ -298,11 +299,11 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     [after[1] - before[1] + after[2], after[0] - before[0]]
 }
 
-/// Most values of a layer that always have room.
+/// Largest number of values of a layer that always fit when gathered.
 const MOST_WITH_ROOM: usize = 1 << 15;
 
-/// In these layers all values within a sixteenth of an octave are gathered, or read again if they are too many; or the
-/// sample misses the cut.
+/// In these layers, all values within a sixteenth of an octave are gathered, or are read again if they do not fit. Or
+/// the sample misses the cut.
 const NEXT_TO_EACH_OTHER: [usize; 4] = [9, 10, 11, 12];
 
 #[test]
@@ -319,10 +320,12 @@ fn values_are_read_twice() {
                 let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
                 let [loads, gathered] = loads_of_tensor(&mut counting, &case);
                 let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
-                // If nothing is kept, values are not read again. The sample lacks positions behind the last value.
+                // If nothing is kept, values are not read again. The last positions may lie after the last value and
+                // are then not sampled.
                 assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
                 if len <= MOST_WITH_ROOM {
-                    // All workgroups may look through the gathered values up to six times; in natural layers none does.
+                    // All workgroups may look through the gathered values up to six times. In natural layers no
+                    // workgroup does.
                     let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
                     assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
                 } else {
@@ -339,10 +342,10 @@ fn values_are_read_twice() {
     }
 }
 
-/// With this edit the sample misleads so much that it misses cuts.
+/// An edit with which the sample is so misleading that it misses cuts.
 pub(super) const MISLEADING: (&str, &str) = ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
 
-/// Payloads must not depend on the drawn values, nor on the conclusions from them.
+/// Payloads must not depend on the sampled values, nor on the conclusions from them.
 #[test]
 fn a_sample_that_misleads_changes_no_bit() {
     if backend().is_none() {
@@ -365,7 +368,7 @@ fn a_sample_that_misleads_changes_no_bit() {
         ("bound = ~counter(BIN_LEAST + lower.bin);", "bound = 0u;", 0),
         ("ceiling = counter(BIN_LARGEST + upper.bin);", "ceiling = MAGNITUDE;", 0),
         ("params.most_entries", "0u", 0),
-        // Some blocks find room, others do not.
+        // The values of some blocks fit, and those of others do not.
         ("params.most_entries", "1000u", 0),
     ] {
         let mut backend = backend().expect("the device there was before");
@@ -376,7 +379,7 @@ fn a_sample_that_misleads_changes_no_bit() {
     }
 }
 
-/// After a missed cut, the error names the first kept value, even if it is not the first one that f16 cannot hold.
+/// After a missed cut, the error names the first kept value, even if f16 cannot hold an earlier value either.
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
@@ -398,7 +401,7 @@ fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     assert!(backend.gpu().lost_cuts > 0);
 }
 
-/// Faults in the search for a cut, wherever it is, and where the sample misleads.
+/// Faults in the search for a cut, in all its parts, including those for misleading samples.
 const FAULTS: &[(&str, &str)] = &[
     ("if (before < rank && before + count >= rank) {", "if (before <= rank && before + count > rank) {"),
     ("picked[0] = Picked(bin, rank - before);", "picked[0] = Picked(bin, rank);"),
@@ -453,7 +456,7 @@ const WHERE_IT_MISLEADS: &[(&str, &str)] = &[
     ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
 ];
 
-/// Most cuts of unusual layers that are missed without a fault.
+/// Largest number of cuts of unusual layers that are missed without a fault.
 const MOST_LOST: usize = 4;
 
 #[test]
@@ -466,7 +469,7 @@ fn faults_in_the_search_for_a_cut_are_found() {
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    // Faults that cost cuts but change no bits; and the last round, which other layers do not reach.
+    // Faults that miss more cuts but change no bits, and faults in the last round, which other layers do not reach.
     let costly = [
         ("round < 7u", "round < 6u"),
         ("add_to_bin_of(interval.bound, lower);", ""),

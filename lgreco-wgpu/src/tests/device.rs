@@ -1,4 +1,4 @@
-//! Devices that fail, devices that do nothing, and promises for good devices.
+//! Tests devices that fail, devices that do nothing, and guarantees for good devices.
 
 use super::backend;
 use super::buffers::buffer;
@@ -101,7 +101,7 @@ fn a_device_that_is_lost_before_it_is_used_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
-/// Errors that no driver here produces.
+/// Constructs errors that no driver here produces.
 #[test]
 fn errors_of_all_kinds_keep_their_text() {
     let of = |text: &'static str| -> Box<dyn std::error::Error + Send + Sync> { text.into() };
@@ -112,7 +112,7 @@ fn errors_of_all_kinds_keep_their_text() {
     refused("b", wgpu::Error::Internal { source: of("broken"), description: "b".into() });
 }
 
-/// For a job that is refused and for one that is too large. Jobs before it are unaffected.
+/// Both a refused job and a job that is too large are reported by number. Jobs before it are unaffected.
 #[test]
 fn what_is_wrong_with_a_job_comes_with_its_number() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -130,7 +130,7 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     }
 }
 
-/// The sums of error feedback, which are twice as large as a gradient in bf16.
+/// The sums of error feedback do not fit. They are twice as large as a gradient in bf16.
 #[test]
 fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let limits =
@@ -195,8 +195,8 @@ fn what_the_driver_refuses_reaches_the_caller() {
     assert!(held > 0 && backend.held_bytes() == 0);
 }
 
-/// llvmpipe silently ends loops after 65,535 iterations, counted over all loops of an invocation. These are the largest
-/// counts of each kernel, for the largest tensor.
+/// llvmpipe silently ends loops after 65,535 iterations, counted over all loops of an invocation. This test lists the
+/// largest counts of each kernel, for the largest tensor.
 #[test]
 fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
     const CUT: u64 = 65_535;
@@ -235,8 +235,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
-        // A norm; a rotation, and sums of all widths. Then for each width two transforms, sums in rounds of 64 lanes,
-        // and two quotients.
+        // First a norm, a rotation, and sums of all widths. Then for each width: two transforms, sums in rounds of 64
+        // lanes, and two quotients.
         ("eden: a block under all widths", (64 + 53 + 54) + (900 + 16 * 8 * 9) + 8 * (2 * 900 + 2 * 64 * 9 + 3 * 54)),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
@@ -248,7 +248,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         for window in [2 << 20, 128 << 20, 1 << 32] {
             let tall = Tall::new(rows, factor::height(window, rank), rank);
             if 4 * tall.inner() as u64 > window {
-                continue; // An error.
+                continue; // This is an error.
             }
             for tall in [Some(tall), tall.triangles()].into_iter().flatten() {
                 for steps in orthonormal::dispatches(&[tall]) {
@@ -260,13 +260,13 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             }
         }
     }
-    // If this check fails, the trap is gone, and the bounds above may go too.
+    // If this check fails, drivers no longer end loops early, and the bounds above may be removed.
     let Some(mut backend) = backend() else { return };
     let counted = counted_iterations(&mut backend, 70_000);
     assert!(counted == 70_000 || counted == 65_535, "{counted}");
 }
 
-/// How often a loop of `wanted` iterations runs.
+/// Runs a loop of `wanted` iterations on the device, and returns how many it makes.
 fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
     let device = backend.device().clone();
     let source = format!(
@@ -308,7 +308,7 @@ fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
     bytemuck::pod_read_unaligned(&batch.read(&[crate::batch::Part::from(&count)]).unwrap()[..4])
 }
 
-/// Every entry point becomes a pipeline of the device.
+/// Compiles every entry point to a pipeline of the device.
 #[test]
 fn every_kernel_compiles() {
     let Some(mut backend) = backend() else { return };

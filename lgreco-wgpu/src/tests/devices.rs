@@ -1,4 +1,4 @@
-//! Devices that tests share, so that most of them compile each kernel once; and changes of shaders by tests.
+//! Devices that tests share, so that most tests do not compile kernels again. Also changes of shaders by tests.
 
 use super::{poisoned, skipped};
 use crate::WgpuBackend;
@@ -7,7 +7,8 @@ use crate::kernels::{Kernel, Kernels, Shader};
 use std::collections::HashMap;
 use std::sync::{Mutex, Once};
 
-/// A device with those of these features that the adapter has, and with the adapter's limits or [`small`] ones.
+/// A kind of device: with these features as far as the adapter has them, and with the adapter's limits or [`small`]
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Kind {
     pub(super) features: wgpu::Features,
@@ -31,7 +32,7 @@ pub(crate) fn give_back(gpu: &mut Gpu) {
     }
 }
 
-/// A backend, or `None` after a report of the reason.
+/// A backend with the adapter's limits. If there is none, reports the reason and returns `None`.
 pub(super) fn backend() -> Option<WgpuBackend> {
     with(wgpu::Features::SUBGROUP)
 }
@@ -42,7 +43,7 @@ pub(super) fn alone() -> Option<WgpuBackend> {
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
 }
 
-/// A backend whose device has those of these features that the adapter has.
+/// A backend whose device has these features as far as the adapter has them.
 pub(super) fn with(features: wgpu::Features) -> Option<WgpuBackend> {
     of_kind(Kind { features, is_small: false })
 }
@@ -107,12 +108,12 @@ pub(super) fn cut() -> Option<WgpuBackend> {
     Some(backend)
 }
 
-/// Changes in shaders, and the compiled forms from before.
+/// Changes in shaders, and the compiled forms of the unchanged shaders.
 #[derive(Default)]
 pub(crate) struct Changes {
     /// Whether workgroup memory is first filled with arbitrary values.
     pub(crate) poisoned: bool,
-    /// Text of a shader, and its replacement: faults that tests must find.
+    /// Texts of a shader and their replacements: faults that tests must find.
     pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
     pub(crate) modules: HashMap<Shader, wgpu::ShaderModule>,
     pub(crate) pipelines: HashMap<Kernel, wgpu::ComputePipeline>,

@@ -1,4 +1,4 @@
-//! Error feedback with the residual on the device: the core's suite, and errors that only this backend has.
+//! Tests error feedback with the residual on the device: the core's suite, and errors that only this backend has.
 
 use super::buffers::{buffer, holding};
 use super::poison::pairs;
@@ -79,7 +79,7 @@ fn residuals_are_worked_on_in_pieces() {
     check(&mut backend, (rows, cols), setting, 1.0, Storage::F32);
 }
 
-/// The buffer's bytes, which other backends and files read. All numbers of codes in the last word occur, and a word has
+/// Other backends and files read the buffer's bytes. Here the last word has any number of codes, and a word has
 /// exponents of one workgroup or of several.
 #[test]
 fn the_buffer_holds_the_cores_bytes() {

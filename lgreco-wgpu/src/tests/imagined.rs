@@ -1,4 +1,4 @@
-//! A device whose buffers have sizes but no memory, to inspect the commands that a rehearsed call would record.
+//! A device whose buffers have sizes but no memory. Tests inspect the commands that a rehearsed call would record.
 
 use super::devices::small;
 use crate::WgpuBackend;
@@ -23,7 +23,7 @@ pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     backend
 }
 
-/// A buffer of the embedder that does not exist.
+/// A buffer of the embedder without memory.
 pub(super) fn buffer(backend: &WgpuBackend, size: u64) -> Buffer {
     let _refused = backend.device().push_error_scope(wgpu::ErrorFilter::Validation);
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
@@ -38,7 +38,7 @@ pub(super) fn rehearsed(backend: &mut WgpuBackend, call: impl FnOnce(&mut WgpuBa
     std::mem::take(&mut backend.gpu().rehearsed)
 }
 
-/// The work of some workgroups.
+/// The work of consecutive workgroups, as a test reads it from a dispatch.
 pub(super) struct Told<P> {
     pub(super) params: P,
     pub(super) bindings: Vec<(u32, Part)>,
@@ -51,7 +51,7 @@ impl<P> Told<P> {
     }
 }
 
-/// The tasks of all dispatches of an entry point. Checks first that workgroups find their tasks.
+/// The tasks of all dispatches of an entry point. First checks that workgroups find their tasks.
 pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>> {
     let mut told = Vec::new();
     for recorded in recorded {
@@ -81,7 +81,7 @@ pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>
     told
 }
 
-/// The place of a piece of the values, and how many workgroups must see which of them.
+/// The place of a piece of the values, and the workgroups that must read it.
 pub(super) struct Seen {
     pub(super) part: Part,
     pub(super) offset: u32,
@@ -100,7 +100,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Asserts that the pieces follow each other and cover all values. Returns how often they do.
+    /// Asserts that the pieces follow each other and cover all values. Returns how many times they do.
     pub(super) fn check(&self, seen: impl IntoIterator<Item = Seen>) -> u64 {
         let (mut next, mut times) = (0, 0);
         for piece in seen {

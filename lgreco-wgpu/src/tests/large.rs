@@ -1,4 +1,5 @@
-//! Rows of up to 2^24 values against the core's f64, for kinds of values whose plain f32 sums would be wrong.
+//! Compares rows of up to 2^24 values with the core's f64 rows, for kinds of values whose plain f32 sums would be
+//! wrong.
 
 use super::backend;
 use super::is_full;
@@ -8,28 +9,28 @@ use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Number of values for one kind, and for all kinds in a full run.
+/// Number of values for one kind of values, and for all kinds in a full run.
 const MOST: usize = 1 << 24;
 /// Number of values for the other kinds.
 const FEWER: usize = 1 << 21;
 
 /// Relative error of an addition of nonnegative numbers.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
-/// Error bound of QSGD's sums, from their depth: 32 values of an invocation, at most 32 buckets, and 64 invocations;
-/// then twice 64 records of as many lanes. The terms add a few roundings.
+/// Error bound of QSGD's sums, from the depth of the additions: 32 values of an invocation, at most 32 buckets, and 64
+/// invocations; then twice 64 records of 64 lanes. The terms add a few roundings.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Error bound of TopK's sums: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and 16 of 16 of
-/// level 3. The spread inside bins adds to it.
+/// Error bound of TopK's sums. The depths are: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and
+/// 16 of 16 bins of level 3. The spread inside bins adds to it.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
-/// Error bound in few bits: one more term, and seven levels of bins; the statistics are exact.
+/// Error bound of TopK in few bits: one more term, and seven levels of bins. The statistics are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
 
 /// Error bound of EDEN's sums: 16 coordinates of an invocation and 256 invocations; then records as for QSGD. The terms
 /// add a few roundings.
 const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
-/// Bits that look random; a permutation.
+/// A permutation of the 32-bit numbers that looks random.
 fn mixed(i: usize) -> u32 {
     let x = (i as u32 ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
     (x ^ x >> 15).wrapping_mul(0x85eb_ca77)
@@ -49,8 +50,8 @@ fn matrix(gradient: &[f32]) -> Gradient<'_> {
     Gradient::new(Values::F32(gradient), Shape::new(gradient.len() / 4096, 4096).unwrap()).unwrap()
 }
 
-/// Asserts that rows of all `value(i)` equal the core's, or that both give the same error. Unless the run is full there
-/// are fewer values.
+/// Asserts that rows of the values `value(i)` equal the core's, or that both give the same error. There are fewer
+/// values unless the run is full.
 fn check(value: impl Fn(usize) -> f32) {
     let Some(mut backend) = backend() else { return };
     let gradient: Vec<f32> = (0..if is_full() { MOST } else { FEWER }).map(value).collect();
@@ -65,7 +66,7 @@ fn check(value: impl Fn(usize) -> f32) {
     }
 }
 
-/// The same for one row, which may differ by a factor of `bound` from the core's.
+/// Like [`check`], for one row of a gradient; `bound` is the allowed relative difference from the core's.
 fn check_row(backend: &mut WgpuBackend, gradient: Gradient<'_>, candidates: Candidates<'_>, bound: f64) {
     assert!(bound < super::ROWS);
     let jobs = [Job { gradient, candidates, stream: Stream::default() }];
@@ -103,7 +104,8 @@ fn all_equal() {
     check(|_| 0.3);
 }
 
-/// The kept values are lost in rounding: squares of nearly 2^48 units, 500 thousand in a bin, on both levels of bins.
+/// Rounding to f16 turns the kept values into zeros. Squares have nearly 2^48 units, and a bin has 500,000 values, on
+/// both levels of bins.
 #[test]
 fn kept_values_too_small_for_f16() {
     let Some(mut backend) = backend() else { return };

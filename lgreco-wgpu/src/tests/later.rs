@@ -1,4 +1,4 @@
-//! Results that reach the host later: calls that neither wait nor allocate nor read back.
+//! Tests results that reach the host later. These calls do not wait, allocate or read back.
 
 use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
@@ -18,7 +18,7 @@ fn on_device<'a>(buffer: &'a Buffer, gradient: &Gradient<'_>, offset: u64) -> Bu
     BufferGradient { buffer, offset, dtype: gradient.values().dtype(), shape: gradient.shape() }
 }
 
-/// Rows of every method, for each gradient.
+/// Jobs for rows of every method, for each gradient.
 fn jobs<'a>(gradients: &[BufferGradient<'a>], keeps: &'a [u32]) -> Vec<BufferJob<'a>> {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 4, 8] },
@@ -54,7 +54,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
     let shapes = [(144, 48), (70, 33), (48, 1)];
     let steps = [1, 2].map(|seed| shapes.map(|(rows, cols)| Tensor::new(&uniform(rows * cols, seed), rows, cols)));
     for mut backend in backends() {
-        // The device that does nothing gives the same for every row.
+        // The device that does nothing gives the same results for every row.
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let held = [0, 1, 2].map(|layer| holding(&backend, &steps[0][layer].gradients()[layer], 36));
         let gradients = [0, 1, 2].map(|layer| on_device(&held[layer], &steps[0][layer].gradients()[layer], 36));
@@ -86,7 +86,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
         });
         assert_eq!(asked(&mut backend), before);
         assert!(is_noop || rows[0].iter().zip(&rows[1]).all(|(one, other)| one != other && *one > 0.0));
-        // The bits must equal those of the waiting call.
+        // The bits must equal the results of the waiting call.
         for (step, rows) in steps.iter().zip(&rows) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));
@@ -162,20 +162,20 @@ fn what_cannot_be_enqueued_is_said_at_once() {
     }
 }
 
-/// Error bound of the sums, from their depth: 4 values of a lane, 64 lanes, 64 records of each of these, and again 64
-/// lanes. The last two count twice for a layer of more than 2^23 values. Each square adds a rounding.
+/// Error bound of the sums, from the depth of the additions: 4 values of a lane, 64 lanes, 64 records of each lane, and
+/// again 64 lanes. The last two count twice for a layer of more than 2^23 values. Each square adds a rounding.
 const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
 
 #[test]
 fn norms_take_two_dispatches_and_no_wait() {
     let of = |values: Vec<f32>, rows| Tensor::new(&values, rows, values.len() / rows);
-    // Layers with the whole range of f32, with 16-bit types, and without elements. The last one takes one more
-    // dispatch, if it is alone.
+    // Layers with the whole range of f32, with 16-bit types, and without elements. The last layer takes one more
+    // dispatch if it is alone.
     let tiny = uniform(7 * 301, 4).into_iter().map(|x| x * 1e-40).collect();
     let huge = uniform(48 * 50, 5).into_iter().map(|x| x * 3e38).collect();
     let layers = [of(uniform(144 * 480, 1), 144), of(tiny, 7), of(huge, 48), Tensor::new(&[], 0, 5)];
     let long = Tensor::new(&uniform((1 << 23) + 5000, 6), 1, (1 << 23) + 5000);
-    // Also without subgroups, and with arbitrary content in workgroup memory.
+    // Also runs without subgroups and with arbitrary content in workgroup memory.
     for mut backend in backends().chain(filled(wgpu::Features::empty())) {
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let mut check = |all: &[Gradient<'_>], dispatches: usize| {
@@ -213,7 +213,7 @@ fn norms_take_two_dispatches_and_no_wait() {
     }
 }
 
-/// Values too large for f16 become infinite there.
+/// Whether all values are finite. Values too large for f16 become infinite in it.
 fn is_finite(gradient: &Gradient<'_>) -> bool {
     with_elements!(gradient.values(), values => values.iter().all(|x| x.to_f32().is_finite()))
 }

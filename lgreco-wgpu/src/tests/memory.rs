@@ -1,4 +1,4 @@
-//! Requests to a device: memory is allocated once, and a table takes few submissions and one readback.
+//! Tests requests to a device: memory is allocated once, and a table takes few submissions and one readback.
 
 use super::USAGE;
 use super::backend;
@@ -116,7 +116,7 @@ fn four_buffers(backend: &WgpuBackend) -> [wgpu::Buffer; 4] {
     [(); 4].map(|()| buffer(backend, 40_000, USAGE))
 }
 
-/// Every kind of call, for a few layers.
+/// Makes every kind of call for a few layers.
 pub(super) fn calls(backend: &mut WgpuBackend) {
     let buffers = four_buffers(backend);
     everything(backend, &layers()[..4], &buffers);

@@ -1,4 +1,4 @@
-//! Tests that need a device report if there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
+//! Tests that need a device report if there is none. `LGRECO_REQUIRE=wgpu` makes that a failure.
 
 mod beyond;
 mod bins;

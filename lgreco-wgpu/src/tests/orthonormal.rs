@@ -1,4 +1,4 @@
-//! Orthonormal columns of factors of all lengths, and the number of dispatches for them.
+//! Tests that columns of factors of all lengths become orthonormal, and the number of dispatches for them.
 
 use super::buffers::buffer;
 use super::devices::small;
@@ -21,7 +21,8 @@ const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 #[test]
 fn columns_are_orthonormal_whoever_works_on_them() {
     let Some(mut backend) = backend() else { return };
-    // One workgroup with one dispatch, one with several, and several workgroups with one dispatch or several each.
+    // The cases are: one workgroup with one dispatch, one with several, and several workgroups with one dispatch or
+    // several.
     for (rows, cols, rank, workgroups, taken) in [
         (1000, 30, 5, 1, 1),
         (300, 210, 200, 1, 2),
@@ -53,7 +54,7 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     factors(&payload, shape).0
 }
 
-/// Several chunks of rows, with one dispatch and with several.
+/// The factors have several chunks of rows, with one dispatch and with several.
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
     let shapes = [(33_000, 12, 4), (781, 205, 195)];
@@ -71,7 +72,7 @@ fn no_workgroup_memory_is_read_before_it_is_written() {
 const LONG: usize = 33_000;
 const COLS: usize = 12;
 
-/// Long matrices with dependent columns, everywhere or only in some chunks of rows; and the number of independent
+/// Long matrices with dependent columns, in all rows or only in some chunks of rows. Each has the number of independent
 /// columns of `P` among eight.
 fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
     let noise = uniform(LONG * COLS, 8);
@@ -131,7 +132,7 @@ fn faults_in_long_factors_are_found() {
     ] {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edit(Shader::PowerSgd, text, fault);
-        // Orthogonal columns of norm 1 may still be the wrong ones.
+        // Orthonormal columns may still be the wrong ones.
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check_orthonormal(&p_of(&mut backend, &gradient, 6), 6);
             check_low_rank(&mut backend, PowerSgd { rank: 6, iterations: 1 }, &gradient, STREAM);
@@ -146,7 +147,7 @@ fn noop(limits: wgpu::Limits) -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// Rows of a language model's embedding take as few dispatches as those of short layers.
+/// Rows of a language model's embedding take as few dispatches as rows of short layers.
 #[test]
 fn long_factors_take_few_dispatches() {
     let mut backend = noop(wgpu::Limits::default());
@@ -162,7 +163,7 @@ fn long_factors_take_few_dispatches() {
     }
 }
 
-/// Dispatches of orthonormalisation that are not the first begin a submission, whatever bytes they move.
+/// Every dispatch of orthonormalisation after the first begins a submission, however few bytes it moves.
 #[test]
 fn long_dispatches_begin_a_submission() {
     let mut backend = noop(wgpu::Limits::default());
@@ -179,7 +180,7 @@ fn long_dispatches_begin_a_submission() {
     }
 }
 
-/// Number of dispatches until a factor's columns are orthonormal: those of its chunks, and those of their triangles.
+/// Numbers of dispatches to make a factor's columns orthonormal: for its chunks, and for their triangles.
 fn of_steps(rows: usize, rank: usize) -> [usize; 2] {
     let tall = Tall::new(rows, rows, rank);
     [dispatches(&[tall]).len(), tall.triangles().map_or(0, |triangles| dispatches(&[triangles]).len())]
@@ -198,7 +199,7 @@ fn only_ranks_above_64_take_more_dispatches() {
     assert_eq!(of_steps(128_256, 128), [3, 3]);
 }
 
-/// With WebGPU's default limits, as docs/src/reference/wgpu.md states.
+/// Uses WebGPU's default limits, as docs/src/reference/wgpu.md states.
 #[test]
 fn triangles_fit_a_binding_up_to_rank_500_and_up_to_1_9_gib() {
     let binding = wgpu::Limits::default().max_storage_buffer_binding_size;

@@ -1,4 +1,5 @@
-//! Uninitialised workgroup memory may hold anything. These shaders fill it with arbitrary values first.
+//! Uninitialised workgroup memory may have any content. This module changes shaders so that they first fill it with
+//! arbitrary values.
 
 use super::shaders::valid;
 use super::with;
@@ -59,8 +60,8 @@ pub(crate) fn poisoned(source: &str) -> String {
     text + &fill
 }
 
-/// Pairs of devices, with subgroups if the adapter has them, and without. In each pair the first one fills workgroup
-/// memory.
+/// Pairs of devices, with subgroups if the adapter has them, and without. The shaders of the first device of a pair
+/// fill workgroup memory.
 pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     [Features::SUBGROUP, Features::empty()].into_iter().filter_map(|features| {
         let plain = with(features)?;

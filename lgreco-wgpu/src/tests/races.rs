@@ -1,4 +1,4 @@
-//! Data races in shaders, and accesses beyond memory, in all dispatches that calls of every kind make.
+//! Tests for data races in shaders, and for accesses beyond memory, in all dispatches of calls of every kind.
 
 use super::buffers::buffer;
 use super::cut::{MISLEADING, apart, close};
@@ -20,10 +20,10 @@ fn encode(backend: &mut WgpuBackend, setting: Setting, shape: Shape, values: &[f
     backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
 }
 
-/// Calls of every kind.
+/// Makes calls of every kind.
 fn everything(backend: &mut WgpuBackend) {
     memory::calls(backend);
-    // Several workgroups share the `P`.
+    // Several workgroups share the work on `P`.
     let shape = Shape::new(33_000, 5).unwrap();
     encode(backend, Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), shape, &uniform(shape.elements(), 1));
     // Workgroups look through the gathered values.
@@ -46,7 +46,8 @@ fn everything(backend: &mut WgpuBackend) {
     backend.enqueue_norms(&[gradient], &results, 0).unwrap();
 }
 
-/// Dispatches of all kinds, at least one for every entry point. `None` after a report of the reason.
+/// Dispatches of all kinds, at least one for every entry point. If they cannot be recorded, reports the reason and
+/// returns `None`.
 fn dispatches() -> Option<Vec<Recorded>> {
     if !can_compile() {
         return None;
@@ -90,7 +91,7 @@ fn some_of(all: Vec<Recorded>) -> Vec<Recorded> {
     all.into_iter().filter(is_kept).collect()
 }
 
-/// The first fault in a shader's dispatches.
+/// The first fault that the check finds in a shader's dispatches.
 fn first_fault(source: &str, of: (Shader, bool), all: &[Recorded], check: Check, order: u32) -> Option<String> {
     let own: Vec<&Recorded> = all.iter().filter(|recorded| recorded.kernel.shader == of.0).collect();
     Program::new(source, of.1, check).first_fault(&own, order)
@@ -133,7 +134,7 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("if (lane.index == 0u) {\n            let least", "if (true) {\n            let least"),
         ),
-        // Words that are the same, whichever lane writes them.
+        // All lanes write the same words, which is a race too.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
         // A race between workgroups.
         (

@@ -1,4 +1,4 @@
-//! Rows of many layers, which share dispatches, memory and bindings.
+//! Tests rows of many layers, which share dispatches, memory and bindings.
 
 use super::buffers::{buffer, bytes, holding};
 use super::devices::small;
@@ -38,7 +38,7 @@ fn a_model_takes_a_handful_of_dispatches() {
         backend.gpu().dispatches - before
     };
     let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
-    // Rows that read all values once for 1 bit and once for more bits are cut after 128 MiB.
+    // QSGD rows read all values twice: once for 1 bit, and once for more bits. Dispatches are divided after 128 MiB.
     assert_eq!(dispatches(vec![qsgd; 161]), 7);
     let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
     assert_eq!(dispatches(topk.collect()), 8);
@@ -103,19 +103,19 @@ fn bits(rows: &[f64]) -> Vec<u64> {
     rows.iter().map(|row| row.to_bits()).collect()
 }
 
-/// The bits of rows of each job alone.
+/// The bits of the rows that each job has alone.
 fn alone(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     jobs.iter().flat_map(|job| together(backend, std::slice::from_ref(job))).collect()
 }
 
-/// The bits of rows of all jobs together.
+/// The bits of the rows that all jobs have together.
 fn together(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     let mut rows = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
     backend.measure(jobs, &mut [], &mut rows).unwrap();
     bits(&rows)
 }
 
-/// The same for gradients in buffers: each in a separate buffer, or all in one, one behind the other.
+/// Like [`together`], for gradients in buffers: each in a separate buffer, or all in one, one after another.
 fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<u64> {
     let at = |job: &Job<'_>| 4 * (job.stream.layer as usize % 5);
     let mut held: Vec<(wgpu::Buffer, usize)> = Vec::new();
@@ -150,7 +150,7 @@ fn padded(gradient: &Gradient<'_>) -> Vec<u8> {
     padded
 }
 
-/// Asserts that rows equal those of each job alone.
+/// Asserts that the rows of all jobs together equal the rows of each job alone.
 fn check(backend: &mut WgpuBackend, model: &Model) {
     let jobs = model.jobs();
     let alone = alone(backend, &jobs);
@@ -168,7 +168,8 @@ const SHAPES: [(usize, usize); 9] =
 #[test]
 fn rows_of_layers_together_are_those_of_each_alone() {
     let (model, small_model) = (Model::new(&SHAPES), Model::new(&SHAPES[..5]));
-    // Bindings for all layers, for some, and for parts of a layer; memory has the content of earlier calls.
+    // The devices have bindings for all layers, for some layers, and for parts of a layer. Memory has the content of
+    // earlier calls.
     let devices: &[(fn() -> Option<WgpuBackend>, &Model)] = if is_full() {
         &[(backend, &model), (small_backend, &model), (cut, &model)]
     } else {
@@ -208,7 +209,8 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
     }
 }
 
-/// Bytes that a call reads repeatedly count repeatedly, because of the watchdogs of desktops.
+/// Bytes that a call reads repeatedly count repeatedly, because the watchdogs of desktops limit the time of a
+/// submission.
 #[test]
 fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -256,7 +258,8 @@ fn cut_noop() -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// A bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within pieces of host slices.
+/// Tests a bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within pieces of host
+/// slices.
 #[test]
 fn rows_of_qsgd_fit_any_binding() {
     let Some(mut backend) = cut() else { return };
@@ -268,7 +271,7 @@ fn rows_of_qsgd_fit_any_binding() {
     }
 }
 
-/// Faults in the parts of shared tables that belong to one layer.
+/// Plants faults in the offsets of layers in shared tables.
 #[test]
 #[ignore = "slow"]
 fn faults_in_what_layers_share_are_found() {
@@ -302,7 +305,7 @@ fn faults_in_what_layers_share_are_found() {
     }
 }
 
-/// Counts of 256 workgroups are added up. A layer with more workgroups has separate sums.
+/// The counts of 256 workgroups are added. A layer with more workgroups has separate sums.
 #[test]
 fn long_layers_in_few_bits_have_their_own_sums() {
     let Some(mut good) = backend() else { return };

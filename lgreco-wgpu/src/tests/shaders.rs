@@ -1,4 +1,4 @@
-//! Every shader, without a device.
+//! Checks every shader without a device.
 
 use super::memory::backends;
 use super::skipped;
@@ -16,7 +16,7 @@ fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::Module
 pub(super) fn valid(source: &str, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
     let module =
         naga::front::wgsl::parse_str(source).unwrap_or_else(|error| panic!("{}", error.emit_to_string(source)));
-    // Without subgroups, only what WebGPU has without features.
+    // Shaders without subgroups may use only WebGPU without optional features.
     let capabilities = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     if subgroups {
@@ -52,7 +52,7 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
     }
 }
 
-/// The kernel that distinguishes FXC from DXC has the construct of `tasks.wgsl`. The compiler's error includes the
+/// The kernel that distinguishes FXC from DXC has the same construct as `tasks.wgsl`. The compiler's error includes the
 /// remedy.
 #[test]
 fn a_compiler_that_refuses_kernels_is_an_error() {
@@ -72,7 +72,7 @@ fn a_compiler_that_refuses_kernels_is_an_error() {
     }
 }
 
-/// SPIR-V's validator must accept what naga writes for Vulkan.
+/// SPIR-V's validator must accept naga's output for Vulkan.
 #[test]
 fn spirv_is_valid() {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Shaders on the processor. naga translates them to Metal's language. They are then compiled as C++ against the shim
-//! for CUDA's kernels, with its check for data races or with sanitizers. Their input is that of dispatches recorded on
-//! a device.
+//! Runs shaders on the CPU. naga translates them to Metal's language. They are then compiled as C++ against the shim
+//! for CUDA's kernels, with its check for data races or with sanitizers. Their inputs are recorded from dispatches on a
+//! device.
 
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
@@ -22,8 +22,8 @@ pub(crate) struct Recorded {
     pub(crate) after: Vec<Vec<u8>>,
 }
 
-/// Whether an entry point leaves the same bits on every device. Rows, norms and PowerSGD's products are sums in f32,
-/// which drivers may round differently. Gathered values lie in any order.
+/// Whether an entry point leaves the same bits on every device. Rows, norms and PowerSGD's products do not: they are
+/// sums in f32, which drivers may round differently. Gathered values may lie in any order.
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
         Shader::PowerSgd | Shader::Sums => false,
@@ -42,7 +42,7 @@ impl Recorded {
 }
 
 impl Batch<'_> {
-    /// The content of these bindings after all recorded work, if dispatches are to be recorded.
+    /// The content of these bindings after all recorded work. `None` unless dispatches are being recorded.
     pub(crate) fn contents(&mut self, bindings: &[(u32, Part)]) -> Option<Vec<Vec<u8>>> {
         self.gpu.recorded.as_ref()?;
         self.submit();
@@ -198,7 +198,7 @@ impl Program {
         fault
     }
 
-    /// A dispatch in the format of the header's `serve`.
+    /// A dispatch in the format that `serve` of the header reads.
     fn request(&self, recorded: &Recorded, order: u32) -> Vec<u8> {
         let entry = self.entries.iter().position(|entry| entry == recorded.kernel.entry).expect("an entry point");
         let uniform = (0, recorded.parameters.clone());

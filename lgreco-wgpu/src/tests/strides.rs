@@ -1,5 +1,5 @@
-//! Lanes of a workgroup must read adjacent values of device memory. This test computes how the read index grows from
-//! lane to lane.
+//! Lanes of a workgroup must read adjacent values of device memory. This test computes how the read index differs
+//! between neighbouring lanes.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
@@ -12,8 +12,8 @@ use std::collections::HashMap;
 /// Variables of all shaders that hold a tensor's values.
 const VALUES: [&str; 2] = ["values", "offered"];
 
-/// Growth of a number from one lane to the next, if it is known. It is known only for sums of lane numbers times
-/// constants. For 16-bit values, two to a word, it is a half.
+/// The difference of a number between neighbouring lanes, if it is known. It is known only for sums of lane numbers
+/// times constants. For 16-bit values, which lie two to a word, it is a half.
 type Slope = Option<f64>;
 
 /// The arguments of a function, and the known slopes of its variables.
@@ -66,7 +66,7 @@ impl<'m> Frame<'m> {
             Expression::Swizzle { vector: base, .. } | Expression::As { expr: base, .. } => self.slope(base),
             Expression::Access { base, index } => joined(self.slope(base), self.slope(index)),
             Expression::LocalVariable(variable) => self.variables.get(&variable).copied().unwrap_or(Some(0.0)),
-            // All lanes read the same value from one place.
+            // A lane's local variable has the slope of its value.
             Expression::Load { pointer }
                 if matches!(self.function.expressions[pointer], Expression::LocalVariable(_)) =>
             {
@@ -95,7 +95,7 @@ impl<'m> Frame<'m> {
         }
     }
 
-    /// Records what the block reads and how variables grow.
+    /// Records the reads of a block, and how variables change from lane to lane.
     fn run(&mut self, block: &'m Block) {
         for statement in block {
             match statement {
@@ -152,7 +152,7 @@ fn called<'m>(module: &'m Module, function: &'m Function, arguments: Vec<Slope>)
     frame
 }
 
-/// The slopes of the reads of each entry point that reads values, each once.
+/// The slopes of the reads of each entry point that reads values, without repetition.
 fn slopes(source: &str) -> HashMap<String, Vec<Slope>> {
     let (module, _) = valid(source, false);
     let is_lane = |binding: &Option<Binding>| *binding == Some(Binding::BuiltIn(BuiltIn::LocalInvocationIndex));
@@ -183,12 +183,12 @@ fn lanes_read_side_by_side() {
     for shader in Shader::ALL {
         for (entry, slopes) in slopes(&shader.source(false)) {
             let expected = match (shader, &entry[..]) {
-                // Random bits are drawn for four values, and two go into a word.
+                // Random bits are drawn for four values at a time.
                 (Shader::Feedback, "store_bf16" | "store_int8") => Some(4.0),
                 (Shader::TopK, "sample") => None,
-                // 16 consecutive values; of short blocks all.
+                // A lane reads 16 consecutive values, or all values of a short block.
                 (Shader::Eden, _) => None,
-                // Tiles of 16 by 16, and reads at places that a payload determines.
+                // These kernels read tiles of 16 by 16 values, or places that a payload determines.
                 (Shader::PowerSgd, "multiply_chunk" | "residuals") => None,
                 _ => Some(1.0),
             };

@@ -1,5 +1,4 @@
-//! Data that workgroups keep in their own memory: histograms whose bins share places, and tiles of values; and faults
-//! in it.
+//! Tests data in workgroup memory: histograms whose bins share places, and tiles of values. Also plants faults.
 
 use super::{ROWS, backend, check_payload, skipped};
 use crate::WgpuBackend;
@@ -11,7 +10,8 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Magnitudes twelve binades apart, whose bins share a place, in alternating runs of different lengths.
+/// Values with magnitudes twelve binades apart, whose bins share a place. The magnitudes alternate in runs of different
+/// lengths.
 fn sharing(elements: usize) -> Vec<f32> {
     let values = uniform(elements, 21).into_iter().enumerate();
     let shared = |(i, x): (usize, f32)| {
@@ -46,7 +46,7 @@ fn check(backend: &mut WgpuBackend) {
     }
 }
 
-/// Payloads of QSGD in buckets within a workgroup, across workgroups, and of few values.
+/// Checks QSGD's payloads with buckets within a workgroup, across workgroups, and of few values.
 fn check_tiles(backend: &mut WgpuBackend) {
     let tensor = Tensor::new(&uniform(61 * 83, 5), 61, 83);
     for gradient in tensor.gradients() {
@@ -95,8 +95,8 @@ fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'st
     assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
 }
 
-/// The fault would stay hidden if wgpu cleared workgroup memory first, which on Metal a single lane does. llvmpipe
-/// leaves what another workgroup has written; other drivers may leave zeros.
+/// The fault would stay hidden if wgpu cleared workgroup memory first. (On Metal a single lane clears it.) llvmpipe
+/// leaves the content of another workgroup; other drivers may leave zeros.
 #[test]
 #[ignore = "slow"]
 fn a_histogram_that_is_not_cleared_is_found() {

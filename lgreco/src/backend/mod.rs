@@ -1,4 +1,5 @@
-//! Backends measure rows and make payloads. The trait [`Backend`] is their interface; the CPU is the reference.
+//! Backends measure rows of the error table and make payloads. The trait [`Backend`] is their interface; the CPU is the
+//! reference.
 
 #[cfg(feature = "rayon")]
 mod parallel;
@@ -95,15 +96,15 @@ pub trait Backend {
     /// Measures all `jobs` as one batch, and writes their rows to `rows` one after another (see [`Candidates::measure`]).
     ///
     /// # Errors
-    /// That of the first job that fails, with its index. Without an index: failures of the whole device, and
-    /// [`Error::Length`] when `rows` has not one place per candidate or `workspace` is shorter than
+    /// The error of the first job that fails, with the job's index. Errors without an index are failures of the whole
+    /// device, and [`Error::Length`] when `rows` has not one place per candidate or `workspace` is shorter than
     /// [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
     /// Compresses `gradient` with `setting`. By default it runs on the CPU; see [`Compressor::encode`].
     ///
     /// # Errors
-    /// As [`Compressor::encode`].
+    /// The errors of [`Compressor::encode`].
     fn encode(
         &mut self,
         setting: &Setting,
@@ -118,7 +119,7 @@ pub trait Backend {
     /// Decodes any payload into `values`. By default it runs on the CPU; see [`decode`].
     ///
     /// # Errors
-    /// As [`decode`].
+    /// The errors of [`decode`].
     fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<()> {
         decode(payload, values).map(drop)
     }
@@ -148,10 +149,10 @@ pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Measures one job after another. Those for which [`on_the_core`] is true run on the CPU, the others on `backend`.
+/// Measures one job after another. Jobs for which [`on_the_core`] is true run on the CPU, the others on `backend`.
 ///
 /// # Errors
-/// As [`Backend::measure`].
+/// The errors of [`Backend::measure`].
 #[cfg(feature = "alloc")]
 pub fn one_by_one(backend: &mut dyn Backend, jobs: &[Job<'_>], rows: &mut [f64]) -> Result<(), JobError> {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();

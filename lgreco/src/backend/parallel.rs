@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use rayon::prelude::*;
 
 /// [`Portable`](super::Portable) on rayon's current thread pool. Each thread takes one job at a time. Results have the
-/// same bits.
+/// same bits as on one core.
 ///
 /// Each thread allocates the workspace of its largest job. The caller's workspace is not used.
 ///

@@ -229,7 +229,7 @@ impl PlanFile {
     /// Works as [`parse`](PlanFile::parse), and also reads settings of outside `methods`.
     ///
     /// # Errors
-    /// As [`parse`](PlanFile::parse).
+    /// The errors of [`parse`](PlanFile::parse).
     ///
     /// # Complexity
     /// O(bytes).

@@ -39,7 +39,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
-/// The two kinds of files. Each has a field that it must have and the other kind must not have.
+/// The two kinds of files. Each kind has a mandatory field that the other kind must not have.
 pub(super) const TABLE: (&str, &str) = ("a table", "metric");
 pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
 

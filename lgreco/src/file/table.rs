@@ -49,7 +49,7 @@ impl TableFile {
     /// Works as [`parse`](TableFile::parse), and also reads settings of outside `methods`.
     ///
     /// # Errors
-    /// As [`parse`](TableFile::parse).
+    /// The errors of [`parse`](TableFile::parse).
     ///
     /// # Complexity
     /// O(bytes).
@@ -123,7 +123,7 @@ impl TableFile {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Budget::limit`].
+    /// The errors of [`Budget::limit`].
     pub fn limit(&self) -> Result<Option<Limit>, crate::Error> {
         match (self.budget, self.table.defaults()) {
             (Some(budget), _) => Budget::Absolute(budget).limit(&self.table.view()).map(Some),

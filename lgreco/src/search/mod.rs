@@ -220,7 +220,7 @@ impl Search {
     /// A search of one method with its defaults.
     ///
     /// The defaults, with ranges in parentheses, are 4 bits (2 to 8) for QSGD, 1 % (0.1 % to 10 %) for TopK, rank 4 (2
-    /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges are those of L-GreCo §4.
+    /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges come from L-GreCo §4.
     ///
     /// Hybrid offers EDEN, TopK and PowerSGD (here rank 8, 4 to 16), with uniform 3-bit EDEN as the reference. It
     /// leaves out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.
@@ -549,13 +549,14 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// The first layer that holds NaN or infinity, by name. [`Error::EmptyTable`] when no layer is left to compress.
-    /// [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. Errors of the backend, with the
-    /// layer's name if they concern one. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    /// An error that names the first layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to
+    /// compress. [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. The errors of
+    /// the backend, with the layer's name if they concern one. The errors of [`NamedTable`]'s
+    /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
-    /// Per method and layer, that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
-    /// for PowerSGD. Allocates the rows and the backend's workspace.
+    /// Per method and layer, the complexity of [`Candidates::measure`](crate::compress::Candidates::measure), with 5
+    /// power iterations for PowerSGD. Allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
         let mut rows = Vec::new();

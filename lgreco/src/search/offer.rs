@@ -81,7 +81,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// Those of [`measure`](Search::measure), except those about values, duplicate names and an empty table.
+    /// The errors of [`measure`](Search::measure), except errors about values, duplicate names and an empty table.
     ///
     /// # Complexity
     /// O(options).
@@ -133,7 +133,7 @@ impl Offer<'_> {
     /// the backend needs.
     ///
     /// # Errors
-    /// Those of the backend, with the name of the faulty layer.
+    /// The errors of the backend, with the name of the faulty layer.
     pub fn measure<'g>(
         &self,
         rows: &[OfferedRow<'g>],
@@ -171,7 +171,7 @@ impl Offer<'_> {
     ///
     /// # Errors
     /// [`Error::Length`] unless there is one squared error per candidate. [`Error::EmptyTable`] when the search leaves all
-    /// layers uncompressed. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    /// layers uncompressed. The errors of [`NamedTable`]'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
     /// O(options).

@@ -17,7 +17,7 @@ fn tidy(x: f64) -> f64 {
 /// The metric that turns a squared error into an error of the table.
 ///
 /// Planners add the errors of layers, and the sum should predict the effect on the loss. SGD's expected loss rises with the
-/// squared norm of the step's error. Squared norms of layers add up to that of the whole gradient. So
+/// squared norm of the step's error. The squared norms of layers add up to the squared norm of the whole gradient. So
 /// [`SquaredL2`](Metric::SquaredL2) is the default. The L-GreCo paper adds [norms](Metric::L2). The root flattens large
 /// errors, so plans may sacrifice one large layer for many small ones.
 ///
@@ -200,7 +200,7 @@ pub struct Range {
     pub step: f64,
 }
 
-/// One method with its default parameter and the range around it. Never [`Method::Hybrid`].
+/// One method with its default parameter and the range around it. The method is never [`Method::Hybrid`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Family {
     pub method: Method,
@@ -222,7 +222,7 @@ impl Family {
     ///
     /// QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1, densities [D/10, 10 D]
     /// with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. If that gives more than
-    /// [`MAX_OPTIONS`] whole parameters, the step is larger: the smallest one that gives at most so many.
+    /// [`MAX_OPTIONS`] whole parameters, the step is larger: the smallest step that gives at most that many.
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();
         let [below, above, steps] = planned.around;
@@ -253,8 +253,8 @@ impl Family {
         Ok(family)
     }
 
-    /// The method with a default between `first` and its own default, after the part `done` of a ramp, and the range
-    /// around it.
+    /// The method after the part `done` of a ramp. Its default is between `first` and the final default. A default
+    /// range moves with it.
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);

@@ -120,7 +120,8 @@ impl NamedTable {
         &self.labels(layer)[option]
     }
 
-    /// The setting of an option, if it is known. Measured tables have all settings; other tables have those that were set.
+    /// The setting of an option, if it is known. Measured tables have all settings; other tables have the settings that
+    /// were set.
     ///
     /// # Panics
     /// When the table has no such layer or option.
@@ -131,7 +132,7 @@ impl NamedTable {
     /// Sets the setting of an option, so that plans for this table can be used in training.
     ///
     /// # Panics
-    /// As [`setting`](NamedTable::setting).
+    /// The same as for [`setting`](NamedTable::setting).
     pub fn set_setting(&mut self, layer: usize, option: usize, setting: Setting) {
         let options = self.options(layer);
         self.settings[options][option] = Some(setting);
@@ -152,7 +153,7 @@ impl NamedTable {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Table::new`], with names. The table is then unchanged.
+    /// The errors of [`Table::new`], with names. The table is then unchanged.
     ///
     /// # Panics
     /// When the table has no such layer.
@@ -263,8 +264,9 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Table::new`]. [`Error::NoSuchOption`] for a default that its layer lacks. [`Error::DuplicateName`] when
-    /// two layers share a name. All these errors name the layer, and the option if one is at fault.
+    /// The errors of [`Table::new`]. [`Error::NoSuchOption`] for a default that its layer lacks.
+    /// [`Error::DuplicateName`] when two layers share a name. All these errors name the layer, and the option if one is
+    /// at fault.
     ///
     /// # Complexity
     /// O(options + layers·log(layers)).

@@ -1,5 +1,5 @@
-//! Runs [`lgreco_no_std::run`] where lgreco has std, and so chooses vector instructions at run time: panics if that
-//! changes a bit.
+//! Runs [`lgreco_no_std::run`] with std, where lgreco chooses vector instructions at run time. Panics if that changes a
+//! bit.
 
 fn main() {
     let found = lgreco_no_std::run().expect("every call succeeds");

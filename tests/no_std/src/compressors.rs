@@ -1,4 +1,4 @@
-//! Encode, decode and rows of every compressor, in every element type.
+//! Encodes, decodes and measures with the compressors, in every element type.
 
 use crate::Digest;
 use lgreco::Error;
@@ -15,7 +15,8 @@ const COLS: usize = 37;
 const ELEMENTS: usize = ROWS * COLS;
 const STREAM: Stream = Stream { seed: 11, step: 3, layer: 2, rank: 1 };
 
-/// Numbers of both signs over four binary orders of magnitude, the same matrix in three element types.
+/// Calls `each` with the same matrix in three element types. Its numbers have both signs and four binary orders of
+/// magnitude.
 fn with_gradients(mut each: impl FnMut(&Gradient<'_>) -> Result<(), Error>) -> Result<(), Error> {
     let stream = Stream { seed: 7, ..Stream::default() };
     let (mut single, mut half, mut brain) = ([0f32; ELEMENTS], [F16(0); ELEMENTS], [Bf16(0); ELEMENTS]);
@@ -32,7 +33,8 @@ fn with_gradients(mut each: impl FnMut(&Gradient<'_>) -> Result<(), Error>) -> R
     each(&Gradient::new(Values::Bf16(&brain), shape)?)
 }
 
-/// Payload and decoded values of `setting` on every gradient; the payload must be as long as predicted.
+/// Adds to `digest` the payload and the decoded values of every gradient under `setting`, and whether the payload's
+/// length is as predicted.
 fn round_trips(digest: &mut Digest, setting: Setting) -> Result<(), Error> {
     with_gradients(|gradient| {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -97,7 +99,7 @@ pub fn powersgd() -> Result<u64, Error> {
     Ok(digest.0)
 }
 
-/// The rows of the error table.
+/// The digest of measured rows of the error table.
 pub fn rows() -> Result<u64, Error> {
     let base = |scale, rounding| Qsgd { bits: 4, bucket: 512, scale, rounding };
     let candidates = [
@@ -121,7 +123,7 @@ pub fn rows() -> Result<u64, Error> {
     Ok(digest.0)
 }
 
-/// Payloads with one byte changed or cut short decode or are refused; the codes of the errors are the digest.
+/// Decodes payloads that are cut short or have one changed byte. The digest covers the codes of the errors.
 pub fn hostile() -> Result<u64, Error> {
     let settings = [
         Setting::Dense,

@@ -1,6 +1,6 @@
-//! Everything lgreco does without features, on buffers of the stack: budgets, both solvers and the verifier, every
-//! compressor's encode, decode and row. The results are digests, so that a program that can only
-//! return an exit code can compare them; [`EXPECTED`] holds them for little-endian machines of any kind.
+//! Uses lgreco without features, on buffers of the stack: budgets, both solvers, the verifier and compressors. The
+//! results are digests, which a program can compare even if it can only return an exit code. [`EXPECTED`] holds the
+//! digests for all little-endian machines.
 #![no_std]
 #![forbid(unsafe_code)]
 

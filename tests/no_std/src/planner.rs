@@ -1,4 +1,4 @@
-//! Budgets, solvers and the verifier.
+//! Runs both solvers and the verifier under several budgets.
 
 use crate::Digest;
 use lgreco::Error;
@@ -11,7 +11,7 @@ const OPTIONS: usize = 9;
 const LEVELS: u32 = 500;
 const LIMITS: exact::Limits = exact::Limits { states: 1 << 10 };
 
-/// Plans within errors, and an error that cannot be met.
+/// The digest of plans within error budgets, and of an infeasible error budget.
 pub fn within_errors() -> Result<u64, Error> {
     let reference = [OPTIONS as u32 / 2; LAYERS];
     plans([0.5, 1.0, 2.0].map(|alpha| Budget::Defaults { alpha, options: &reference }), |table, workspace, options| {
@@ -22,7 +22,7 @@ pub fn within_errors() -> Result<u64, Error> {
     })
 }
 
-/// Plans within sizes, and a size that cannot be met.
+/// The digest of plans within size limits, and of an infeasible size limit.
 pub fn within_sizes() -> Result<u64, Error> {
     let reference = [OPTIONS as u32 / 2; LAYERS];
     plans(
@@ -34,7 +34,7 @@ pub fn within_sizes() -> Result<u64, Error> {
     )
 }
 
-/// Solves one table at several limits by both methods; a forged plan must be refused.
+/// Solves one table under several budgets with both solvers. Also checks that the verifier refuses a forged plan.
 fn plans(
     budgets: [Budget<'_>; 3],
     impossible: impl FnOnce(&Table<'_>, &mut [u64], &mut [u32]) -> u64,

@@ -76,7 +76,7 @@ fn a_single_value_in_a_block_comes_back() {
     }
 }
 
-/// The unbiased scale holds for every seed and every length.
+/// With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²` holds for every seed and every length.
 #[test]
 fn the_unbiased_scale_keeps_the_gradients_own_direction() {
     for (values, bits) in [1, 2, 3, 7, 64, 1000, 9000].map(|n| gaussian(n, n as u32)).iter().zip([1, 2, 3, 4, 1, 2, 8])
@@ -87,7 +87,7 @@ fn the_unbiased_scale_keeps_the_gradients_own_direction() {
     }
 }
 
-/// The error of means over seeds decreases like that of independent errors, so the bias is negligible.
+/// The errors of means over seeds decrease like independent errors, so the bias is negligible.
 #[test]
 fn means_over_seeds_tend_to_the_gradient() {
     const DRAWS: u32 = 1000;

@@ -1,5 +1,5 @@
-//! The products by `matrixmultiply`, through the safe interface of `ndarray`. It uses fused multiply-add where the
-//! processor has it, so the last bits differ between processors.
+//! The products by `matrixmultiply`, through the safe interface of `ndarray`. `matrixmultiply` uses fused multiply-add
+//! where the processor has it, so the last bits differ between processors.
 //!
 //! `M` is read in tiles of at most [`EDGE`] × [`EDGE`]. Each tile is multiplied with all columns of a factor at once.
 //! An element of the result is summed in f32 over at most 256 terms (the block depth of `matrixmultiply`). The blocks

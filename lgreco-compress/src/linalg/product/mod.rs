@@ -5,9 +5,9 @@
 //! element type.
 //!
 //! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`
-//! uses `matrixmultiply` through `ndarray`; the command-line tool turns it on. That needs no unsafe code here, and a
-//! column of the result still does not depend on the rank. But the last bits differ between processors, and products
-//! allocate packing buffers. Code outside this module does not depend on the choice.
+//! uses `matrixmultiply` through `ndarray`; the command-line tool turns it on. With the feature, this crate still needs
+//! no unsafe code, and a column of the result still does not depend on the rank. But the last bits differ between
+//! processors, and products allocate packing buffers. Code outside this module does not depend on the choice.
 
 #[cfg(feature = "gemm")]
 mod gemm;

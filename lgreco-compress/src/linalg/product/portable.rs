@@ -83,7 +83,7 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// No memory, for a part on another core. `with` provides its memory.
+    /// A placeholder for a part that runs on another core. `with` provides the memory there.
     fn none() -> Self {
         Scratch { tile: &mut [], sums: &mut [] }
     }
@@ -160,7 +160,7 @@ impl<T: Element> Divide for Project<'_, T> {
         self.m.values.len()
     }
 
-    /// Divides between rows of tiles, only if the factors have one panel.
+    /// Divides the loop between two rows of tiles. Returns `Err` if the factors have several panels.
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let Matrix { values, rows, cols } = self.m;
         let above = at / cols.max(1) / TILE_ROWS * TILE_ROWS;
@@ -186,7 +186,7 @@ impl<T: Element> Divide for BackProject<'_, T> {
         self.m.rows * self.cols
     }
 
-    /// Divides between columns of tiles, only if the factors have one panel.
+    /// Divides the loop between two columns of tiles. Returns `Err` if the factors have several panels.
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let left = at / self.m.rows.max(1) / TILE_COLS * TILE_COLS;
         if self.p.len() != self.m.rows || left == 0 {

@@ -53,7 +53,7 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 ///
 /// # Source
 /// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization" (NeurIPS
-/// 2021). Deviations: the threshold follows from the budget, and densities are limited to those of the table.
+/// 2021). Deviations: the threshold follows from the budget, and densities are limited to the table's densities.
 pub fn global_topk(
     table: &Table,
     limit: impl Into<Limit>,
@@ -67,7 +67,7 @@ pub fn global_topk(
     let (steps, front) = workspace.split_at_mut(2 * table.choices().len());
     let (steps, front): (&mut [Step], &mut [u32]) = (bytemuck::cast_slice_mut(steps), bytemuck::cast_slice_mut(front));
 
-    // Errors relative to the largest one, so that squares cannot overflow.
+    // Divides errors by the largest one, so that squares cannot overflow.
     let largest = table.choices().iter().fold(0f64, |largest, choice| largest.max(choice.error));
     let squared_error = |error: f64| {
         let relative = if error > 0.0 { error / largest } else { 0.0 };

@@ -26,12 +26,12 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// This repeats until the budget is kept.
 ///
 /// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper uses the
-/// error of the default option. `clusters` is the number of levels. CGX has one per bit width; the L-GreCo paper has 6 for
-/// ranks 8 to 64. If there are fewer distinct points than clusters, the coarsest levels are not used.
+/// error of the default option. `clusters` is the number of levels. CGX has one per bit width; the L-GreCo paper has 6
+/// for PowerSGD ranks 8 to 64. If there are fewer distinct points than clusters, the coarsest levels are not used.
 ///
-/// The result is deterministic. Lloyd's iteration runs from up to 8 sets of centres. Each set begins with another
-/// layer, and adds the farthest points one by one. The clustering of lowest inertia wins; ties take the first. An empty
-/// cluster restarts at the point farthest from its centre.
+/// The result is deterministic. Lloyd's iteration runs from up to 8 sets of centres. Each set starts with the point of
+/// a different layer, and adds the farthest points one by one. The clustering of lowest inertia wins; ties take the
+/// first. An empty cluster restarts at the point that is farthest from all centres.
 ///
 /// ```
 /// use lgreco_core::{plan::baseline, table::{Choice, Table}};

@@ -27,7 +27,7 @@ pub(super) trait Cell: bytemuck::Pod {
     fn split(self, mask: u64) -> (Self, u64);
 }
 
-/// Exact while all numbers stay below 2^52.
+/// Arithmetic on f64 cells is exact while all numbers are below 2^52.
 impl Cell for f64 {
     const UNREACHABLE: f64 = f64::INFINITY;
     const ZERO: f64 = 0.0;
@@ -81,7 +81,7 @@ impl Cell for Wide {
     }
 }
 
-/// An entry of the trace: index of the chosen option among the layer's kept ones.
+/// An entry of the trace: the index of the chosen option among the layer's kept options.
 pub(super) trait Trace: bytemuck::Pod {
     fn new(option: u64) -> Self;
     fn index(self) -> usize;

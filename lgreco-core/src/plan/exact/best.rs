@@ -42,7 +42,7 @@ impl<'a> Best<'a> {
             self.rejected = true;
             return;
         }
-        // An option above the goal's ceiling: the plan cannot be optimal.
+        // The plan contains an option above the goal's ceiling, so it cannot be optimal.
         let Some(objective) = objective else { return };
         let better = !self.found
             || match objective.cmp(&self.objective) {

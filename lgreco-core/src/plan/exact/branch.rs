@@ -1,4 +1,4 @@
-//! Branching with one list of partial plans. Each step adds the layer that the relaxation cuts.
+//! Branching with one list of partial plans. Each step adds one layer: the layer of the cut edge in the relaxation.
 
 use super::best::Best;
 use super::lists::{Arena, State};
@@ -13,8 +13,8 @@ const EFFORT: usize = 8;
 /// Branches, improves `best`, and returns the proved bound.
 ///
 /// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes it to
-/// a plan. Then it extends the list by the layer that this relaxation cuts. Branching ends when no remaining state can beat
-/// the best plan, or when the list outgrows the arena.
+/// a plan. Then it extends the list by the layer of this relaxation's cut edge. Branching ends when no remaining state
+/// can beat the best plan, or when the list outgrows the arena.
 ///
 /// # Complexity
 /// At most 8 extended partial plans per state that the arena can hold, and O(options) for each layer added.

@@ -64,7 +64,7 @@ impl Line {
     }
 }
 
-/// A test of partial plans: those that fail have no completion within the target.
+/// A test of partial plans. A partial plan that fails has no completion within the target.
 pub(super) trait Bound {
     /// Largest number of units of an admitted partial plan.
     fn most_units(&self) -> u128;

@@ -4,7 +4,8 @@
 //! is the size. Under a size limit it is the error.
 //!
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
-//!    exact. Sizes are integer objectives already. Errors as objectives become integers; their largest sum has 63 bits.
+//!    exact. Sizes are integer objectives already. If the error is the objective, errors are rounded to integers; their
+//!    largest sum has 63 bits.
 //! 2. Each layer's undominated options and their lower convex hull are found. Taking hull edges by falling slope until the
 //!    limit is reached solves the linear relaxation. Only a part of the last edge fits: the limit *cuts* this edge. Its
 //!    slope is the Lagrange multiplier of the bound.
@@ -12,7 +13,7 @@
 //! 4. A list of partial plans starts with the empty one. In each step, the relaxation completes the most promising
 //!    partial plan to a full plan. The layer whose edge is cut in that relaxation is then added to all partial plans. A
 //!    partial plan is dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is
-//!    a lower bound. If no partial plan remains, the best plan is optimal. That is so for most tables.
+//!    a lower bound. If no partial plan remains, the best plan is optimal. This happens for most tables.
 //! 5. An option is dropped if its Lagrangian bound is not below the best plan's objective.
 //! 6. A search looks for plans of at most a target objective, by matching two Pareto lists. It finds the optimum or proves
 //!    that no plan reaches the target. Targets rise from the bound to the best known plan.
@@ -42,8 +43,8 @@
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
 //! "A minimal algorithm for the multiple-choice knapsack problem" (1995).
 //!
-//! Our deviations: reduced costs do not determine which layer the core takes next. It takes the layer that the
-//! relaxation of the best partial plan cuts. The bound of completions comes from the whole relaxation instead of one
+//! Our deviations: reduced costs do not determine which layer the core takes next. It takes the layer of the cut edge
+//! in the relaxation of the best partial plan. The bound of completions comes from the whole relaxation instead of one
 //! multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and Sahni, 1974) with a rising target. The
 //! certificate uses integer arithmetic.
 //!
@@ -86,7 +87,7 @@ use crate::table::Table;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest number of partial plans held at once; each takes 32 bytes of workspace. With 0, the solver returns the
-    /// rounded relaxation and its bound. Up to 2^10 it only branches; with more it also searches.
+    /// rounded relaxation and its bound. With at most 2^10 states it only branches; with more it also searches.
     pub states: usize,
 }
 
@@ -152,9 +153,9 @@ fn states(limits: Limits) -> usize {
 ///
 /// # Complexity
 /// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) and O(options of
-/// the largest layer) for each of at most 2^10 states. Few tables need searches. There are at most 34, each O(states *
-/// options of the largest layer). The time of [`dp`] is added unless the bound proves that the plan is optimal, or that
-/// Algorithm 1 finds no better one. [`workspace_len`] words.
+/// the largest layer) for each of at most 2^10 states. Few tables need searches. There are at most 34 searches, each
+/// O(states * options of the largest layer). The time of [`dp`] is added unless the bound proves that the plan is
+/// optimal, or that Algorithm 1 finds no better one. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
     limit: impl Into<Limit>,

@@ -112,7 +112,7 @@ impl<'w> Relaxed<'w> {
         }
     }
 
-    /// Branches on the layers that the relaxation cuts. Improves the bound and the best plan.
+    /// Branches on the layers of the relaxations' cut edges. Improves the bound and the best plan.
     pub(super) fn branch(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;
@@ -151,7 +151,7 @@ impl<'w> Relaxed<'w> {
         self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
     }
 
-    /// Whether Algorithm 1 may find a better plan than the best one. This does not run it.
+    /// Whether Algorithm 1 may find a better plan than the best one. Does not run Algorithm 1.
     ///
     /// Fixing drops only options that no better plan contains. Algorithm 1 rounds the limited quantity up to cells. So this
     /// computes the Lagrangian bound of the remaining options with their units in cells. If Algorithm 1 finds a better

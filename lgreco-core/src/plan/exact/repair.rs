@@ -16,7 +16,8 @@ pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Uses the capacity that `plan` leaves. Repeats the change of a single layer that saves most, as long as one fits.
+/// Uses the capacity that `plan` leaves. Repeatedly makes the change of a single layer that saves most, until no change
+/// fits.
 ///
 /// # Complexity
 /// O(layers * log options) per change, at most 64 changes.

@@ -50,7 +50,7 @@ impl Core<'_> {
         range.start..range.start + kept
     }
 
-    /// Twice the binary logarithm of the number of plans that `target` leaves, rounded down per layer.
+    /// Twice the binary logarithm of the number of plans that remain under `target`, rounded down per layer.
     pub(super) fn log_plans(&self, target: u64) -> u32 {
         let room = self.room(target);
         (0..self.spans.len()).map(|layer| (self.options(layer, room).len() as u64).pow(2).ilog2()).sum()
@@ -58,9 +58,9 @@ impl Core<'_> {
 
     /// Finds the plan of least objective, if that is at most `target`, and writes its items to `plan`.
     ///
-    /// Two Pareto lists grow side by side, each over half of the layers that still have a choice. The layer with most
-    /// options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is dropped
-    /// when the least values of its missing layers prove that it cannot reach the target.
+    /// Two Pareto lists grow side by side, each over half of the layers that still have several options. The layer with
+    /// most options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is
+    /// dropped when the least values of its missing layers prove that it cannot reach the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
@@ -149,7 +149,7 @@ impl Core<'_> {
         open
     }
 
-    /// Raises the limits of a list by a layer's least values and units, when the list takes in that layer.
+    /// Raises the limits of a list by a layer's least values and units, when that layer is added to the list.
     fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {

@@ -55,7 +55,8 @@ pub(super) struct Tail<'w> {
 }
 
 impl<'w> Tail<'w> {
-    /// Starts with all layers. As many edges become steps as `steps` has room for, half of them on either side of the cut.
+    /// Starts with all layers. Turns the edges around the cut into steps, half of them on either side, until `steps` is
+    /// full.
     pub(super) fn new(
         (items, spans, capacity): (&'w [Item], &'w [Span], u128),
         solution: &mut Solution<'_>,
@@ -154,8 +155,8 @@ impl<'w> Tail<'w> {
         (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
-    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer that the
-    /// relaxation cuts, if the steps reach that far. Returns `None` if `plan` exceeds the capacity.
+    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer of the
+    /// relaxation's cut edge, if that edge is among the steps. Returns `None` if `plan` exceeds the capacity.
     pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
         let used = repair::total_units(self.items, plan);
         let mut left = self.capacity.checked_sub(used)?;

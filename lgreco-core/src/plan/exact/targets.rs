@@ -7,9 +7,10 @@ use super::fix::Lattice;
 use super::lists::Arena;
 use super::search::Core;
 
-/// Twice the binary logarithm of 2^20. A target that leaves at most 2^20 plans is tried without trying smaller ones first.
+/// Twice the binary logarithm of 2^20. A target that leaves at most 2^20 plans is tried without trying smaller targets
+/// first.
 const EASY: u32 = 40;
-/// The first target lies 2^-10 of the gap above the bound. Each further target takes a part 4 times as large.
+/// The first target is the bound plus 2^-10 of the gap. For each further target, this fraction is 4 times as large.
 const FINEST: u32 = 10;
 /// Number of retries after a search that outgrew the limits but found a better plan.
 const RETRIES: u32 = 3;

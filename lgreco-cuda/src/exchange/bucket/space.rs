@@ -45,7 +45,7 @@ impl Wire {
         }
     }
 
-    /// This rank's message and, with shards, its messages for the others behind it.
+    /// This rank's message, followed by its messages for the others if there are shards.
     fn message(&self) -> Part {
         self.messages.from(self.own)
     }
@@ -117,7 +117,7 @@ impl Enqueuing<'_> {
         }
     }
 
-    /// Tells the other ranks that the device has refused the work that makes this rank's part.
+    /// Tells the other ranks that the device has refused the work for this rank's part.
     fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<()> {
         let DeviceBucket { exchange, wire, .. } = &*self.bucket;
         let (program, gpu) = (&exchange.program, self.cuda.gpu_mut());
@@ -146,13 +146,13 @@ impl Enqueuing<'_> {
     }
 }
 
-/// Writes this rank's status record behind `values` summed values. The caller has set the rest of the buffer to zeros.
+/// Writes this rank's status record after `values` summed values. The caller has set the rest of the buffer to zeros.
 fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, slip: Slip) -> Result<()> {
     let at = program.summed_bytes(values as usize + program.slip_values() * program.rank() as usize);
     if program.reduce_dtype == Dtype::F32 {
         return gpu.write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
     }
-    // The command writes whole words. For the last rank, they may end in the padding behind the buffer.
+    // The command writes whole words. For the last rank, they may end in the padding after the buffer.
     let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
     let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
     let words = [digits as u32, (digits >> 32) as u32];

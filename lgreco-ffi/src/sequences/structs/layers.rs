@@ -1,4 +1,4 @@
-//! Calls with layers of any shape and element type, on rows, tables, compressors, controllers and cuts.
+//! Calls that take layers of any shape and element type: measuring, compressors, controllers and cuts.
 
 use super::memory::{Buffer, CallerStructs, Values, caller_structs};
 use super::{Bytes, expect};
@@ -61,7 +61,7 @@ impl Owned {
             name: bytes.maybe(name.as_ptr()),
             dims: bytes.maybe(self.dims.as_ptr()),
             dims_len: self.dims.len(),
-            // A pointer that must not be read, but is not NULL.
+            // Calls must not read this pointer, which is not NULL.
             values: if self.elements == 0 { core::ptr::dangling::<u64>().cast() } else { values },
             dtype: self.dtype,
             ..Default::default()
@@ -86,7 +86,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
     let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
     let views = owned.each_mut().map(|layer| layer.view(bytes));
     let count = usize::from(bytes.below(4));
-    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    // SAFETY: structs and buffers are as large as they state. Handles are live or NULL.
     unsafe {
         if bytes.below(2) == 0 {
             let layer = layers(bytes, &views[..1]);
@@ -124,7 +124,7 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let (feedback, storage) = (pick(bytes, &TRUTHS), pick(bytes, &DTYPES));
     let options = List::new(bytes, &[("error_feedback", &feedback), ("residual_dtype", &storage)]);
     let mut compressor = core::ptr::dangling_mut();
-    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    // SAFETY: structs and buffers are as large as they state. Handles are live or NULL.
     unsafe {
         let layer = layers(bytes, &[view]);
         let mut setting = Buffer::of(vec![setting(bytes)]);
@@ -198,7 +198,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     }
     let options = List::new(bytes, &pairs);
     let mut controller = core::ptr::dangling_mut();
-    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    // SAFETY: structs and buffers are as large as they state. Handles are live or NULL.
     unsafe {
         let layers = layers(bytes, &views[..count]);
         let functions = caller_structs(bytes, &[functions], &functions_kept);
@@ -269,13 +269,13 @@ pub(super) fn cut(bytes: &mut Bytes) -> lgreco_status {
     let options = List::new(bytes, &pairs);
     let mut setting = Buffer::<lgreco_cut_setting>::new(1);
     let setting = setting.place(bytes);
-    // SAFETY: a list, and NULL or a place.
+    // SAFETY: the list is valid, and the output is valid or NULL.
     let made = expect(unsafe { lgreco_cut_setting_make(options.pointer(), setting) });
     if made != LGRECO_OK {
         return made;
     }
     let mut ends = [core::ptr::dangling_mut(); 2];
-    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    // SAFETY: structs and buffers are as large as they state. Handles are live or NULL.
     unsafe {
         let mut status = LGRECO_OK;
         for (end, to) in [LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM].into_iter().zip(&mut ends) {

@@ -32,7 +32,7 @@ const WORDS: [u64; 12] = [
     0x0000_0001_0000_0001,
 ];
 
-/// Makes structs from `values` as a caller may pass them, of the right size or of another one. Any field may be
+/// Makes structs from `values` as a caller may pass them, with the right size or a wrong one. Any field may be
 /// overwritten, except the words at the offsets `kept`, which are pointers and the lengths of their arrays.
 pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> CallerStructs {
     let size = match bytes.below(64) {
@@ -48,7 +48,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
     words[used] = GUARD;
     for (value, to) in values.iter().zip(words.chunks_exact_mut(stride / WORD)) {
         let (len, to) = (to.len(), to.as_mut_ptr());
-        // SAFETY: both are at least that long. Padding of a struct is never read.
+        // SAFETY: source and destination are at least that long. Padding of a struct is never read.
         unsafe {
             (&raw const *value).cast::<u8>().copy_to_nonoverlapping(to.cast(), stride.min(size_of::<T>()));
             to.write(u64::from(crate::LGRECO_HEADER_REVISION) << 16 | size as u64);
@@ -65,7 +65,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
             // SAFETY: within the struct.
             let to = unsafe { to.add(at) };
             match bytes.below(2) {
-                // Half of a word, in which two numbers may lie.
+                // Overwrites half of a word, because a word may hold two numbers.
                 // SAFETY: as above.
                 0 => unsafe { to.cast::<u32>().write(word as u32) },
                 // SAFETY: as above.

@@ -12,8 +12,8 @@ use crate::*;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 
-/// Makes the calls that `bytes` encode, on structs of any size and content. Returns how many calls succeed on layers alone,
-/// on compressors, on controllers, on cuts, and on tables and plans.
+/// Makes the calls that `bytes` encode, on structs of any size and content. Returns the numbers of successful calls on
+/// layers alone, on compressors, on controllers, on cuts, and on tables and plans.
 ///
 /// # Panics
 /// When a call panics inside, returns a status without a name, or writes beyond its outputs. When it leaves a handle after

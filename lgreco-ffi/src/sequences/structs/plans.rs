@@ -55,7 +55,7 @@ pub(super) fn table_and_plan(bytes: &mut Bytes) -> lgreco_status {
         [("solver", &solver), ("levels", &levels), ("states", &states), ("budget", &budget)];
     let options = List::new(bytes, &pairs);
     let (mut table, mut plan) = (core::ptr::dangling_mut(), core::ptr::dangling_mut());
-    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    // SAFETY: structs and buffers are as large as they state. Handles are live or NULL.
     unsafe {
         let created = expect(lgreco_table_create(view.pointer(), &mut table));
         assert_eq!(created == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");

@@ -13,13 +13,13 @@ class BackwardPass:
 
     The engine calls back at the end of a graph task. A reentrant checkpoint runs a task of its own while a node of the outer task
     is evaluated. At the end of such an inner task, this object waits for the nodes after that node, which belong to the outer task.
-    There it asks for a callback of the outer task.
+    Before one of these nodes runs, it asks for a callback at the end of the outer task.
     """
 
     def __init__(self, at_end: Callable[[], None]) -> None:
         self._at_end = at_end
         self._callback: Callable[[], object] = lambda: None
-        """Returns None after the engine has dropped its callback."""
+        """A weak reference. It returns None after the engine has dropped the callback."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}

@@ -20,7 +20,7 @@ Told = TypeVar("Told")
 
 
 class Loaded(NamedTuple):
-    """Which layers a loaded state had.
+    """The result of a load: layers that differ between state and model, and steps.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, method="topk")
@@ -67,7 +67,7 @@ class Checkpointed(Generic[Told]):
         return states[0]
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The states whose residuals this rank takes over from other ranks. They are dealt to the ranks in turn."""
+        """The states whose residuals this rank takes over from other ranks. These states go to the ranks in turn."""
         ranks = self._ranks()
         return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
 
@@ -88,7 +88,7 @@ class Checkpointed(Generic[Told]):
         Files that an earlier, larger run has left are ignored.
 
         Raises LgrecoError with the folder or the file if one is missing, damaged, of another kind, or of another step than the others.
-        Nothing has changed then.
+        On failure, nothing has changed.
         """
         folder = pathlib.Path(folder)
         files = {rank: _read(path) for path in folder.glob("rank*.pt") if (rank := _rank_of(path)) is not None}
@@ -133,7 +133,7 @@ class _File:
 def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
     """Replaces the whole file, or leaves it unchanged after an error. Raises OSError with the path."""
     unfinished = path.with_suffix(".unfinished")
-    # An error of this call has the path.
+    # If this call fails, the error contains the path.
     opened = unfinished.open("wb")
     file = _File(opened)
     try:
@@ -181,7 +181,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
-    """An empty state with the tensor sizes of the one that a distributed checkpoint has under ``path``.
+    """An empty state with the tensor sizes of the state that a distributed checkpoint has under ``path``.
 
     ``torch.distributed.checkpoint.load`` reads into tensors of the saved sizes. The tensors of a state grow in training, so those of
     a new state's ``state_dict()`` do not fit. ``metadata`` is the checkpoint's, from its storage reader.

@@ -95,7 +95,8 @@ _SUMS = {
 
 
 Memory = Callable[[int, int, torch.dtype], torch.Tensor]
-"""Makes a tensor of a type over this number of bytes at this address."""
+"""A function that makes a tensor over bytes in memory. Its arguments are the address, the number of bytes, and the tensor's
+type."""
 
 
 def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -> Started:

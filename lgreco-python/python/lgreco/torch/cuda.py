@@ -1,4 +1,5 @@
-"""Torch's part of exchanges in a GPU's memory: memory, streams, events, and copies to the host that make no step wait."""
+"""The part of exchanges in a GPU's memory that torch performs: memory, streams, events, and copies to the host that make no step
+wait."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping

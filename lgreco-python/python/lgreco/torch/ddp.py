@@ -72,7 +72,7 @@ class LGreCoState(Training):
     >>> state.residual("weight").shape
     torch.Size([4096])
 
-    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in its memory,
+    With an NCCL process group, gradients on an NVIDIA GPU stay there. They are compressed, exchanged and averaged in its memory,
     and plans are measured there. The means equal those computed on the host, but with more than two processes sums are rounded in
     another order. Errors of a step are raised when the next step begins, which is then not performed.
 
@@ -85,7 +85,7 @@ class LGreCoState(Training):
     process_group
         The group over which DDP averages. None means the group of a ``model`` wrapped in DDP, or else the default
         group. All its ranks make a state at the same time. lgreco makes its own groups of the same ranks for its
-        collectives: one of Gloo's, and for gradients on a GPU one of NCCL's.
+        collectives: one with Gloo, and for gradients on a GPU one with NCCL.
     model
         The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
@@ -123,8 +123,8 @@ class LGreCoState(Training):
         for a plan.
     route
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
-        two levels, the ranks of a node sum gradients, uncompressed. Each rank then exchanges its shard of the sums,
-        compressed, with the ranks of its local rank on other nodes. The default is the route that sends the fewest
+        two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,
+        compressed, with the ranks that have the same local rank on other nodes. The default is the route that sends the fewest
         bytes between nodes; rank 0 logs it. On a GPU the default is all-gather.
     node_group
         The group of this node's ranks, for ``route="two_level"``. By default, nodes are blocks of LOCAL_WORLD_SIZE
@@ -314,7 +314,7 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
-        # The all-reduce of a sparse buffer inserts other ranks' indices, so its size is read before.
+        # All-reduce adds other ranks' indices to a sparse buffer, so its size is read first.
         sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None

@@ -251,7 +251,7 @@ class Buckets:
             bucket.fault = (first, error, alone)
             errors, bucket.errors = bucket.errors, None
             if errors is not None and not failed:
-                # Held layers are not measured, as on the host.
+                # As on the host, layers whose residual was held are not measured.
                 for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
                     if relative is not None:
                         self._controller.record_error(layer, relative)

@@ -47,10 +47,9 @@ class Residuals:
 class Held:
     """Holds the residuals of layers whose gradient is all zeros in a step.
 
-    DDP drops the mean of a parameter that no rank has used. A residual that was sent with its zeros would be lost. So
-    zeros are exchanged instead, and the residual is restored once the means are enqueued. It is restored in both
-    copies, because the step may fail or be undone by a GradScaler. The host does not learn which gradients are zeros,
-    so it need not wait.
+    DDP drops the mean of a parameter that no rank has used. If its residual were sent with these zeros, it would be lost. So only
+    zeros are exchanged, and the residual is restored once the means are enqueued. It is restored in both copies, because the step
+    may fail or be undone by a GradScaler. The host does not learn which gradients are zeros, so it need not wait.
     """
 
     def __init__(self, residuals: Residuals, gradients: list[torch.Tensor]) -> None:

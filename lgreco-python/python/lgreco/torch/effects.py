@@ -33,7 +33,8 @@ _METHODS = {
 
 
 def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
-    """The error for an option that has no effect in combination with the others; None if each has one. Each is valid by itself."""
+    """The error for an option that has no effect in combination with the others; None if each has an effect. Each option is valid
+    by itself."""
     has_settings = options.get("settings") is not None
     policy = "settings" if has_settings else options.get("policy") or "lgreco"
     beside = "settings=" if has_settings else f"policy={policy!r}"

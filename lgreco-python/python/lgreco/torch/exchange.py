@@ -39,7 +39,7 @@ class BucketExchange(Protocol):
         """Compresses the gradients, which are parts of the buffer. Given a ``failure``, reports it to all ranks
         instead.
 
-        Raises only errors that keep this rank from telling the others.
+        Raises only errors that prevent this rank from informing the others.
         """
 
     def go_on(self) -> bool:

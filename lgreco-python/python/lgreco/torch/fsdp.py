@@ -92,8 +92,8 @@ class LGreCoShardedState(Training):
     Without ``replicate_group``, the reduce-scatter is compressed: each rank gets the mean of its own shard. With
     ``replicate_group`` (HSDP), ``module`` is sharded only within an inner group, such as the processes of a node. FSDP
     reduces and scatters within that group as usual. Compressed gradients then average the shards over
-    ``replicate_group``, between nodes. On an NVIDIA GPU, in a group of NCCL's, gradients stay in its memory, as under
-    ``LGreCoState``, and nothing waits for the host.
+    ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay there, as under ``LGreCoState``,
+    and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -241,7 +241,7 @@ class _ReduceScatter:
             output_tensor.mul_(times)
 
     def _times_of_mean(self, op: Any, world: int) -> float:
-        """The factor from the mean to the result that FSDP asks for."""
+        """The factor that turns the mean into the result that FSDP asks for."""
         if op == dist.ReduceOp.AVG:
             return 1.0
         if op == dist.ReduceOp.SUM:

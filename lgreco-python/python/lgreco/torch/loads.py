@@ -18,7 +18,7 @@ class LoadedWeights:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._loaded: dict[int, str] = {}
-        """Hashes of loaded values by parameter, since hashes were last sent."""
+        """Hashes of the values that were loaded since hashes were last sent, by parameter."""
         self._lacks_some = False
         """Whether weights with unknown values were loaded."""
         self._sent: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Which ranks share a node, and the groups of training by two levels."""
+"""Finds the ranks that share a node, and makes the groups for training by two levels."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Nodes:
 
     @property
     def place(self) -> list[int]:
-        """Nodes, this rank's node, ranks per node, this rank's local rank."""
+        """The number of nodes, this rank's node, the number of ranks per node, and this rank's local rank."""
         return [self.peers.size(), self.peers.rank(), self.node.size(), self.node.rank()]
 
     def group(self, request: Request) -> dist.ProcessGroup:

@@ -30,7 +30,7 @@ class Observed:
         self._window: DeviceWindow | None = None
         self._memory: torch.Tensor | None = None
         self._layers: set[int] = set()
-        """The layers whose gradients have been here since the window's first step."""
+        """The layers whose gradients have been collected here since the window's first step."""
         self._begun: int | None = None
         """The first step of the window."""
 
@@ -40,7 +40,8 @@ class Observed:
             self.forget()
 
     def observe(self, device: Device, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
-        """Adds gradients to the means. Returns the places of the other gradients: those without memory, or absent in the first step."""
+        """Adds gradients to the means. Returns the positions of the other gradients: there was no memory for them, or they were
+        absent in the first step."""
         step = self._controller.window_step()
         if step > 1 and self._window is None and self._begun is None:
             self._begun = self._controller.steps

@@ -57,9 +57,9 @@ class OuterStep(Reports, Checkpointed[None]):
     every
         Number of inner steps between outer ones, at least 1; SparseLoCo has 30.
     learning_rate, momentum
-        Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and 0.9, the model of
-        ``examples/outer.py`` became worse again: residuals send values late, and momentum repeats them. MuLoCo's 0.6 did not have
-        this effect.
+        Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and momentum 0.9, the loss in
+        ``examples/outer.py`` fell and then rose: values that residuals hold back are sent late, and momentum then applies them
+        repeatedly. MuLoCo's momentum of 0.6 did not have this effect.
     feedback_decay
         Factor of residuals after every outer step: 1 is classic error feedback, and SparseLoCo has 0.95.
     fragments

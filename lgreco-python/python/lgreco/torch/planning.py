@@ -1,5 +1,4 @@
-"""Plans: when their work begins, and which thread does it. Also returns the memory that a new plan frees to the
-system."""
+"""Decides when the work of a plan begins, and on which thread. Also returns the memory that a new plan frees to the system."""
 
 import ctypes
 import logging

@@ -26,7 +26,7 @@ class Route(NamedTuple):
 
 
 def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
-    """Number of times per step that the bytes of one rank's payloads leave each node, in a ring that passes node after node.
+    """How often per step the bytes of one rank's payloads leave each node, in a ring that visits one node after another.
 
     ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, do not count.
     """

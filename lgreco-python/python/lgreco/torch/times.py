@@ -2,7 +2,7 @@
 
 The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream time them instead. One
 precedes the first bucket of a step, and one follows its last means. Two enclose each computation between collectives. They are read
-when the next step begins, which waits for the result of the step before anyway. So no step waits for them. The controller treats
+when the next step begins, which waits for the result of the previous step anyway. So no step waits for them. The controller treats
 these seconds like those that it measures on the host, and tells the other ranks.
 
 Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the
@@ -83,7 +83,7 @@ class Times:
         self._sent = 0.0
 
     def begin(self) -> None:
-        """Marks the begin of a step, before its first bucket. Probes the link if that is due."""
+        """Records an event at the beginning of a step, before its first bucket. Probes the link if that is due."""
         with self._cuda.stream():
             length = self._controller.probe_bytes()
             if length is not None:
@@ -91,8 +91,8 @@ class Times:
             self._begun = self._cuda.mark()
 
     def _probe(self, length: int) -> None:
-        """Gathers one word per rank twice, then twice all bytes and one word per rank. A gather of words waits for the slowest
-        rank.
+        """Gathers one word per rank twice. Then gathers, two times in turn, all bytes and one word per rank. A gather of words
+        waits for the slowest rank.
 
         The first gather makes all ranks begin the second one together.
         """
@@ -118,7 +118,7 @@ class Times:
         self._sent += ways * request.length * (1 - 1 / self._group.size())
 
     def end(self) -> None:
-        """Marks the end of the step so far, after the means of a bucket."""
+        """Records an event after the means of a bucket. The last such event marks the end of the step."""
         self._ended = self._cuda.mark()
 
     def keep(self, layers: list[int], gradients: list[torch.Tensor]) -> None:
@@ -168,7 +168,7 @@ class Times:
                 messages = self._cuda.part(memory, request.address, request.length, torch.uint8).view(self._group.size(), -1)
                 messages.copy_(messages[self._group.rank()].clone())
             if request.kind == "all_to_all":
-                # This rank's message to itself lies behind those of the others.
+                # This rank's message to itself follows those of the others.
                 world = self._group.size()
                 length = request.received_length // (world - 1) * world
                 messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
@@ -178,8 +178,8 @@ class Times:
             start = self._cuda.mark()
 
     def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
-        """Copies this rank's status record, which reports no error, to the places of all ranks. They follow the values to be
-        summed."""
+        """Copies this rank's status record, which reports no error, to the places of all ranks' records. These follow the values to
+        be summed."""
         is_half = request.kind.endswith("bf16")
         values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
         world, rank = self._group.size(), self._group.rank()

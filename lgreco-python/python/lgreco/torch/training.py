@@ -246,7 +246,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return saved if self._nodes is None else {**saved, "place": self._nodes.place}
 
     def _place(self) -> list[int]:
-        """Nodes, this rank's node, ranks per node, this rank's local rank."""
+        """The number of nodes, this rank's node, the number of ranks per node, and this rank's local rank."""
         return [self._group.size(), self._group.rank(), 1, 0] if self._nodes is None else self._nodes.place
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
@@ -261,7 +261,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return next((state for state in states if state.get("place", [0, 0, 1, 0])[2:] == cut), states[0])
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The states of all ranks of some former nodes. Former nodes are dealt to the nodes in turn."""
+        """The states of all ranks of some former nodes. Former nodes are assigned to the nodes in turn."""
         nodes, node, *_ = self._place()
         former: dict[int, list[Mapping[str, Any]]] = {}
         for at, state in enumerate(states):

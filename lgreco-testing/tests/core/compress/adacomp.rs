@@ -24,7 +24,7 @@ fn count(bin: u32, p: &[f32], w: &[f32]) -> u32 {
     Payload::parse(&encoded(bin, p, w)).unwrap().header.parameter
 }
 
-/// Normal numbers.
+/// Normally distributed values.
 fn noise(n: usize, step: u32) -> Vec<f32> {
     let stream = Stream { seed: 2, step, ..Stream::default() };
     let draw = |i: usize| {
@@ -38,14 +38,14 @@ fn noise(n: usize, step: u32) -> Vec<f32> {
 fn payload_bytes_are_fixed() {
     let header = |k, rows| [b'L', 1, 4, 0, k, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     assert_eq!(encoded(2, &[0.0, -0.0, 0.0], &[1.0; 3]), [&header(0, 3)[..], &[0, 0, 0, 0]].concat());
-    // Bins with the largest 2, 4 and 3: s = 3. Of equal signs and magnitudes all are sent.
+    // The bins' largest magnitudes are 2, 4 and 3, so s = 3. Elements of equal sign and magnitude are all sent.
     let bytes = encoded(2, &[-2.0, 0.5, 4.0, 4.0, -3.0], &[0.0; 5]);
     assert_eq!(bytes, [&header(4, 5)[..], &[0, 0, 0x40, 0x40, 0b11101, 0b1001]].concat());
     let all = encoded(1, &[1.0, -1.0], &[0.0; 2]);
     assert_eq!(all, [&header(2, 2)[..], &[0, 0, 0x80, 0x3f, 0b10]].concat());
 }
 
-/// A bin of zeros has 0 as its largest, which |H| of every element reaches.
+/// In a bin of zeros, the largest magnitude is 0, and |H| of every element reaches it. Nothing is sent nevertheless.
 #[test]
 fn bins_of_zeros_send_nothing() {
     assert_eq!(count(4, &[0.0; 100], &[0.0; 100]), 0);
@@ -56,13 +56,13 @@ fn bins_of_zeros_send_nothing() {
     assert_eq!(expected(4, &values, &[0.0; 100])[50], 0.04);
 }
 
-/// Where this step's gradient takes away from the residue, even the largest of a bin may stay.
+/// If this step's gradient has the opposite sign of G, even the largest element of a bin may not be sent.
 #[test]
 fn a_bin_may_send_nothing() {
     assert_eq!(count(3, &[2.0, 1.0, 0.5], &[-0.5, 0.0, 0.0]), 0);
 }
 
-/// G = 0 has no sign, though the doubled fresh gradient may reach the threshold.
+/// An element with G = 0 has no sign, so it is not sent, even if |H| reaches the threshold.
 #[test]
 fn zeros_are_never_sent() {
     assert_eq!(count(3, &[0.0, 1.0, -0.0], &[1.5, 0.0, -1.5]), 1);
@@ -77,7 +77,7 @@ fn the_magnitude_may_exceed_what_it_stands_for() {
     assert_eq!(decoded, [50.5, 0.0, 50.5, 50.5]);
 }
 
-/// Sums of maxima as large as f32 gets, doubled gradients beyond it, and means that underflow.
+/// Covers maxima near the end of f32, values of H beyond it, and means that underflow.
 #[test]
 fn extremes() {
     let large = [f32::MAX, -f32::MAX, 1e38, 0.0];
@@ -90,7 +90,7 @@ fn extremes() {
     assert_eq!(count(8, &tiny, &tiny), 1);
 }
 
-/// In the steady state of white noise, as in a simulation of the published rule.
+/// In the steady state on white noise, the number of sent elements agrees with a simulation of the published rule.
 #[test]
 fn about_five_elements_of_a_bin_on_noise() {
     for (bin, low, high) in [(50, 3.8, 5.2), (500, 4.7, 6.4)] {

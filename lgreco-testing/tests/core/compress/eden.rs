@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const STREAM: Stream = Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank: 2 };
 
-/// Bell-shaped values with a different spread every 100.
+/// Bell-shaped values whose spread changes every 100 values.
 fn bells(count: usize) -> Vec<f32> {
     let value = |i: usize| {
         let bytes = STREAM.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5);

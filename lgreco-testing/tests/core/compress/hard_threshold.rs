@@ -25,12 +25,13 @@ fn payload_bytes_are_fixed() {
     let header = |variant, keep, rows| [b'L', 1, 2, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     let hard = |lambda| HardThreshold { lambda, values: Dtype::Bf16 };
     let values = [0.0, 2.0, -1.0, 0.5, -2.0];
-    // Nothing reaches it: a header alone.
+    // No value reaches the threshold, so the payload is only a header.
     assert_eq!(encoded(&values, hard(2.5)).unwrap(), header(2 | 2 << 2, 0, 5));
-    // What ties with it is sent.
+    // Values equal to the threshold are sent.
     let two = encoded(&values, hard(2.0)).unwrap();
     assert_eq!(two, [&header(2 | 1 << 2, 2, 5)[..], &[0x00, 0x40, 0x00, 0xc0, 0b10010]].concat());
-    // Four of five take 8 + 1 bytes, as many as all five need: listing them still pays. Four of 16-bit values of 8 do not.
+    // Four of five values take 8 + 1 bytes, less than the 10 bytes of all five. But 16 of 17 values take 32 + 3 bytes,
+    // more than the 34 bytes of all 17, so all 17 are sent.
     assert_eq!(encoded(&values, hard(0.5)).unwrap().len(), 16 + 9);
     let many = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25];
     let all = encoded(&many, hard(0.5)).unwrap();

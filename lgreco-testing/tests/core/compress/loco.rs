@@ -28,11 +28,11 @@ fn payload_bytes_are_fixed() {
     let header = [b'L', 1, 5, 0, 3, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
     let bytes = encoded(3, &[-8.0, 3.0, 1.5, 4.0, -4.0]);
     let scales = [0, 0, 0, 0x41, 0, 0, 0x80, 0x40];
-    // −8, 3, 2 (a half, to even), then 7 and −8.
+    // The codes are −8, 3 and 2 (1.5 is rounded to even), then 7 and −8.
     assert_eq!(bytes, [&header[..], &scales, &[0x38, 0x72, 0x08]].concat());
 }
 
-/// The largest value is one step off, the smallest exact, in any f32 magnitude.
+/// At any f32 magnitude, the largest value is one step off, and the smallest value is exact.
 #[test]
 fn the_ends_of_the_range() {
     for largest in [1.0f32, 3.0, 1e-30, 0.1, 3.3e38, f32::MAX, f32::MIN_POSITIVE, 1e-40] {

@@ -18,8 +18,8 @@ fn shape(rows: usize, cols: usize) -> Shape {
     Shape::new(rows, cols).unwrap()
 }
 
-/// Gradients whose spectra are flat, steep, nearly and exactly of low rank, constant and scaled to the ends of f32, with
-/// their ranks in f32: a range where the spectrum sinks into rounding.
+/// Gradients with flat and steep spectra, of exactly and nearly low rank, constant ones, and some near the ends of f32.
+/// Each has the range of its possible ranks in f32, because small singular values may be lost in rounding.
 fn specimens() -> Vec<(Shape, Vec<f32>, RangeInclusive<usize>)> {
     let mut specimens = Vec::new();
     for (rows, cols) in [(1, 1), (1, 9), (9, 1), (7, 5), (40, 33), (64, 27), (33, 130), (70, 270)] {
@@ -51,7 +51,7 @@ fn rows_are_the_errors_of_real_encodes() {
     }
 }
 
-/// Long sums of equal terms are where rounding goes one way.
+/// In long sums of equal terms, rounding errors have the same sign.
 #[test]
 fn rows_of_tall_and_wide_gradients_are_the_errors_of_real_encodes() {
     let long = 1 << 18;
@@ -66,7 +66,7 @@ fn rows_of_tall_and_wide_gradients_are_the_errors_of_real_encodes() {
     }
 }
 
-/// What decode would refuse is refused by encode and measure; what it takes has a finite row.
+/// Encode and measure refuse a gradient if its payload could not be decoded. Otherwise its row is finite.
 #[test]
 fn the_end_of_the_range_is_the_same_for_encode_measure_and_decode() {
     let (mut refused, mut taken) = (0, 0);
@@ -177,7 +177,8 @@ fn ill_conditioned_columns_become_orthonormal() {
     check_orthonormal(&orthonormal_columns(&columns), 40);
 }
 
-/// FNV-1a of payloads and rows, recorded once: builds without `std` use the baseline instructions, others the widest.
+/// The FNV-1a hash of payloads and rows never changes. Builds without `std` use the baseline instructions, other builds
+/// the widest ones.
 #[cfg(not(feature = "gemm"))]
 #[test]
 fn the_bits_do_not_depend_on_instructions() {

@@ -19,7 +19,7 @@ fn settings() -> impl Iterator<Item = Qsgd> {
     })
 }
 
-/// Bell-shaped values with a different spread every 100.
+/// Bell-shaped values whose spread changes every 100 values.
 fn bells(count: usize, spread: f32) -> Vec<f32> {
     let value = |i: usize| {
         let bytes = STREAM.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5);
@@ -41,7 +41,8 @@ fn encoded(values: &[f32], qsgd: Qsgd) -> Vec<u8> {
     payload
 }
 
-/// Worked out by hand; the random words of the default stream are Philox's published answer for zeros.
+/// The payloads were computed by hand. The random words of the default stream are Philox's published result for
+/// zeros.
 #[test]
 fn golden_payloads() {
     golden::check_qsgd(&mut Portable);
@@ -82,7 +83,8 @@ fn no_elements_zeros_constants_and_the_ends_of_f32() {
     }
 }
 
-/// Levels between numbers of a few units of the smallest subnormal number decode to multiples of it.
+/// All values are small multiples of the smallest subnormal number. Levels between them also decode to such
+/// multiples.
 #[test]
 fn rows_of_subnormal_numbers_are_those_of_decoded_values() {
     let unit = f32::from_bits(1);
@@ -104,8 +106,8 @@ fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     decoded
 }
 
-/// CGX sends a bucket whose unit is below 1e-10 as its minimum. Here units count only relative to the values: sixteen
-/// levels arrive as sixteen, at any magnitude, and when they are neighbouring f32 numbers.
+/// If the distance of two levels is below 1e-10, CGX sends only the bucket's minimum. QSGD has no such limit here:
+/// sixteen values arrive as sixteen values at any magnitude, even if they are neighbouring f32 numbers.
 #[test]
 fn units_are_not_too_small_to_matter() {
     let cgx = Qsgd { bits: 4, bucket: 16, scale: Scale::MinMax, rounding: Rounding::Nearest };
@@ -124,7 +126,7 @@ fn units_are_not_too_small_to_matter() {
     }
 }
 
-/// What the documentation promises for more than a few values; `check_gradient` allows what single values need.
+/// Checks the documented bound for more than a few values. `check_gradient` has a looser bound, for single values.
 #[test]
 fn rows_are_within_1e_5() {
     for spread in [1e-9, 1.0] {

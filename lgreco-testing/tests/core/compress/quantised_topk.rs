@@ -55,7 +55,7 @@ fn what_cannot_be_told_apart_comes_back_as_it_was() {
     for value in [1.1f32, 1e-45, 1e-40, f32::MIN_POSITIVE, f32::MAX] {
         assert_eq!(decoded(&[value, -value, value, 0.0], 3, 2), [value, -value, value, 0.0]);
     }
-    // A few magnitudes, each with a bin of its own.
+    // Each magnitude has its own bin.
     let values = [3.0, -3.0, 1.0, 0.5, -0.25];
     assert_eq!(decoded(&values, 5, 8), values);
     assert_eq!(decoded(&[0.0, -0.0, 0.0], 2, 4), [0.0; 3]);
@@ -63,7 +63,7 @@ fn what_cannot_be_told_apart_comes_back_as_it_was() {
     assert!(decoded(&[], 0, 2).is_empty());
 }
 
-/// Zeros are kept where there is nothing else; they are in the lowest bin, and so lower its mean.
+/// Zeros are kept if there are too few other values. They are in the lowest bin, so they lower its mean.
 #[test]
 fn zeros_are_in_the_lowest_bin() {
     let third = f32::from_bits((1.0f32 / 3.0).to_bits() - 1); // rounded down
@@ -140,7 +140,7 @@ fn what_no_encoder_writes_is_refused() {
     }
 }
 
-/// Candidates are numbered as they are measured.
+/// Candidates are numbered in the order of their rows.
 #[test]
 fn candidates_are_settings() {
     let candidates = Candidates::QuantisedTopK { keeps: &[3, 1], bits: &[8, 2] };

@@ -13,7 +13,7 @@ fn vector(values: &[f32]) -> Gradient<'_> {
     Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap()
 }
 
-/// Uniform on (0, 1), four at a time.
+/// Four uniform random numbers in (0, 1).
 fn uniform(i: usize, seed: u64) -> [f64; 4] {
     Stream { seed, ..Stream::default() }.block(i as u32).map(|w| (w as f64 + 0.5) / 4294967296.0)
 }
@@ -24,7 +24,8 @@ fn normal([u, v, ..]: [f64; 4]) -> [f64; 2] {
     [radius * angle.cos(), radius * angle.sin()]
 }
 
-/// Magnitudes with signs: Laplace, normal, gamma of shape 1/2, Student's t with 3 degrees, a mixture of scales.
+/// Signed values of one of five distributions: Laplace, normal, gamma of shape 1/2, Student's t with 3 degrees of
+/// freedom, or a mixture of scales.
 fn family(which: usize, n: usize, seed: u64) -> Vec<f32> {
     let draw = |i: usize| {
         let u = uniform(i, seed);
@@ -46,10 +47,10 @@ fn ratio(fit: Fit, stages: u32, density: f64, values: &[f32]) -> f64 {
     check(sidco, &vector(values)) as f64 / (density * values.len() as f64)
 }
 
-/// Sent over wanted density on exponential data is near 1, whatever the fit and the stages.
+/// On exponential data, the ratio of sent to wanted density is near 1, for every fit and number of stages.
 #[test]
 fn exponential_magnitudes() {
-    // Quantiles, so that no sample's noise is in the way.
+    // The values are quantiles, so there is no sampling noise.
     let n = if std::env::var_os("LGRECO_FULL").is_some() { 400_000 } else { 100_000 };
     let values: Vec<f32> = (0..n).map(|i| -((i as f64 + 0.5) / n as f64).ln() as f32).collect();
     for density in [0.001, 0.01, 0.1, 0.3] {
@@ -62,8 +63,9 @@ fn exponential_magnitudes() {
     }
 }
 
-/// What a simulation of the published stages in Python found at density 0.001 with 1 to 6 exponential stages on the same
-/// distributions, bounded to half and twice the density; and that Pareto fits in 3 and 4 stages hold it on all of them.
+/// The expected ratios are from a Python simulation of the published stages, at density 0.001 with 1 to 6 exponential
+/// stages on the same distributions. They are limited to the range from 0.5 to 2. Pareto fits with 3 and 4 stages keep
+/// the density on all distributions.
 #[test]
 fn other_tails() {
     let simulated: [(usize, [f64; 6]); 3] = [
@@ -87,7 +89,8 @@ fn other_tails() {
     }
 }
 
-/// Zeros, one value, equal magnitudes, few survivors, magnitudes at both ends of f32, tensors too small.
+/// Covers zeros, a single value, equal magnitudes, few values above a stage's threshold, magnitudes at both ends of f32,
+/// and small tensors.
 #[test]
 fn degenerate_gradients() {
     let n = 1500;
@@ -96,7 +99,7 @@ fn degenerate_gradients() {
     let two: Vec<f32> = (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -2.0 }).collect();
     let near: Vec<f32> = (0..n).map(|i| 1.0 + (i % 2) as f32 * f32::EPSILON).collect();
     let ends: Vec<f32> = (0..n).map(|i| if i % 3 == 0 { f32::MAX } else { f32::from_bits(1 + i as u32 % 5) }).collect();
-    // With positions, 1490 values take more bytes than 1500 without.
+    // 1490 values with positions take more bytes than 1500 values without positions.
     let nearly_all: Vec<f32> = (0..n).map(|i| if i < 10 { 0.0 } else { 1e-9 * (i % 50) as f32 + 1e-9 }).collect();
     let few = vec![0.5, -0.25, 1.0];
     for values in [vec![0.0; n], one, vec![-1.5; n], two, near, ends, nearly_all, few, vec![], vec![0.0; 5]] {
@@ -115,7 +118,8 @@ fn parameters_lengths_and_values_are_checked() {
     let good = Sidco { density: 0.5, fit: Fit::Exponential, stages: 1, values: Dtype::F16 };
     let values = [1.0, 65520.0, -3.0];
     let shape = vector(&values).shape();
-    // A stage is a pass over the elements, and every one of millions would go on to the next element alone.
+    // Each stage is a pass over the elements. Millions of stages would each remove only one element, so their number is
+    // limited.
     let stages = [0, 1101, u32::MAX].map(|stages| Sidco { stages, ..good });
     for bad in [Sidco { density: 0.0, ..good }, Sidco { density: f64::NAN, ..good }].into_iter().chain(stages) {
         assert!(matches!(bad.payload_len(shape, Dtype::F32), Err(Error::Parameter { .. })));

@@ -54,8 +54,8 @@ fn small_tensors_exhaustively() {
     }
 }
 
-/// Sizes on both sides of the vector blocks, the stretches and the smallest sampled tensor, with magnitudes that crowd,
-/// spread, tie and vanish.
+/// Lengths are just below and above those of vector blocks, chunks and the smallest sampled tensor. Magnitudes are
+/// clustered, spread, equal or zero.
 #[test]
 fn hard_distributions() {
     type Make = fn(usize, u32) -> u32;
@@ -67,7 +67,7 @@ fn hard_distributions() {
         |_, word| word & 0x807f_ffff,
         |_, word| if word % 50 == 0 { word >> 3 } else { word & 0x8000_0000 },
         |i, word| if i == 4000 { 0x7f7f_ffff } else { 0x3c00_0000 | word >> 12 },
-        // A sample of one position in each 32 sees this as nothing but zeros or nothing but large numbers.
+        // A sample of one position in 32 sees only zeros or only large numbers.
         |i, word| if i % 64 < 32 { 0 } else { 0x3f80_0000 | word >> 10 },
     ];
     for (seed, make) in makes.into_iter().enumerate() {
@@ -84,7 +84,8 @@ fn hard_distributions() {
     }
 }
 
-/// Large magnitudes only where no sample looks, and the other way round: the bracket is wrong, the answer is not.
+/// All large magnitudes are at positions that are not sampled, or the other way round. The bracket from the sample is
+/// wrong, but the result is right.
 #[test]
 fn a_misled_sample_costs_time_only() {
     let n = 1 << 15;

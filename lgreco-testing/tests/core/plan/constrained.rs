@@ -1,4 +1,4 @@
-//! Groups and fixed options against enumeration of all plans.
+//! Compares plans with groups and fixed options with an enumeration of all plans.
 
 use lgreco::plan::{self, Constraints, Limit, Merged, Plan, Proof, Solver, baseline, budget::Budget, check};
 use lgreco::table::{Choice, NamedTable, Table};
@@ -6,7 +6,8 @@ use lgreco::{Error, plan::exact::Limits};
 use lgreco_testing::oracle::exhaustive_among;
 use proptest::prelude::*;
 
-/// A small table whose options have one of four labels, some twice, with demands that it can meet or not.
+/// A small table with groups and fixed options, which plans may or may not be able to satisfy. Options have one of
+/// four labels, sometimes repeated.
 #[derive(Clone, Debug)]
 struct Case {
     layers: Vec<Vec<(char, u64, f64)>>,
@@ -35,14 +36,14 @@ impl Case {
         constraints
     }
 
-    /// What `NamedTable::merged` promises, without groups ever being merged.
+    /// Whether a plan keeps the constraints of `NamedTable::merged`. Groups are not merged here.
     fn allows(&self, plan: &[u32]) -> bool {
         let label = |layer: usize| {
             let options = &self.layers[layer][..=plan[layer] as usize];
             let label = options[plan[layer] as usize].0;
             (label, options.iter().filter(|option| option.0 == label).count())
         };
-        // The last option fixed for a layer counts.
+        // If several options are fixed for a layer, the last one counts.
         let fixed = |layer| self.fixed.iter().rev().find(|fixed| fixed.0 == layer);
         self.groups.iter().all(|group| group.iter().all(|&layer| label(layer) == label(group[0])))
             && (0..plan.len()).all(|layer| fixed(layer).is_none_or(|&(_, option)| plan[layer] == option))
@@ -76,7 +77,8 @@ fn minimised(plan: &Plan) -> f64 {
     }
 }
 
-/// Solves by every way and compares with the best of all allowed plans. `exact_sums`: every sum of errors is exact.
+/// Solves with every solver, and compares with the best of all allowed plans. `exact_sums` means that every sum of
+/// errors is exact.
 fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
     let (named, constraints) = (case.table(), case.constraints());
     let table = named.view();
@@ -128,7 +130,7 @@ fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
         assert!(is_best || !plan.summary().proven(), "{optimum} is better than the proved {found}");
         assert!(plan.summary().proven() || solver != Solver::default() || !exact_sums, "{plan:?}");
     }
-    // Others choose for the merged table.
+    // Baselines also choose options of the merged table.
     let (view, mut options) = (merged.view(), vec![0; merged.view().layers()]);
     let mut workspace = vec![0; baseline::global_topk_workspace_len(&view)];
     if baseline::global_topk(&view, limit, true, &mut workspace, &mut options).is_ok() {
@@ -151,7 +153,7 @@ proptest! {
         check_case(&case, limit, true);
     }
 
-    /// Sums of tenths are rounded, and often equal to the budget but for that.
+    /// Sums of tenths are rounded. Many differ from the budget only because of that.
     #[test]
     fn rounded_sums_lose_no_plan(case in any_case(0.1), limit in any_limit(0.1)) {
         check_case(&case, limit, false);
@@ -201,7 +203,7 @@ fn what_the_table_cannot_have_is_named() {
         told.to_string(),
         "layer 2: the table's groups and fixed options rule option 0 out; they allow option 1, for one"
     );
-    // A group's fixed option rules out others in all its layers.
+    // A group's fixed option rules out the other options in all layers of the group.
     let fixed = Merged::new(&table, demands().group([1, 2]).fix(2, 1)).unwrap();
     assert_eq!(fixed.check(&[0, 0, 0]), Err(Error::RuledOut { layer: 1, option: 0, allowed: 1 }));
     assert_eq!(fixed.check(&[0, 1, 1]), Ok(()));
@@ -213,7 +215,8 @@ fn a_reference_counts_only_if_it_keeps_the_constraints() {
     let choices = choices.map(|(size, error)| Choice { size, error });
     let table = Table::new(&choices, &[2, 4, 6]).unwrap();
     let merged = Merged::new(&table, Constraints::default().group([0, 1])).unwrap();
-    // On a grid of 10 cells a third needs 4, so that Algorithm 1 alone does not find the reference plan.
+    // On a grid of 10 cells, a third of the budget is rounded up to 4 cells. So Algorithm 1 alone does not find the
+    // reference plan.
     let solve = |reference: &[u32]| {
         let plan = merged.solve(Budget::Absolute(3.0), Some(reference), Solver::Dp { levels: 10 });
         plan.map(|plan| (plan.options().to_vec(), plan.summary().size))
@@ -227,7 +230,7 @@ fn a_reference_counts_only_if_it_keeps_the_constraints() {
     assert_eq!(solve(&[1, 1, 2]), Err(Error::NoSuchOption { layer: 2, option: 2, options: 2 }));
 }
 
-/// Fixed layers use up budget and size.
+/// Fixed layers count towards the error budget and the size limit.
 #[test]
 fn budgets_include_fixed_layers() {
     let (choices, ends) = pair();
@@ -239,7 +242,8 @@ fn budgets_include_fixed_layers() {
     assert_eq!(failed, Error::SizeInfeasible { limit: 79, smallest: 80, error: 4.0 });
 }
 
-/// Options 0 of the group sum to exactly 1 + ulp/4 and options 1 to 1 + ulp/2: both round to 1 and to 1 + ulp.
+/// The errors of options 0 of the group sum to exactly 1 + ulp/4, those of options 1 to 1 + ulp/2. Rounding makes
+/// these sums equal, without and with the third layer.
 #[test]
 fn the_most_exact_plan_is_found_where_rounding_hides_it() {
     let ulp = f64::EPSILON;
@@ -255,7 +259,7 @@ fn the_most_exact_plan_is_found_where_rounding_hides_it() {
     assert_eq!(failed, Error::Infeasible { budget: 1.0, smallest: budget, size: 25 });
 }
 
-/// A sum beyond the largest f64 hides no plan that is within it.
+/// A plan's errors may sum to more than the largest f64. Plans with smaller sums are found nevertheless.
 #[test]
 fn sums_beyond_the_largest_number_are_in_no_plan() {
     let huge = f64::MAX * 0.75;
@@ -266,7 +270,7 @@ fn sums_beyond_the_largest_number_are_in_no_plan() {
     assert_eq!((plan.options(), plan.summary().size), (&[1, 1][..], 18));
 }
 
-/// One large group: a copy of all members' options for each member would take minutes.
+/// All layers are one group. A copy of all members' options for each member would take minutes.
 #[test]
 fn a_group_may_be_as_large_as_the_model() {
     let layers = 100_000;

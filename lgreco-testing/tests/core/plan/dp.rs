@@ -58,7 +58,7 @@ fn a_budget_of_zero_and_a_useless_grid() {
     let choices = [(9, 0.0), (5, 0.5), (7, 0.0), (4, 0.5)].map(|(size, error)| Choice { size, error });
     let table = Table::new(&choices, &[2, 4]).unwrap();
     assert_eq!(run(&table, 0.0, LEVELS).unwrap().1, [0, 0]);
-    // On one cell both layers' errors round up to the whole budget; the most exact plan costs nothing.
+    // On a grid of one cell, each layer's error is rounded up to the whole budget. The most exact plan takes no cell.
     assert_eq!(run(&table, 1.0, 1).unwrap().1, [1, 0]);
     assert_eq!(run(&table, 1.0, 2).unwrap().1, [1, 1]);
     let off_grid = Table::new(&choices[1..2], &[1]).unwrap();

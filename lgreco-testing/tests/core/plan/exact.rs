@@ -1,4 +1,4 @@
-//! The solver against enumeration and against dynamic programming over sizes.
+//! Compares the solver with enumeration and with dynamic programming over sizes.
 
 mod size;
 
@@ -13,7 +13,7 @@ use lgreco_testing::oracle::{by_total_size, check_against, check_exact, exhausti
 
 const DEFAULT: Limits = Limits { states: 1 << 14 };
 
-/// Of the size.
+/// The lower bound of the size.
 fn bound(summary: &Summary) -> u64 {
     let Proof::Size { lower_bound, .. } = summary.proof else { panic!("{summary:?}") };
     lower_bound
@@ -28,7 +28,7 @@ fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
     (choices, ends.collect())
 }
 
-/// Sizes and errors from small sets, so that ties, zeros and duplicates are common, and from all magnitudes.
+/// Draws sizes and errors from small sets, so that ties, zeros and duplicates are common, and from all magnitudes.
 fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
     let size = prop_oneof![0u64..6, 0u64..1000, (0u64..50).prop_map(|x| x << 50), (0u32..58).prop_map(|x| 1 << x)];
     let error = prop_oneof![
@@ -46,8 +46,8 @@ fn any_budget() -> impl Strategy<Value = (f64, f64)> {
     (prop_oneof![Just(1.0), Just(0.1), Just(0.0), (-320i32..300).prop_map(|x| 10f64.powi(x))], 0.0..1.5)
 }
 
-/// The same table at the ends of f64 and in the middle, where all errors are multiples of the smallest number: the same
-/// plan, proved.
+/// A table is scaled to both ends and to the middle of the range of f64. All errors are multiples of one number, so each scale
+/// has the same proven plan.
 #[test]
 fn plans_are_proved_at_both_ends_of_the_numbers() {
     let stream = lgreco::rng::Stream::default();
@@ -78,8 +78,8 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
     assert!(proved > 400, "{proved}");
 }
 
-/// The smallest plan is over the budget by less than is seen of it, and the first best one has an option that another replaced:
-/// 2^50 bits instead of 16.
+/// The smallest plan exceeds the budget by less than the solver's resolution. The best plan has a layer of 16 bits, for which
+/// the solver may first find an option of 2^50 bits.
 #[test]
 fn a_best_plan_larger_than_all_that_is_left_is_not_proved() {
     let rows = vec![vec![(3, 1e-36), (0, 0.769)], vec![(16, 1e-36), (1 << 50, 5e-324), (0, 1.0)]];
@@ -90,7 +90,7 @@ fn a_best_plan_larger_than_all_that_is_left_is_not_proved() {
     }
 }
 
-/// A budget of the largest number, and errors that only together exceed it.
+/// The budget is the largest f64. Only the sum of the errors exceeds it.
 #[test]
 fn sums_beyond_the_largest_number_are_no_plans() {
     let half = f64::MAX / 2.0;
@@ -145,7 +145,7 @@ proptest! {
     }
 }
 
-/// Layers and options of models; the large ones only with LGRECO_FULL.
+/// Numbers of layers and options of the models. Large models are only tested with LGRECO_FULL.
 fn model_sizes() -> &'static [(usize, usize)] {
     match std::env::var_os("LGRECO_FULL") {
         Some(_) => &[(1, 9), (12, 30), (60, 40)],
@@ -171,7 +171,8 @@ fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
     assert!(improved > 3, "the search improved only {improved} plans");
 }
 
-/// Ten times 0.1 exceeds 1 in exact arithmetic though not in rounded sums; nine times does not.
+/// In exact arithmetic, the sum of ten errors of 0.1 exceeds 1, although the rounded sum does not. The sum of nine does not
+/// exceed 1.
 #[test]
 fn a_sum_that_only_rounds_to_the_budget_is_over_it() {
     let rows: Vec<Vec<(u64, f64)>> = (0..10).map(|_| [(8, 0.1), (16, 0.0)].to_vec()).collect();
@@ -205,7 +206,7 @@ fn of_equal_sizes_the_smaller_error_then_the_lower_index() {
     assert_eq!(plan, [2]);
 }
 
-/// Errors too small to tell apart in units: the plan must still be good, and the bound honest.
+/// The errors are too small to differ in the solver's units. The plan must still be good, and the bound correct.
 #[test]
 fn errors_below_the_resolution_are_rounded_both_ways() {
     let rows = [[(1 << 50, 1e-54), (363, 1e-38)].to_vec(), [(65, 0.01), (1, 0.1)].to_vec()];
@@ -215,7 +216,7 @@ fn errors_below_the_resolution_are_rounded_both_ways() {
     assert_eq!((summary.size, bound(&summary)), (428, 364));
 }
 
-/// Sums of units over more than 256 layers, each as wide as the budget, do not fit 128 bits.
+/// If more than 256 layers each have errors as large as the budget, sums of units do not fit 128 bits.
 #[test]
 fn many_layers_as_wide_as_the_budget() {
     for layers in [255, 400, 1000] {
@@ -261,7 +262,7 @@ fn never_larger_than_the_plan_of_algorithm_1() {
     assert!(unproved > 5, "{unproved}");
 }
 
-/// With the states that two milliseconds allow for.
+/// Uses as many states as the solver can search in about two milliseconds.
 #[test]
 fn few_states_certify_one_part_in_ten_thousand_on_errors_of_many_magnitudes() {
     let mut branched = 0;

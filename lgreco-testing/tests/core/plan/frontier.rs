@@ -1,4 +1,4 @@
-//! The frontier against all plans.
+//! Compares the frontier with an enumeration of all plans.
 
 use lgreco::Error;
 use lgreco::plan::{Constraints, Frontier, Limit, Merged, check, exact::Limits};
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!(found.len() <= most && found.iter().all(|point| all.contains(point)), "{:?}", found);
         prop_assert!(some.points.iter().all(|point| point.proven() && is_allowed(point.plan.options())));
         prop_assert_eq!((found[0], found[found.len() - 1]), (all[0], all[all.len() - 1]));
-        // Of sizes that are spread by equal factors the best plan is there.
+        // The frontier has the best plan for each of these size limits, which differ by equal factors.
         let (smallest, largest) = (all[0].0, all[all.len() - 1].0);
         let (from, steps) = (smallest.max(1) as f64, most - 1);
         for step in 0..if some.complete { 0 } else { steps } {
@@ -100,7 +100,7 @@ fn points_of_a_large_table_are_verified_and_say_whether_they_are_proved() {
     }
     let found = points(&frontier);
     assert!(found.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{found:?}");
-    // Without states nothing hard is proved, and no point claims to be.
+    // Without states, hard points are not proven, and do not claim to be.
     let rough = merged.frontier(9, Limits { states: 0 }).unwrap();
     let proven = |frontier: &Frontier| frontier.points.iter().filter(|point| point.proven()).count();
     assert!(proven(&rough) < rough.points.len() && proven(&rough) <= proven(&frontier));

@@ -33,7 +33,7 @@ fn layers(count: usize) -> Instance {
     }
 }
 
-/// Three thirds round up to more cells than there are; the reference plan fits all the same.
+/// Three errors are rounded up to more cells than there are. The reference plan fits the budget nevertheless.
 #[test]
 fn the_reference_plan_is_returned_where_the_grid_loses_it() {
     let mut instance = layers(3);
@@ -76,7 +76,7 @@ fn sizes(rows: Rows, layers: usize, options: usize, seed: u64, states: usize) ->
     *solve(&model.table(), Budget::Absolute(model.budget), solver).unwrap().summary()
 }
 
-/// Of the size.
+/// The lower bound of the size.
 fn bound(summary: &Summary) -> u64 {
     let Proof::Size { lower_bound, .. } = summary.proof else { panic!("{summary:?}") };
     lower_bound
@@ -84,7 +84,7 @@ fn bound(summary: &Summary) -> u64 {
 
 #[test]
 fn more_states_never_give_a_larger_plan_or_a_weaker_bound() {
-    // The states of the first attempt.
+    // Number of states of the first attempt.
     const FIRST: usize = 1 << 14;
     let mut retried = 0;
     for (rows, seed) in [(Rows::Correlated, 5), (Rows::Correlated, 6), (Rows::SubsetSum, 1), (Rows::Spread, 2)] {

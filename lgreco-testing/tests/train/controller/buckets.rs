@@ -1,4 +1,4 @@
-//! Buckets under way at the same time, against the blocking step.
+//! Compares buckets that are exchanged at the same time with the blocking step.
 
 use super::*;
 use lgreco_testing::controller::sharded;
@@ -7,7 +7,7 @@ use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::qsgd::Qsgd;
 use lgreco_train::exchange::{Request, Route};
 
-/// A worker that notes what collectives it makes.
+/// A worker that records its collectives.
 struct Noting<'a>(&'a mut ThreadCollective, Vec<&'static str>);
 
 impl Noting<'_> {
@@ -25,7 +25,7 @@ impl Noting<'_> {
     }
 }
 
-/// A step in which all layers are on their way at the same time, a bucket each, the last layer first; what became of the
+/// Takes a step with one bucket per layer, all exchanged at the same time. Returns the step's report, and the results of the
 /// buckets, last layer first.
 fn overlapped(
     controller: &mut Controller,
@@ -66,7 +66,7 @@ fn one_layer_each(mut config: Config) -> Config {
     config
 }
 
-/// Means, settings, reports, residuals and saved states are those of the blocking step, bit for bit.
+/// Means, settings, reports, residuals and saved states have the same bits as with the blocking step.
 #[test]
 fn buckets_under_way_together_end_as_the_blocking_step_does() {
     for (method, route) in [
@@ -94,7 +94,7 @@ fn buckets_under_way_together_end_as_the_blocking_step_does() {
     }
 }
 
-/// The same on threads of their own, with a group of workers for each bucket.
+/// Like the test above, but each bucket has its own thread and its own group of workers.
 #[test]
 fn buckets_may_be_on_any_thread() {
     let groups: Vec<_> = (0..3).map(|_| ThreadCollective::group(2)).collect();
@@ -134,7 +134,7 @@ fn buckets_may_be_on_any_thread() {
     });
 }
 
-/// One collective per bucket, two for PowerSGD, and none besides, but where a bucket is new.
+/// A bucket has one collective, or two under PowerSGD. There are others only if buckets are new.
 #[test]
 fn collectives_in_steady_state() {
     let top = Setting::TopK(TopK { keep: 5, values: Dtype::F32 });
@@ -157,7 +157,7 @@ fn collectives_in_steady_state() {
                 let mut noting = Noting(&mut worker, vec![]);
                 let mut values = gradients(noting.0.rank(), step, 1.0);
                 overlapped(&mut controller, &mut noting, &mut values).0.unwrap();
-                // Ranks compare their options at step 0, where buckets are new, and there is a decision at step 2.
+                // At step 0, buckets are new and ranks compare their options. At step 2, there is a decision.
                 if step == 0 {
                     let first = noting.1.iter().filter(|call| **call == "all-gather").count();
                     assert_eq!(first, 1 + 3, "{setting}: {:?}", noting.1);
@@ -175,8 +175,8 @@ fn collectives_in_steady_state() {
     }
 }
 
-/// Buckets that a gradient has spoilt become NaN, or zeros in a step that is skipped, on every rank; the others are exchanged,
-/// and what is remembered of the spoilt one stays.
+/// If a gradient is not finite, its bucket becomes NaN on every rank, or zeros if the step is skipped. The other buckets are
+/// exchanged. The residual of the broken bucket stays the same.
 #[test]
 fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
     for policy in [NonFinite::Skip, NonFinite::PassThrough, NonFinite::Error] {
@@ -200,7 +200,7 @@ fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
                 assert_eq!(results[..2], [Ok(()); 2]);
                 assert!(values[2].iter().all(|x| x.is_finite()));
                 assert!(residual(&controller, 0) == before[0]);
-                // A step that is skipped leaves no residual of any bucket changed.
+                // A skipped step changes no residual of any bucket.
                 assert_eq!(residual(&controller, 2) == before[1], policy == NonFinite::Skip);
                 if policy == NonFinite::Error {
                     let told = match rank {
@@ -222,7 +222,8 @@ fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
     }
 }
 
-/// What is left of a residual does not fit its format on one rank: its next bucket tells all, and the one after it is sound.
+/// On one rank, a new residual does not fit its format. The rank's next bucket reports the error to all ranks, and later
+/// buckets succeed.
 #[test]
 fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
     let results = threads::run(2, |mut worker| {
@@ -246,7 +247,7 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
     assert_eq!(results[1], [fine, fine, fine, told, fine]);
 }
 
-/// Against the memory of one worker: what is remembered of 16-bit layers is f32, and the means are 16-bit again.
+/// Compares with the memory of one worker. Residuals of 16-bit layers are f32, and their means have 16 bits.
 #[test]
 fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
     use lgreco_train::compress::Compressor;
@@ -275,7 +276,7 @@ fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
                 for (layer, (memory, gradient)) in memories.iter_mut().zip(gradients).enumerate() {
                     let gradient = Gradient::new(gradient, shape).unwrap();
                     if let Setting::PowerSgd(_) = setting {
-                        continue; // warm there, not here
+                        continue; // the controller has a warm start, a memory's step does not
                     }
                     let mut workspace = vec![0; memory.workspace_len(&setting, gradient.values().dtype())];
                     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
@@ -326,7 +327,8 @@ fn expected_f32(values: lgreco_train::gradient::Values<'_>) -> Vec<f32> {
     }
 }
 
-/// A rank whose trainer has failed says so in a bucket, known to all or new: no rank waits for it, and residuals stay.
+/// A rank whose trainer has failed reports that in a bucket, which may be new. No rank waits for it, and residuals stay the
+/// same.
 #[test]
 fn a_rank_without_gradients_tells_all() {
     const NONE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
@@ -377,7 +379,7 @@ fn a_rank_without_gradients_tells_all() {
     }
 }
 
-/// Gradients of another length on one rank are named on both, in the bucket that they are in.
+/// If a gradient has another length on one rank, its bucket fails on both ranks.
 #[test]
 fn a_gradient_of_another_length_is_told_to_all() {
     let results = threads::run(2, |mut worker| {
@@ -403,7 +405,7 @@ fn a_gradient_of_another_length_is_told_to_all() {
     assert_eq!(results[1], Err(Error::Peer { rank: 0, code: 100 }));
 }
 
-/// Ranks that exchange different layers together are told, and nobody waits.
+/// If ranks put different layers into a bucket, all get an error, and no rank waits.
 #[test]
 fn buckets_that_differ_are_told() {
     let results = threads::run(2, |mut worker| {
@@ -427,7 +429,7 @@ fn buckets_that_differ_are_told() {
     assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 2]);
 }
 
-/// A layer in no bucket keeps what is remembered of it.
+/// A layer in no bucket keeps its residual.
 #[test]
 fn layers_may_have_no_gradient_in_a_step() {
     on_all(2, |mut worker| {
@@ -478,14 +480,15 @@ fn calls_out_of_order_are_refused() {
     let lost = controller.open(&[2]).unwrap();
     drop(lost);
     assert_eq!(controller.finish_step().err(), Some(Error::InFlight { layer: 2 }));
-    // A saved state brings back what the lost bucket had.
+    // A loaded state restores the layers that the lost bucket had taken.
     let sound =
         Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     controller.load(&[&sound.save().unwrap()], &[]).unwrap();
     assert!(controller.save().is_ok());
 }
 
-/// One rank's gradient is not finite, another's gradient and residual overflow: the bucket is broken on all.
+/// One rank's gradient is not finite. On another rank, the sum of gradient and residual overflows. The bucket fails on all
+/// ranks.
 #[test]
 fn an_overflow_is_told_like_what_is_not_finite() {
     let results = threads::run(3, |mut worker| {
@@ -511,7 +514,7 @@ fn an_overflow_is_told_like_what_is_not_finite() {
     assert_eq!(results, [Ok(()); 3]);
 }
 
-/// A rate that falls on one rank alone is told to all before anybody switches.
+/// If the learning rate falls on only one rank, all ranks get an error before any rank switches.
 #[test]
 fn learning_rates_that_differ_are_told() {
     let results = threads::run(2, |mut worker| {
@@ -549,14 +552,14 @@ fn buckets_go_back_to_where_they_came_from() {
     refused(controller.close(stale));
     controller.close(bucket).unwrap();
 
-    // Once exchanged, not again in this step.
+    // A layer can be exchanged only once in a step.
     let mut values = gradients(0, 0, 1.0);
     let mut bucket = controller.open(&[0]).unwrap();
     bucket.exchange(&mut worker, &mut [ValuesMut::F32(&mut values[0])]).unwrap();
     controller.close(bucket).unwrap();
     refused(controller.open(&[0]).map(drop));
     controller.finish_step().unwrap();
-    // What the lost buckets had taken along is there again.
+    // Loading has restored the layers that the lost buckets had taken.
     assert_eq!(controller.load(&[&controller.save().unwrap()], &[]).map(|loaded| loaded.missing.len()), Ok(0));
     for _ in 0..4 {
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
@@ -564,7 +567,7 @@ fn buckets_go_back_to_where_they_came_from() {
     assert!(controller.decision().is_some());
 }
 
-/// A step whose gradients are not all in the window is left out of it: the decision waits for one whose are.
+/// If some gradients of a step are missing, the step is not part of the window. The decision waits for a complete step.
 #[test]
 fn nothing_is_decided_by_half_a_gradient() {
     on_all(2, |mut worker| {
@@ -583,8 +586,8 @@ fn nothing_is_decided_by_half_a_gradient() {
     });
 }
 
-/// A large uncompressed layer, which is summed in its place, beside one with a residual, in one bucket: the sum of the means and
-/// the mean residual is the sum of the mean gradients.
+/// A bucket has a large uncompressed layer, which is summed in its own memory, and a layer with a residual. Means and the mean
+/// residual add up to the mean gradients.
 #[test]
 fn large_dense_layers_and_residuals_share_a_bucket() {
     let elements = [300 * 256, 64 * 64];

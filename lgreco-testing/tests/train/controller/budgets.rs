@@ -1,4 +1,4 @@
-//! What plans keep within.
+//! Tests of the budgets of plans.
 
 use super::schedule::by_hand;
 use super::*;
@@ -7,7 +7,7 @@ use lgreco_train::plan::{self, Limit, Solver, Summary, baseline, budget::Budget 
 
 const SOLVER: Solver = Solver::Dp { levels: 10_000 };
 
-/// The decision at step 2 by the measuring rank's gradients at steps 0 and 1, and the settings.
+/// Returns the decision at step 2, from the measuring rank's gradients of steps 0 and 1, and the settings.
 fn decide(config: &Config) -> (Decision, Vec<Setting>) {
     on_all(2, |mut worker| {
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
@@ -38,7 +38,7 @@ fn a_size_is_kept_with_the_least_error_of_the_same_table() {
                 let config = Config { budget: Budget::Bits(bits), alpha: 7.0, ..config.clone() };
                 decide(&config)
             };
-            // Without a reference plan to compete with.
+            // This decision has no reference plan as an alternative, so its plan may be worse.
             let worse = |a: &Summary, b: &Summary| a.error >= b.error && a.limit() == b.limit();
             assert!(worse(&absolute.plan.unwrap(), &plan) && again.len() == 3);
         }
@@ -73,7 +73,7 @@ fn k_means_keeps_a_size_too() {
     assert_eq!((decision.plan, settings), (plan, expected));
 }
 
-/// Accordion's levels give the size where they would have given the error.
+/// With a budget of size, Accordion's levels define the size limit instead of the error budget.
 #[test]
 fn accordions_levels_are_the_size() {
     let accordion = Some(Accordion::new(8.0, 3.0));
@@ -85,7 +85,7 @@ fn accordions_levels_are_the_size() {
     assert_eq!(decision.plan.unwrap().limit(), Limit::Size(rank_8));
 }
 
-/// Seconds are no limit of bits: the defaults stay until times are known.
+/// A limit in seconds does not limit bits. The default settings stay until times are measured.
 #[test]
 fn before_anything_is_measured_seconds_decide_nothing() {
     let mut config = config(Method::Qsgd, LGRECO);
@@ -94,7 +94,7 @@ fn before_anything_is_measured_seconds_decide_nothing() {
         (config.objective, config.budget) = (Objective::MeasuredSeconds, Budget::Seconds(1.0));
         config.clock = Some(|| 0.0);
         let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
-        // Nobody brings seconds.
+        // The caller says that it records seconds itself, but records none.
         controller.external().meter_elsewhere(true).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         (*controller.decision().unwrap(), settings(&controller))

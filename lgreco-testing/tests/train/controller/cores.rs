@@ -1,4 +1,4 @@
-//! With the feature `rayon`: steps on one core and on several.
+//! With the feature `rayon`, compares steps on one core with steps on several.
 
 use super::*;
 use lgreco_train::compress::clt::CltK;
@@ -16,7 +16,8 @@ fn settings() -> Vec<Setting> {
     vec![qsgd(512), topk(2000), power, qsgd(96), loco, topk(150_000), Setting::Dense, Setting::CltK(CltK { keep: 99 })]
 }
 
-/// Means and saved states of two ranks after some steps on so many cores each, by f32 and bf16 layers of all settings.
+/// Trains two ranks on `cores` cores each, with f32 and bf16 layers under all settings. Returns their means and saved
+/// states.
 fn train(cores: usize, metrics_every: u64) -> Vec<(Vec<u32>, Vec<u8>)> {
     threads::run(2, |mut worker| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(cores).build().expect("threads");
@@ -63,7 +64,7 @@ fn any_number_of_cores_makes_the_same_means_and_residuals() {
     }
 }
 
-/// Thirty short layers, of which the controller decides; `spoil` may change the gradients of a step.
+/// Trains thirty short layers until the controller has decided. `spoil` may change the gradients of a step.
 fn decide(cores: usize, spoil: impl Fn(u32, &mut [Vec<f32>])) -> Result<(Vec<Vec<f32>>, Vec<u8>), Error> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(cores).build().expect("threads");
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -90,7 +91,7 @@ fn any_number_of_cores_decides_alike() {
     }
 }
 
-/// Of several layers that are not finite the first is told of, with residuals and without.
+/// If several layers are not finite, the error names the first one, with and without residuals.
 #[test]
 fn any_number_of_cores_names_the_first_layer_that_is_not_finite() {
     for bad in [0, 3] {

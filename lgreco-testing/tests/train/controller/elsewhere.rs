@@ -1,9 +1,9 @@
-//! A controller whose layers are exchanged elsewhere, beside one that exchanges them itself.
+//! Compares a controller whose layers are exchanged elsewhere with one that exchanges them itself.
 
 use super::*;
 use lgreco_train::gradient::Values;
 
-/// A step whose exchange is somebody else's.
+/// Takes a step whose layers are exchanged outside the controller.
 fn step_elsewhere(controller: &mut Controller, worker: &mut ThreadCollective) -> Report {
     let gradients = gradients(worker.rank(), controller.steps() as u32, 1.0);
     controller.begin_step(0.1).unwrap();
@@ -34,7 +34,7 @@ fn step_in_a_bucket(
     controller.finish_step().unwrap().outcome
 }
 
-/// The other rank's gradient was not finite in a window's last step, which this one hears of when that has ended.
+/// In the last step of a window, the other rank's gradient is not finite. This rank learns of it only after the step.
 #[test]
 fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
     for lead in [0, 1] {
@@ -64,7 +64,7 @@ fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
             }
             own.decision().map(|decision| decision.step)
         });
-        // Of the gradients of the step after.
+        // The decision waits for the gradients of the next step.
         assert_eq!(decided, Some(5 - lead));
     }
 }
@@ -133,7 +133,7 @@ fn what_does_not_fit_where_the_step_is_changes_nothing() {
     assert_eq!(controller.external().note_exchanged(&[1, 0]), Err(Error::InFlight { layer: 0 }));
     assert_eq!(controller.residuals().set(0, &[1.0; 384]), Err(Error::InFlight { layer: 0 }));
     controller.close(bucket).unwrap();
-    // Layer 1 is counted by now.
+    // Layer 1 has already been exchanged in this step.
     out_of_order(controller.external().note_exchanged(&[1]));
     out_of_order(controller.residuals().set(1, &[1.0; 24]));
     controller.residuals().set(2, &[1.0; 320]).unwrap();

@@ -1,9 +1,10 @@
-//! What fails on one rank fails on all, at the same step, and the next step works.
+//! A step that fails on one rank fails on all ranks, and the next step works.
 
 use super::*;
 use lgreco_train::feedback::Storage;
 
-/// What each rank gets from `broken` steps of three, and that a sound step follows.
+/// Takes a step of three ranks whose gradients `broken` has changed. Returns the results, and asserts that the next
+/// step succeeds.
 fn failing(config: &Config, broken: impl Fn(u32, &mut Vec<Vec<f32>>) + Sync) -> Vec<Result<Outcome, Error>> {
     threads::run(3, |mut worker| {
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
@@ -74,7 +75,7 @@ fn gradients_of_another_shape_or_type_are_refused() {
     assert_eq!(refused.to_string(), "layer 0: the gradient is f32, but the layer was declared as bf16");
 }
 
-/// An infeasible budget, on the measuring rank alone.
+/// Only the measuring rank finds that the budget is infeasible.
 #[test]
 fn a_planner_that_fails_is_an_error_on_every_rank() {
     for measuring in 0..3 {
@@ -97,7 +98,7 @@ fn a_planner_that_fails_is_an_error_on_every_rank() {
     }
 }
 
-/// A residual and a gradient that are finite apart and not together, on one rank.
+/// On one rank, residual and gradient are finite, but their sum is not.
 #[test]
 fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
     let results = threads::run(2, |mut worker| {
@@ -122,7 +123,8 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
     assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: overflow.code() }), Ok(())]);
 }
 
-/// A residual that does not fit its 16-bit format: found after the exchange, told by the next step.
+/// A residual does not fit its 16-bit format. The rank finds that after the exchange, and reports it in the next
+/// step.
 #[test]
 fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
     let results = threads::run(2, |mut worker| {
@@ -145,7 +147,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
     assert_eq!(results[1], [fine, fine, fine, (Err(Error::Peer { rank: 0, code: 5 }), true), fine]);
 }
 
-/// A mean that f16 cannot hold, on all ranks.
+/// The mean exceeds f16 on all ranks.
 #[test]
 fn a_mean_that_does_not_fit_its_layer_is_an_error() {
     use lgreco_train::gradient::{Element, F16};
@@ -243,7 +245,7 @@ fn senseless_configurations_are_refused() {
     assert_eq!(twice, Some(Error::Core(CoreError::DuplicateName { layer: 1, first: 0 })));
 }
 
-/// A network that fails in the middle.
+/// The network fails during a step.
 #[test]
 fn a_broken_network_is_an_error() {
     let none =

@@ -1,7 +1,7 @@
-//! Saved states in `tests/golden` are read as they were when they were saved. The `.txt` file beside each says what the
-//! controller that saved it had: steps, settings, and residuals as the hex digits of their bits.
+//! Loading a saved state from `tests/golden` restores exactly what the controller had when it was saved. The `.txt`
+//! file beside each state lists this: steps, settings, and residuals as the hex digits of their bits.
 //!
-//! With `LGRECO_BLESS=1` the test writes the states that are not there yet.
+//! With `LGRECO_BLESS=1`, the test writes missing states.
 
 use super::*;
 use lgreco_train::compress::qsgd::Qsgd;
@@ -13,7 +13,7 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/v0.1"
 const STATES: [(&str, Storage); 3] =
     [("state-f32", Storage::F32), ("state-bf16", Storage::Bf16), ("state-int8", Storage::Int8)];
 
-/// Rank 0 of two, with a residual in each layer and a factor in the last.
+/// The controller of rank 0 of two, with a residual in each layer and PowerSGD in the last one.
 fn controller(storage: Storage, worker: &ThreadCollective) -> Controller {
     let settings = vec![
         Setting::TopK(TopK { keep: 20, values: Dtype::F32 }),

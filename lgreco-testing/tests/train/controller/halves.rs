@@ -8,7 +8,7 @@ fn halved(policy: Policy) -> Config {
     config
 }
 
-/// Sizes and counted bytes are those of bf16, and what rounding takes from factors stays in residuals.
+/// Sizes and byte counts are right for bf16. The rounding errors of the factors stay in the residuals.
 #[test]
 fn factors_and_uncompressed_layers_take_half_the_bytes() {
     let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
@@ -29,7 +29,7 @@ fn factors_and_uncompressed_layers_take_half_the_bytes() {
                 let (exact, mean) = (exact_mean(2, step, layer), &means[layer]);
                 for i in 0..left.len() {
                     let lost = exact[i] + owed[i] / 2.0 - mean[i] - left[i] / 2.0;
-                    // Only where sums are rounded.
+                    // Only the rounding of sums loses something.
                     assert!(lost.abs() < 0.02, "step {step}, layer {layer}, element {i}: {lost} is lost");
                 }
             }

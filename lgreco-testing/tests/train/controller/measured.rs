@@ -1,4 +1,4 @@
-//! Plans by measured seconds: whole runs on a simulated clock, link and processor.
+//! Tests of plans by measured seconds, in whole runs with a simulated clock, link and processor.
 
 use super::*;
 use lgreco_train::exchange::Request;
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 std::thread_local! {
-    /// This rank's time, and what it computes from when the clock is read next.
+    /// `NOW` is this rank's time. After the next reading of the clock, it advances by `NEXT`, the seconds of computing.
     static NOW: Cell<f64> = const { Cell::new(0.0) };
     static NEXT: Cell<f64> = const { Cell::new(0.0) };
 }
@@ -43,21 +43,22 @@ struct World {
     /// Bytes per second of each rank's link at a step.
     rate: Arc<dyn Fn(u32, u64) -> f64 + Send + Sync>,
     latency: f64,
-    /// Nanoseconds per element: uncompressed, QSGD, TopK, PowerSGD.
+    /// Nanoseconds per element for uncompressed layers, QSGD, TopK and PowerSGD.
     processor: [f64; 4],
-    /// How many times longer each rank's processor takes.
+    /// The factor by which each rank's processor is slower.
     slowness: [f64; 2],
-    /// Seconds of the backward pass between two buckets, during which others travel.
+    /// Seconds of the backward pass between two buckets. Earlier buckets are exchanged during that time.
     backward: f64,
-    /// Relative, of every collective.
+    /// Relative noise of the time of every collective.
     noise: f64,
-    /// Bytes of each collective that a shaper lets pass at once.
+    /// Bytes of each collective that a traffic shaper lets pass without delay.
     burst: f64,
-    /// Seconds by which a collective is late, at most.
+    /// Largest random delay of a collective, in seconds.
     jitter: f64,
-    /// How much of a collective's seconds the first rank waits: its bytes may come before those that it sends have gone.
+    /// Fraction of a collective's time that the first rank waits. It may receive its bytes before all of its own bytes
+    /// are sent.
     first: f64,
-    /// Whether the controller is told its seconds.
+    /// Whether the test records the seconds, instead of the controller.
     elsewhere: bool,
     config: Config,
 }
@@ -66,7 +67,7 @@ const LAYERS: usize = 4;
 const SIDE: usize = 128;
 
 impl World {
-    /// Links of so many bytes per second, a decision every five steps from the third on.
+    /// Links of `rate` bytes per second. There is a decision at step 3 and every five steps after it.
     fn new(method: Method, rate: impl Fn(u32, u64) -> f64 + Send + Sync + 'static) -> World {
         let mut config = config(method, LGRECO);
         config.schedule = Schedule { warmup: 3, period: 5, window: 2, lead: 0 };
@@ -103,7 +104,8 @@ impl World {
         1e-9 * self.processor[kind] * (SIDE * SIDE) as f64 * self.slowness[rank as usize]
     }
 
-    /// Seconds of each step's exchange, the number of compressed layers in it, and the last decision.
+    /// Takes `steps` steps. Returns the seconds of exchange and the number of compressed layers of each step, and the
+    /// last decision.
     fn run(&self, steps: u64) -> (Vec<(f64, usize)>, Option<Decision>) {
         let mut all = threads::run(2, |mut worker| {
             NOW.set(0.0);
@@ -123,10 +125,10 @@ impl World {
         controller.with_backend(std::boxed::Box::new(Trying(self.clone())))
     }
 
-    /// A step of one bucket per layer, whose collectives travel one after the other beside the backward pass.
+    /// Takes a step with one bucket per layer. Collectives run one after the other, during the backward pass.
     fn step(&self, controller: &mut Controller, worker: &mut ThreadCollective) -> (f64, usize) {
         let step = controller.steps();
-        // Whoever plans on other threads asks at every step, and may drop what he gets.
+        // A trainer that plans on other threads asks for a task at every step, and may drop the task.
         (0..2).for_each(|_| drop(controller.planning().take_task()));
         controller.begin_step(0.1).unwrap();
         while let Some(request) = controller.control().unwrap() {
@@ -171,7 +173,7 @@ impl World {
         let seconds = report.seconds.unwrap().exchange;
         if self.elsewhere {
             controller.external().record_exchange(0.0, seconds, 0.0).unwrap();
-            controller.external().record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
+            controller.external().record_exchange(0.0, 1e6, 1e6).unwrap(); // no step is left to report
         }
         if let Some(least) = probed {
             controller.external().record_probe(least).unwrap();
@@ -184,7 +186,7 @@ impl World {
         (seconds, compressed)
     }
 
-    /// Starts the bucket's next collective; when it will be done.
+    /// Starts the bucket's next collective, and returns the time at which it ends.
     fn send(
         &self,
         bucket: &mut Bucket,
@@ -201,7 +203,7 @@ impl World {
         Some(*free)
     }
 
-    /// When a collective that all ranks have started is done: the slowest link counts.
+    /// The time at which a collective ends that all ranks have started. The slowest link determines it.
     fn arrival(&self, worker: &mut ThreadCollective, step: u64, now: f64, free: f64, bytes: f64) -> f64 {
         let random =
             |i: u64| f64::from(Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(i)) / 2f64.powi(32);
@@ -216,7 +218,7 @@ impl World {
     }
 }
 
-/// Trials that take some time.
+/// A backend whose trials take simulated time.
 struct Trying(World);
 
 impl Backend for Trying {
@@ -234,7 +236,7 @@ impl Backend for Trying {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, CoreError> {
-        // Real steps cost more: residuals, say.
+        // Real steps take 1.3 times as long as trials, because of residuals, for instance.
         NOW.set(NOW.get() + self.0.computing(0, setting) / 1.3);
         Portable.encode(setting, gradient, stream, workspace, payload)
     }
@@ -243,7 +245,7 @@ impl Backend for Trying {
     }
 }
 
-/// The search's default for the layers.
+/// The search's default setting for the layers.
 fn default_of(world: &World) -> Setting {
     world.config.search.uniform(&[SIDE, SIDE], Dtype::F32).unwrap()
 }
@@ -252,7 +254,8 @@ fn last(log: &[(f64, usize)]) -> (f64, usize) {
     log[log.len() - 1]
 }
 
-/// Expects the last of so many steps to be within a tenth of the best of fixed schemes, which see the same links.
+/// Expects the last of `steps` steps to take at most 1.1 times as long as the better of two fixed settings on the same
+/// links.
 fn expect_the_best(world: &World, steps: u64) -> (f64, usize) {
     let (log, decision) = world.run(steps);
     let of = |setting| last(&world.fixed(setting).run(steps).0).0;
@@ -263,10 +266,11 @@ fn expect_the_best(world: &World, steps: u64) -> (f64, usize) {
     (found, compressed)
 }
 
-/// Steps until two decisions have been taken from this step on, and one under the second.
+/// Number of steps from the start until one step after the second decision.
 const TWO_DECISIONS: u64 = 3 + 5 + 1;
 
-/// Unlimited, near where compression stops paying, 1 Gbit/s and 100 Mbit/s.
+/// Rates in bytes per second: unlimited, two near the point at which compression stops saving time, 1 Gbit/s and 100
+/// Mbit/s.
 const RATES: [f64; 5] = [1e13, 1e9, 5e8, 1.25e8, 1.25e7];
 
 fn at_every_rate(method: Method) {
@@ -284,7 +288,7 @@ fn at_every_rate(method: Method) {
     }
 }
 
-/// Sizes are picoseconds, and a limit of size may be so many seconds.
+/// Sizes are picoseconds, so a size limit can be given in seconds.
 #[test]
 fn a_limit_of_size_is_seconds() {
     let world = |budget| {
@@ -332,7 +336,8 @@ fn whoever_measures_the_same_is_decided() {
         [(Method::Qsgd, 1e13, false), (Method::TopK, 1.25e7, true), (Method::Hybrid, 1.25e7, true)]
     {
         let mut world = World::new(method, move |_, _| rate);
-        // In the first step ranks find out which layers are together, and the last two are of a window.
+        // In the first step of the warm-up, ranks learn which layers share a bucket. The last two steps belong to a
+        // window.
         (world.elsewhere, world.config.schedule.warmup) = (true, 8);
         let (_, compressed) = expect_the_best(&world, 8 + 5 + 1);
         assert!(if compresses { compressed >= LAYERS - 1 } else { compressed == 0 }, "{method:?}: {compressed}");
@@ -390,7 +395,7 @@ fn several_methods_are_within_a_tenth_of_the_best_at_every_rate() {
 #[test]
 fn one_wrong_probe_is_not_believed_for_ever() {
     for wrong in [1e11, 1e5] {
-        // That of the first decision, taken before step 3, or of a later one.
+        // The wrong probe is that of the first decision, before step 3, or that of a later one.
         for at in [2, 12] {
             let world = World::new(Method::Qsgd, move |_, step| if step == at { wrong } else { 1.25e8 });
             expect_the_best(&world, at + 3 * 5 + 2);
@@ -422,7 +427,7 @@ fn a_rate_that_changes_is_followed_after_two_decisions() {
     for (before, after) in changes.into_iter().take(if is_full() { 5 } else { 2 }) {
         for method in [Method::Qsgd, Method::TopK] {
             for backward in [0.0, 1e-3] {
-                // In the middle of a period.
+                // The rate changes in the middle of a period.
                 let rate = move |_, step| if step < 26 { before } else { after };
                 let world = World { backward, ..World::new(method, rate) };
                 let steps = 28 + 5 + 1;
@@ -442,7 +447,7 @@ fn one_slow_peer_decides_for_all() {
     for slow in [0, 1] {
         let link = World::new(Method::Qsgd, move |rank, _| if rank == slow { 1.25e7 } else { 1e13 });
         assert_eq!(expect_the_best(&link, TWO_DECISIONS).1, LAYERS);
-        // A processor that takes eight times as long makes compression slower than a link on which it paid.
+        // On a processor that takes eight times as long, compression takes more time than it saves on this link.
         let mut processor = World::new(Method::Qsgd, |_, _| 2.5e8);
         assert_eq!(expect_the_best(&processor, TWO_DECISIONS).1, LAYERS);
         processor.slowness[slow as usize] = 8.0;
@@ -452,7 +457,7 @@ fn one_slow_peer_decides_for_all() {
 
 #[test]
 fn what_the_backward_pass_hides_costs_nothing() {
-    // Sending takes a third of the pass, compressing a fifth of it.
+    // Sending takes a third of the backward pass, and compressing a fifth of it.
     let world = World { backward: 1e-3, ..World::new(Method::Qsgd, |_, _| 2e8) };
     let (_, compressed) = expect_the_best(&world, 3 + 10 * 5 + 1);
     assert_eq!(compressed, 0);
@@ -474,7 +479,7 @@ fn near_where_it_stops_paying_settings_stay() {
 #[test]
 fn shapers_and_late_collectives_do_not_deceive() {
     for (rate, compressed) in [(1.25e8, LAYERS), (1e13, 0)] {
-        // A layer has 64 KiB, all of them take 2 ms at 1 Gbit/s.
+        // A layer has 64 KiB. All layers together take 2 ms at 1 Gbit/s.
         let world = World { burst: 1.6e4, jitter: 1e-4, ..World::new(Method::Qsgd, move |_, _| rate) };
         let (log, decision) = world.run(3 + 20 * 5);
         let settled = &log[TWO_DECISIONS as usize..];
@@ -507,7 +512,8 @@ fn what_was_learnt_is_saved() {
         continued.load(&[&saved], &[&saved]).unwrap();
         assert!(continued.save().unwrap() == saved);
         assert_eq!(continued.decision(), controller.decision());
-        // A controller that minimises bits loads it too, and one that measures loads what knows nothing of seconds.
+        // A controller that minimises bits can also load this state. A controller that measures can load a state without
+        // measured seconds.
         let mut bits = world.clone();
         bits.config.objective = Objective::Bits;
         let mut other = bits.controller(&worker);
@@ -515,7 +521,7 @@ fn what_was_learnt_is_saved() {
         let unmeasured = other.save().unwrap();
         assert!(unmeasured.len() < saved.len());
         continued.load(&[&unmeasured], &[&unmeasured]).unwrap();
-        // It knows the link at once, and follows a change from there.
+        // The continued controller adapts to the change of the link.
         for _ in 0..TWO_DECISIONS {
             world.step(&mut continued, &mut worker);
         }

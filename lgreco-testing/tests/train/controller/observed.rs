@@ -1,4 +1,4 @@
-//! Gradients that are observed elsewhere: planned as those of the host are.
+//! Gradients that are observed elsewhere must lead to the same plans as the host's gradients.
 
 use super::*;
 use lgreco_train::compress::qsgd::Qsgd;
@@ -7,11 +7,11 @@ use lgreco_train::gradient::{Bf16, Element, Values, with_elements};
 use lgreco_train::plan::Solver;
 use lgreco_train::search::OfferedRow;
 
-/// What a device has: the means of the window, in f32, by layer, measured as the host does.
+/// A device. It keeps the means of the window in f32, by layer, and measures them like the host.
 struct Device {
     tensors: Vec<Tensor>,
     means: Vec<Vec<f32>>,
-    /// What it answers instead.
+    /// The error that it returns instead of measuring.
     failing: Option<CoreError>,
     rows: usize,
 }
@@ -102,7 +102,7 @@ fn controller(config: &Config) -> (Controller, ThreadCollective) {
     (Controller::new(config.clone(), tensors(), worker.rank(), worker.world_size()).unwrap(), worker)
 }
 
-/// Begins a step, up to where gradients are observed.
+/// Begins a step, up to the point at which gradients are observed.
 fn begin(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) {
     controller.begin_step(rate).unwrap();
     while let Some(request) = controller.control().unwrap() {
@@ -115,7 +115,8 @@ fn finish(controller: &mut Controller) {
     controller.finish_step().unwrap();
 }
 
-/// What was decided at each step, with these layers elsewhere; the rows that the device has measured.
+/// Takes twelve steps, with the layers `elsewhere` on the device. Returns the decisions, and the number of rows that
+/// the device has measured.
 fn decisions(config: &Config, elsewhere: &[usize]) -> (Vec<(u64, std::string::String, Vec<Setting>)>, usize) {
     let (tensors, (mut controller, mut worker)) = (tensors(), controller(config));
     let (mut device, mut decided) = (Device::new(&tensors), vec![]);
@@ -191,7 +192,7 @@ fn plans_are_those_of_the_host() {
             config.schedule.lead = lead;
             let (expected, none) = decisions(&config, &[]);
             assert!(!expected.is_empty() && none == 0, "{name}");
-            // All of it, and some.
+            // All layers are on the device, or only some.
             for elsewhere in [&[0, 1, 2, 3, 4][..], &[2, 0]] {
                 let (found, rows) = decisions(&config, elsewhere);
                 assert_eq!(found, expected, "{name}, lead {lead}, {elsewhere:?}");
@@ -226,7 +227,7 @@ fn nothing_is_decided_of_what_nobody_has_measured() {
     begin(&mut controller, &mut worker, 0.1);
     assert!(controller.decision().is_none(), "it is asked for again");
     finish(&mut controller);
-    // It is said, and not planned by zeros.
+    // The missing gradients are an error. They do not count as zeros.
     let result = controller.planning().take_task().unwrap().run(&mut Portable);
     assert!(matches!(result.decision(), Err(Error::StepOrder { .. })));
     drop(result);
@@ -259,7 +260,8 @@ fn means_that_are_brought_are_planned_by_here() {
     assert!(controller.external().note_observed(0).is_err(), "no step is under way");
 }
 
-/// Saved states have what was brought, while a task is out, too; the task goes on.
+/// Saved states contain the observed gradients that the device has handed over, also while a task is running. The
+/// task continues.
 #[test]
 fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
     let (mut config, tensors) = (configs().swap_remove(0).1, tensors());
@@ -299,7 +301,7 @@ fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
     (0..tensors.len()).for_each(|layer| controller.external().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap(), "while a task is out");
     assert!(controller.planning().hand_in(task.run_with(&mut device, &mut Portable)));
-    // Once it is back they are here.
+    // After the task has returned, the device hands the gradients over again.
     (0..tensors.len()).for_each(|layer| controller.external().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap());
     let saved = controller.save().unwrap();

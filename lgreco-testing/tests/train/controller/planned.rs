@@ -6,7 +6,8 @@ use lgreco_train::gradient::Values;
 use lgreco_train::plan::{Plan, Solver, budget::Budget, solve};
 use lgreco_train::search::{Layer, Measured};
 
-/// The plan for the model's gradients at the first step, its layers last first, and what was measured.
+/// Plans for the model's gradients of the first step, with the last layer first. Returns the measurement, the plan
+/// and the plan file.
 fn planned(method: Method) -> (Measured, Plan, PlanFile) {
     let (model, gradients) = (model(), gradients(0, 0, 1.0));
     let layers = model
@@ -21,7 +22,7 @@ fn planned(method: Method) -> (Measured, Plan, PlanFile) {
     (measured, plan, PlanFile::parse(json.as_bytes()).unwrap())
 }
 
-/// What a worker sends per step is what the solver has counted, and the layers have the settings that were measured.
+/// In each step, a worker sends as many bytes as the solver has counted. The layers have the measured settings.
 #[test]
 fn a_plan_file_is_trained_with() {
     for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {

@@ -1,4 +1,4 @@
-//! Decisions apart from the steps that are taken meanwhile.
+//! Tests of decisions that are planned while steps continue.
 
 use super::schedule::l_greco;
 use super::*;
@@ -6,7 +6,8 @@ use lgreco_train::compress::Setting;
 use lgreco_train::gradient::{Bf16, Element, Values};
 use std::sync::mpsc::{Receiver, channel};
 
-/// Decisions at 4, 9 and 14 on two gradients, of which the last is two steps before.
+/// A configuration with decisions at steps 4, 9 and 14. Each uses two gradients, but not those of the last two steps
+/// before it.
 fn config_with_lead(method: Method, policy: Policy) -> Config {
     let mut config = config(method, policy);
     config.schedule = Schedule { warmup: 4, period: 5, window: 2, lead: 2 };
@@ -17,7 +18,7 @@ fn new(config: &Config, worker: &ThreadCollective) -> Controller {
     Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap()
 }
 
-/// Runs on a thread of its own, to its end.
+/// Runs a task on another thread, and waits for its result.
 fn run(task: PlanTask) -> PlanResult {
     std::thread::spawn(move || task.run(&mut Portable)).join().unwrap()
 }
@@ -26,7 +27,7 @@ fn step(controller: &mut Controller, worker: &mut ThreadCollective) -> (Report, 
     take_step(controller, worker, 1.0, 1.0).unwrap()
 }
 
-/// The last two gradients before a decision are not in it, whoever makes it.
+/// A decision does not use the last two gradients before it, wherever its task is run.
 #[test]
 fn decisions_see_the_gradients_before_their_lead() {
     for (method, elsewhere) in [(Method::TopK, false), (Method::TopK, true), (Method::Hybrid, true)] {
@@ -55,7 +56,7 @@ fn decisions_see_the_gradients_before_their_lead() {
     }
 }
 
-/// A decision that is asked for looks at the next gradients, and the schedule goes on.
+/// A requested decision uses the next gradients. The schedule stays the same.
 #[test]
 fn replanning_looks_at_the_next_gradients() {
     for lead in [0, 2] {
@@ -111,7 +112,7 @@ fn all_ranks_ask_for_a_decision_or_none() {
     });
 }
 
-/// Tasks that are run elsewhere, dropped, or never taken: the same bits, of saved states too.
+/// Tasks may be run elsewhere, dropped or never taken. Results and saved states have the same bits.
 #[test]
 fn who_runs_a_task_changes_nothing() {
     let accordion = Accordion::new(6.0, 2.0);
@@ -144,7 +145,7 @@ fn who_runs_a_task_changes_nothing() {
     }
 }
 
-/// Measures when it is told to.
+/// A backend that waits for a message from `gate` before it measures.
 fn gated(gate: Receiver<()>) -> impl Backend {
     Measuring(move |jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]| {
         gate.recv().unwrap();
@@ -152,7 +153,8 @@ fn gated(gate: Receiver<()>) -> impl Backend {
     })
 }
 
-/// The task waits until steps 4 and 5 are over: neither waits for it. The next decision is as the schedule says.
+/// The task is blocked until steps 4 and 5 are over. These steps do not wait for it. The next decision is on
+/// schedule.
 #[test]
 fn nobody_waits_for_a_late_plan() {
     on_all(2, |mut worker| {
@@ -166,7 +168,8 @@ fn nobody_waits_for_a_late_plan() {
             let expected = match at {
                 0..6 => vec![Setting::Dense; 3],
                 6..9 => l_greco(Method::TopK, 0, &[0, 1]).1,
-                // Of the two before the lead, one was under the decision before.
+                // The window has steps 5 and 6. Step 5 does not count, because its settings were those before the
+                // late decision.
                 _ => l_greco(Method::TopK, 0, &[6]).1,
             };
             assert_eq!(settings(&controller), expected, "step {at}");
@@ -185,7 +188,7 @@ fn nobody_waits_for_a_late_plan() {
     });
 }
 
-/// What is handed in after the measuring rank has said "not yet" is for the next step.
+/// If a result is handed in after the measuring rank has answered "not yet", the next step uses it.
 #[test]
 fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
     on_all(2, |mut worker| {
@@ -208,7 +211,8 @@ fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
     });
 }
 
-/// An infeasible budget: told to all at the step of the decision; training goes on while the task is tried again.
+/// If the budget is infeasible, all ranks get an error at the step of the decision. Training continues while the task
+/// is tried again.
 #[test]
 fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
     let results = threads::run(3, |mut worker| {
@@ -236,7 +240,8 @@ fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
     assert_eq!(results[1..], [Error::Peer { rank: 0, code: 26 }; 2]);
 }
 
-/// Saved while a task is out: whoever loads it decides by the same gradients, and nobody waits for the old task.
+/// A state is saved while a task is running. A controller that loads it decides from the same gradients, and does not
+/// wait for the old task.
 #[test]
 fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
     on_all(2, |mut worker| {
@@ -247,7 +252,8 @@ fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
         for stop in 0..11 {
             let mut controller = new(&config, &worker);
             let mut tasks = vec![];
-            // At 4 and at 9 a task that is still out is waited for in vain.
+            // Steps 4 and 9 would wait for a task that has not been handed in. So the first task is run if the stop
+            // is after step 4.
             if stop > 9 {
                 continue;
             }
@@ -278,7 +284,7 @@ fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
     });
 }
 
-/// What was planned before the fall does not undo what Accordion does about it.
+/// A fall of the learning rate takes precedence over a decision that was planned before it.
 #[test]
 fn a_fall_of_the_learning_rate_takes_the_place_of_a_decision() {
     on_all(2, |mut worker| {

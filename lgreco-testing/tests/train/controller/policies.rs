@@ -1,4 +1,4 @@
-//! Who decides what.
+//! Tests of the decisions of each policy.
 
 use super::*;
 use lgreco_train::compress::Compressor;
@@ -9,8 +9,8 @@ use lgreco_train::feedback::Memory;
 use lgreco_train::gradient::Gradient;
 use lgreco_train::plan::Limit;
 
-/// Layers of 384 and of 320 elements under a bound of 384, and a bias that is too small to be compressed; decisions at steps
-/// 2, 5, 8 and 11, of which the last two are in the last of three phases of four steps.
+/// The layers have 384 and 320 elements, and the bias is too small to be compressed. LEGACY's size limit is 384. There are
+/// three phases of four steps. The decisions at step 8 and later are in the last phase.
 #[test]
 fn legacy_goes_by_size_and_phase() {
     let levels = vec![vec![0.5, 0.25], vec![0.25, 0.125], vec![0.125, 0.0625]];
@@ -39,8 +39,8 @@ fn legacy_goes_by_size_and_phase() {
     assert_eq!(seen[2..], [8, 11, 14].map(|step| steps(step, 24, 40)));
 }
 
-/// Densities of a half, a quarter and an eighth, the search's own, at steps 2, 5 and 8. Under uniform settings nothing is decided
-/// after that; L-GreCo's budget is that of the default, and it is never sent more than this.
+/// The densities are a half, a quarter and an eighth, the search's default, at steps 2, 5 and 8. Under uniform settings there
+/// are no later decisions. L-GreCo's budget is the error of the current density, and its plans are never larger.
 #[test]
 fn a_ramp_up_ends_at_the_default() {
     for policy in [Policy::Uniform, LGRECO] {
@@ -124,7 +124,7 @@ fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
     }
 }
 
-/// L-GreCo within the budget of Accordion's levels: never larger than these, and the budget is theirs.
+/// L-GreCo's budget is the error of Accordion's levels. Its plans are never larger than these levels.
 #[test]
 fn accordions_levels_are_the_budget() {
     let sizes = on_all(2, |mut worker| {
@@ -143,7 +143,7 @@ fn accordions_levels_are_the_budget() {
         }
         seen
     });
-    // All layers at rank 8, then all at rank 3.
+    // These are the sizes of all layers at rank 8, and then at rank 3.
     let size = |rank: u64| 8 * (2 * 16 + 4 * rank * (16 + 24) + 4 * rank * (20 + 16));
     assert_eq!(sizes, [size(8), size(8), size(8), size(3)]);
 }
@@ -163,7 +163,7 @@ fn by_default_biased_compressors_remember_and_qsgd_does_not() {
     }
 }
 
-/// One outlier per bucket: two bits of QSGD lose more than they are given.
+/// With one outlier per bucket, the error of 2-bit QSGD is larger than its input.
 #[test]
 fn feedback_is_refused_where_it_would_amplify() {
     let spiky = |step: u32| {
@@ -188,7 +188,7 @@ fn feedback_is_refused_where_it_would_amplify() {
     assert_eq!(run(Feedback::default()), (None, vec![two_bits, Setting::Dense, two_bits], 0));
 }
 
-/// A fall of the learning rate comes without gradients to measure.
+/// After a fall of the learning rate, there are no gradients to measure.
 #[test]
 fn feedback_is_refused_after_a_fall_of_the_learning_rate_too() {
     let settings = |feedback| {
@@ -205,7 +205,7 @@ fn feedback_is_refused_after_a_fall_of_the_learning_rate_too() {
     };
     let three_bits = Setting::Qsgd(Qsgd { bits: 3, ..Qsgd::default() });
     assert_eq!(settings(Feedback::default()), (vec![three_bits, Setting::Dense, three_bits], 0));
-    // The second matrix has 320 elements, too few for a tail that outweighs 3 bits.
+    // The matrices have at most 384 elements, so 3 bits are still a contraction.
     assert_eq!(settings(Feedback::always(Residual::CLASSIC)).1, 0);
     let mut worker = ThreadCollective::group(1).remove(0);
     let mut config = config(Method::Qsgd, Policy::Accordion(Accordion::new(2.0, 1.0)));
@@ -232,7 +232,7 @@ fn buckets_change_the_number_of_exchanges_and_nothing_else() {
     assert!([1632, 0].map(run).iter().all(|other| *other == means));
 }
 
-/// One element: 8 bits and a scale are more than it is.
+/// The layer has one element. A code of 8 bits and a scale take more bytes than the element.
 #[test]
 fn layers_on_which_nothing_saves_are_told_apart() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -308,7 +308,7 @@ fn metrics_count_bytes_and_measure_errors() {
     }
     let metrics = controller.metrics(0);
     assert_eq!((metrics.steps, metrics.bytes_in, metrics.bytes_out), (4, 64, 32 + 2 * payload));
-    // Step 2 sends 4 and 12; step 3 has 6, 0, 4, 12 and sends 6 and 12.
+    // Step 2 sends the values 4 and 12. Step 3 has the values 6, 0, 4 and 12, and sends 6 and 12.
     assert_eq!((metrics.relative_error, metrics.residual_norm), (Some(16.0 / 196.0), Some(4.0)));
 }
 
@@ -324,7 +324,7 @@ fn layers_of_a_bucket_share_its_seconds() {
     assert_eq!(controller.metrics(0).bucket_seconds, None);
     for step in 0..5 {
         controller.step(&mut worker, &mut views(&mut gradients(0, step, 1.0)), 1.0).unwrap();
-        // Two looks at the clock around every bucket.
+        // The clock is read before and after every bucket.
         let seconds = [0, 1, 2].map(|layer| controller.metrics(layer).bucket_seconds);
         assert_eq!(seconds, [Some(f64::from(step + 1)); 3]);
     }
@@ -374,7 +374,7 @@ fn residuals_that_make_no_sense_are_refused_at_once() {
     }
 }
 
-/// Each kind of compressor has the residual it was given, from the switch on.
+/// Each kind of compressor has its configured residual, from the switch on.
 #[test]
 fn every_compressor_has_its_own_residual() {
     let loco = Residual { gain: 0.25, ..Residual::LOCO };

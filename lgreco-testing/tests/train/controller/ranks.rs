@@ -1,4 +1,4 @@
-//! Ranks that differ, or of which one does something wrong alone: all of them fail at the same step, and know why.
+//! If ranks differ, or one rank makes a mistake, all ranks fail at the same step, and the error names the reason.
 
 use super::*;
 use OptionValue::{Name, None as Nothing, Real, Whole};
@@ -7,7 +7,7 @@ use lgreco_train::feedback::Storage;
 use lgreco_train::plan::{Solver, exact::Limits};
 use lgreco_train::search::{Metric, Range};
 
-/// What each of three ranks gets at its first step, blocking or in buckets, where `change` has changed the last one's options.
+/// The results of three ranks at their first step, blocking or in buckets. `change` changes the last rank's options.
 fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync) -> Vec<Result<(), Error>> {
     threads::run(3, |mut worker| {
         let mut config = base.clone();
@@ -22,7 +22,7 @@ fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync
     })
 }
 
-/// Also those that only the measuring rank acts upon.
+/// The first step also names differing options that only the measuring rank uses.
 #[test]
 fn the_first_step_names_every_option_that_differs() {
     type Change = fn(&mut Config);
@@ -147,7 +147,7 @@ fn the_first_step_names_layers_that_differ() {
     }
 }
 
-/// Whatever the policies are, the first collective is the same, so nobody waits for another one.
+/// The first collective is the same under all policies, so no rank waits for another collective.
 #[test]
 fn policies_that_differ_are_told_before_the_first_bucket() {
     let topk = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
@@ -175,7 +175,7 @@ fn policies_that_differ_are_told_before_the_first_bucket() {
     }
 }
 
-/// One bucket of all layers, by blocking collectives.
+/// Takes a step with one bucket of all layers, by blocking collectives.
 fn bucket_step(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) -> Result<Report, Error> {
     agree(controller, worker, rate)?;
     let mut bucket = controller.open(&[0, 1, 2])?;
@@ -186,7 +186,7 @@ fn bucket_step(controller: &mut Controller, worker: &mut ThreadCollective, rate:
     exchanged.map(|()| report)
 }
 
-/// At the first step ranks talk before the buckets; at others the first bucket tells it.
+/// At the first step, control requests before the buckets report the error. At later steps, the first bucket reports it.
 #[test]
 fn a_learning_rate_that_is_not_finite_is_told_to_all() {
     for broken in 0..5 {
@@ -217,7 +217,7 @@ fn fixed(worker: &ThreadCollective) -> Controller {
         .unwrap()
 }
 
-/// The bucket finds it, and the ranks' next conversation names it.
+/// The bucket detects the difference. The ranks' next agreement names it.
 #[test]
 fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
     let results = threads::run(2, |mut worker| {
@@ -228,7 +228,7 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
         }
         let failed = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
         let named = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
-        // Given the same, they go on, and switch.
+        // With the same settings, the ranks continue, and switch.
         controller.planning().set_settings(vec![top(4); 3]).unwrap();
         (0..2).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.1).is_ok()));
         assert_eq!(settings(&controller), [top(4); 3]);
@@ -243,7 +243,7 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
     }
 }
 
-/// The buckets of the step before tell all ranks that all have been given them.
+/// The buckets of the previous step show all ranks that every rank has been given the settings.
 #[test]
 fn given_settings_come_a_step_later_in_buckets() {
     on_all(2, |mut worker| {
@@ -284,8 +284,8 @@ fn a_decision_that_one_rank_alone_asks_for_is_an_error_on_all() {
     }
 }
 
-/// A rank whose controller is another one's, is in the middle of a step or has failed before it tells all, and the next step
-/// works.
+/// One rank's controller has another number of ranks, is in the middle of a step, or gets a failure of the trainer. All ranks
+/// get an error, and the next step works.
 #[test]
 fn a_rank_that_cannot_take_the_step_tells_all() {
     const FAILURE: Error = Error::Trainer { code: 200 };
@@ -324,7 +324,7 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
     assert_eq!(told, "rank 1 failed with error code 200: a pointer that is NULL");
 }
 
-/// A loaded state is compared before the first bucket after it, in which ranks do not know yet what fits together.
+/// After states are loaded, ranks compare them before the first bucket.
 #[test]
 fn states_that_differ_are_named() {
     let results = threads::run(2, |mut worker| {
@@ -342,7 +342,7 @@ fn states_that_differ_are_named() {
     assert_eq!(results, [Err(differ(1, "step", Whole(3), Whole(1))); 2]);
 }
 
-/// A trainer that looks at nothing but [`Outcome::Skipped`] never applies NaN, and nothing that is not applied is lost.
+/// A trainer that only checks for [`Outcome::Skipped`] never applies NaN. Gradients that are not applied are not lost.
 #[test]
 fn a_skipped_step_is_the_same_in_buckets() {
     on_all(2, |mut worker| {

@@ -1,4 +1,4 @@
-//! Stopping and continuing.
+//! Tests of stopping and continuing.
 
 use super::*;
 use lgreco_testing::reseal;
@@ -8,7 +8,7 @@ fn steps(controller: &mut Controller, worker: &mut ThreadCollective, count: usiz
     (0..count).map(|_| take_step(controller, worker, 1.0, 1.0).unwrap()).collect()
 }
 
-/// Stopped at every step of a run with several decisions: the same bits as without stopping.
+/// A run with several decisions has the same bits, whether and wherever it is stopped and continued.
 #[test]
 fn a_run_that_was_stopped_continues_bit_for_bit() {
     for (method, policy) in [
@@ -41,7 +41,7 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
     }
 }
 
-/// All ranks' states after some steps of TopK.
+/// The saved states and residuals of all ranks after five steps of TopK.
 fn states(world: u32) -> Vec<(Vec<u8>, Vec<f32>)> {
     threads::run(world, |mut worker| {
         let mut controller =
@@ -90,7 +90,7 @@ fn the_mean_residual_survives_fewer_and_more_workers() {
     }
 }
 
-/// Settings that only their gradients showed to suit their feedback.
+/// Measured gradients have shown that this setting suits its feedback. New ranks have no such gradients.
 #[test]
 fn new_ranks_without_residuals_have_the_settings_of_the_others() {
     let coarse = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
@@ -163,8 +163,8 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
     assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
 }
 
-/// A rank that has died is replaced by its last saved state: what it had not sent then is not lost, what it has not sent since
-/// is, and that is told.
+/// A rank that has died is replaced by its last saved state. The residual in that state is not lost. Later changes of the
+/// residual are lost, which is reported.
 #[test]
 fn residuals_of_before_are_taken_over() {
     let saved = threads::run(2, |mut worker| {
@@ -190,7 +190,7 @@ fn residuals_of_before_are_taken_over() {
     });
 }
 
-/// Every byte of a real state, changed and cut.
+/// Changes every byte of real states, and cuts the states at every byte.
 #[test]
 fn damaged_states_are_refused_or_restored() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -248,7 +248,8 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
-/// Among them the step of the next decision, without which a run would never plan again, and the counters.
+/// The flipped bits include those of the counters, and of the next decision's step, without which a run would never plan
+/// again.
 #[test]
 fn every_flipped_bit_is_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -270,7 +271,7 @@ fn every_flipped_bit_is_refused() {
             match found {
                 Err(Error::Core(CoreError::SavedState { .. })) => assert!(bit < 128, "bit {bit}"),
                 found => assert!(
-                    // Bit 65 makes version 6 of version 4.
+                    // Bit 65 turns version 4 into version 6.
                     matches!(found, Err(Error::Core(CoreError::Checksum { .. }))) && (bit >= 128 || bit == 65),
                     "bit {bit}: {found:?}"
                 ),
@@ -282,7 +283,7 @@ fn every_flipped_bit_is_refused() {
     assert!(fresh.save() == Ok(saved));
 }
 
-/// A run that continues with feedback, which it had none of: a setting that feedback would diverge under is refused.
+/// A run without feedback continues with feedback. A saved setting is refused if feedback would diverge under it.
 #[test]
 fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
     let two_bits = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
@@ -314,7 +315,8 @@ fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
     assert_eq!(after(Feedback::always(Residual::CLASSIC), &worker), Setting::Dense);
 }
 
-/// A run that continues under a longer warm-up waits for its end with the decision after the one that was due.
+/// A run continues with a longer warm-up. The decision that was due still happens. The next one waits for the end of the
+/// warm-up.
 #[test]
 fn a_longer_warm_up_is_kept_when_continuing() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -332,7 +334,7 @@ fn a_longer_warm_up_is_kept_when_continuing() {
     assert_eq!(switches, [5, 8, 11]);
 }
 
-/// The measuring rank alone has the window's gradients.
+/// Only the measuring rank's state has the window's gradients.
 #[test]
 fn a_measuring_rank_may_be_given_the_state_of_another() {
     let saved = threads::run(2, |mut worker| {
@@ -353,7 +355,7 @@ fn a_measuring_rank_may_be_given_the_state_of_another() {
     }
 }
 
-/// Counts that no run arrives at, which the next step would overflow.
+/// No real run has such large counts, and the next step would overflow them.
 #[test]
 fn counts_without_end_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -387,7 +389,7 @@ fn counts_without_end_are_refused() {
     assert!(refused > 0 && stepped > 0);
 }
 
-/// What belongs to no layer, and each layer's part.
+/// Saves the part that belongs to no layer, and each layer's part.
 fn parts_with(controller: &Controller, contents: Contents) -> Vec<Vec<u8>> {
     let layers = (0..controller.tensors().len()).map(Some);
     std::iter::once(None).chain(layers).map(|layer| controller.save_part(layer, contents).unwrap()).collect()
@@ -401,7 +403,7 @@ fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
     parts.iter().map(Vec::as_slice).collect()
 }
 
-/// In any order, at every step.
+/// Parts can be loaded in any order, at every step.
 #[test]
 fn a_state_in_parts_is_the_state() {
     for method in [Method::Hybrid, Method::PowerSgd] {
@@ -423,7 +425,7 @@ fn a_state_in_parts_is_the_state() {
     }
 }
 
-/// As from whole states, with fewer and more workers; a layer that the model has not may be left out.
+/// Parts are combined like whole states, with fewer or more workers. Parts of layers that the model lacks may be left out.
 #[test]
 fn parts_of_other_numbers_of_workers_are_combined() {
     for (before, after) in [(3, 2), (2, 3)] {
@@ -498,7 +500,7 @@ fn parts_that_do_not_make_a_state_are_refused() {
     }
 }
 
-/// The next decision is by the gradients from there on.
+/// The next decision only uses the gradients after loading.
 #[test]
 fn without_its_window_a_state_starts_a_new_one() {
     on_all(2, |mut worker| {

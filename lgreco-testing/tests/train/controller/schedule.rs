@@ -1,4 +1,4 @@
-//! When it is decided, from which gradients, and what survives a switch.
+//! Tests of when decisions happen, which gradients they use, and what a switch of settings keeps.
 
 use super::*;
 use core::num::NonZero;
@@ -7,7 +7,7 @@ use lgreco_train::gradient::Values;
 use lgreco_train::plan::{self, Plan, Solver, Summary, baseline, budget::Budget};
 use lgreco_train::search::{self, Measured};
 
-/// The plan and settings that `plan` makes by hand from the mean of rank `rank`'s gradients at `steps`.
+/// The result of `plan`, and its settings, for the mean of rank `rank`'s gradients at `steps`.
 pub(super) fn by_hand(
     method: Method,
     rank: u32,
@@ -123,14 +123,14 @@ fn policies_without_a_budget_decide_once() {
     }
 }
 
-/// A residual kept under TopK goes out whole with the first gradient under a setting without feedback.
+/// A residual from TopK is sent completely with the first gradient under a setting without feedback.
 #[test]
 fn a_residual_leaves_with_the_next_gradient_when_feedback_ends() {
     on_all(2, |mut worker| {
         let accordion = Accordion { low: 1.0, high: 0.02, eta: 1e9, drop: 2.0 };
         let config = config(Method::TopK, Policy::Accordion(accordion));
         let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
-        // The first decision makes all layers critical: a density of 1 saves nothing.
+        // The first decision makes all layers critical. Their density of 1 saves nothing, so they are uncompressed.
         for _ in 0..5 {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
             assert_eq!(settings(&controller), vec![Setting::Dense; 3]);
@@ -153,7 +153,7 @@ fn a_residual_leaves_with_the_next_gradient_when_feedback_ends() {
     });
 }
 
-/// Ranks change under Accordion; the factor's columns, which all ranks must share, go through the exchange's check.
+/// Accordion changes PowerSGD's rank. The exchange checks that all workers keep the same columns of the factor.
 #[test]
 fn ranks_stay_together_when_powersgds_rank_changes() {
     let ranks = on_all(3, |mut worker| {

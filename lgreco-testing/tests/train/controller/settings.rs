@@ -1,4 +1,4 @@
-//! Settings the caller has fixed: every compressor goes through the controller.
+//! Tests of settings that the caller has given, with every compressor.
 
 use super::*;
 use lgreco_testing::controller::SETTINGS;
@@ -6,7 +6,7 @@ use lgreco_train::compress::Compressor;
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::wire::HEADER_LEN;
 
-/// Where the values decide, the report tells what was sent, not what might have been.
+/// If the length of a payload depends on values, the report has the sent bytes, not the largest possible number.
 #[test]
 fn reports_tell_the_bytes_of_payloads_whose_length_the_values_decide() {
     for setting in SETTINGS.into_iter().filter(|setting| !setting.has_fixed_len()) {
@@ -29,7 +29,7 @@ fn reports_tell_the_bytes_of_payloads_whose_length_the_values_decide() {
     }
 }
 
-/// Below λ a hard threshold leaves a gradient out whole, and the memory stays below λ: no reason to refuse it.
+/// If all values are below λ, a hard threshold sends nothing. It is not refused, because residuals stay below λ.
 #[test]
 fn a_hard_threshold_above_all_gradients_waits_for_its_memory() {
     let hard = Setting::HardThreshold(HardThreshold { lambda: 0.125, values: Dtype::F32 });
@@ -62,7 +62,7 @@ fn fixed(settings: [Setting; 3], worker: &ThreadCollective) -> Controller {
         .unwrap()
 }
 
-/// Residuals stay, and every step's means with what is then remembered make up gradients and what was remembered.
+/// Residuals are kept. In every step, means and new residuals add up to gradients and old residuals.
 #[test]
 fn settings_of_a_fixed_policy_change_with_the_next_step() {
     on_all(2, |mut worker| {
@@ -114,7 +114,7 @@ fn ranks_that_are_given_different_settings_are_told() {
                 keep => controller.planning().set_settings(vec![top(keep), Setting::Dense, top(7)]).unwrap(),
             }
             let failed = take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop);
-            // Given the same, they go on.
+            // With the same settings, the ranks continue.
             controller.planning().set_settings(vec![top(4); 3]).unwrap();
             assert!(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap().0.switched);
             assert_eq!(settings(&controller), [top(4); 3]);
@@ -149,7 +149,8 @@ fn settings_that_cannot_be_given_are_refused() {
     assert!(matches!(controller.planning().set_settings(vec![top(1); 3]), Err(Error::StepOrder { .. })));
 }
 
-/// Given during the warm-up, they come at its end; a task that is out is about others.
+/// Settings that are given during the warm-up are used from its end on. A task for the old settings cannot be handed
+/// in.
 #[test]
 fn settings_given_before_the_first_decision_wait_for_it() {
     on_all(2, |mut worker| {
@@ -173,7 +174,7 @@ fn settings_given_before_the_first_decision_wait_for_it() {
     });
 }
 
-/// Saved before the step that takes them over.
+/// The state is saved before the step that switches to the given settings.
 #[test]
 fn given_settings_survive_a_restart() {
     on_all(2, |mut worker| {
@@ -184,7 +185,7 @@ fn given_settings_survive_a_restart() {
         let mut other = fixed([top(5); 3], &worker);
         other.load(&[&saved], &[&saved]).unwrap();
         assert_eq!(settings(&other), [top(7); 3]);
-        // One step for a gradient to judge them by, with feedback as they are.
+        // With feedback, settings are first judged on a gradient, which takes one step.
         (0..2).for_each(|_| drop(take_step(&mut other, &mut worker, 1.0, 0.1).unwrap()));
         assert_eq!(settings(&other), [top(5); 3]);
     });

@@ -1,4 +1,4 @@
-//! Shards whose sum one rank alone cannot bear, and shards of payloads that travel whole.
+//! Tests of overflows in the shard of one rank, and of shards under whole payloads.
 
 use super::*;
 use lgreco_testing::controller::sharded;
@@ -9,12 +9,12 @@ use lgreco_train::gradient::{Bf16, Element};
 
 const OVERFLOW: Error = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
 
-/// What each of two ranks is told where rank 1's shard overflows.
+/// The error of each of two ranks if rank 1's shard overflows.
 fn failed(rank: u32) -> Result<(), Error> {
     Err(if rank == 1 { OVERFLOW } else { Error::Peer { rank: 1, code: OVERFLOW.code() } })
 }
 
-/// A controller of two ranks, every layer in a bucket of its own.
+/// A controller for two ranks, with one bucket per layer.
 fn controller(worker: &ThreadCollective) -> Controller {
     let mut config = config(Method::Qsgd, Policy::Uncompressed);
     (config.route, config.bucket_bytes) = (Route::Sharded, 0);
@@ -22,7 +22,7 @@ fn controller(worker: &ThreadCollective) -> Controller {
     Controller::new(config, sharded(model(), 2), worker.rank(), worker.world_size()).unwrap()
 }
 
-/// The model's gradients, of which the `large` layer leaves f32, by rounding to bf16, in the last rank's shard.
+/// The model's gradients. In the last rank's shard, the layer `large` exceeds f32 after rounding to bf16.
 fn values(rank: u32, large: Option<usize>) -> Vec<Vec<f32>> {
     let mut values = gradients(rank, 0, 1.0);
     if let Some(layer) = large {
@@ -31,7 +31,7 @@ fn values(rank: u32, large: Option<usize>) -> Vec<Vec<f32>> {
     values
 }
 
-/// A rank whose own shard overflows fails alone; the others are told by the next bucket, and the step after that works.
+/// A rank whose shard overflows fails alone. The next bucket reports the error to the others, and the step after that works.
 #[test]
 fn an_overflow_in_one_shard_reaches_all_ranks() {
     on_all(2, |mut worker| {
@@ -39,17 +39,17 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
         let rank = worker.rank();
         let mut step = |large| controller.step(&mut worker, &mut views(&mut values(rank, large)), 1.0).map(drop);
         assert_eq!(step(None), Ok(()));
-        // There is a bucket left to tell the others by.
+        // A later bucket of this step reports the error to the others.
         assert_eq!(step(Some(0)), failed(rank));
         assert_eq!(step(None), Ok(()));
-        // There is none.
+        // The step has no later bucket.
         assert_eq!(step(Some(2)), if rank == 1 { Err(OVERFLOW) } else { Ok(()) });
         assert_eq!(step(None), failed(rank));
         assert_eq!(step(None), Ok(()));
     });
 }
 
-/// The same in buckets that ranks have not exchanged together before: afterwards all know that they have.
+/// Like the test above, in a bucket that ranks have not exchanged before. Afterwards the bucket is known to all ranks.
 #[test]
 fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
     on_all(2, |mut worker| {
@@ -74,16 +74,16 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
     });
 }
 
-/// What a rank has of some steps.
+/// The results of a rank in several steps.
 struct Run {
-    /// By step and layer, as f32.
+    /// The means by step and layer, as f32.
     means: Vec<Vec<Vec<f32>>>,
     residuals: Vec<Vec<f32>>,
-    /// Bytes by step.
+    /// The sent bytes by step.
     sent: Vec<u64>,
 }
 
-/// Steps of three ranks on payloads whose lengths the values decide.
+/// Trains three ranks under settings whose payload lengths depend on the values.
 fn with_whole_payloads(route: Route, feedback: Feedback) -> Vec<Run> {
     let adacomp = Setting::AdaComp(AdaComp { bin: 9 });
     let hard = Setting::HardThreshold(HardThreshold { lambda: 0.4, values: Dtype::F32 });
@@ -110,7 +110,7 @@ fn with_whole_payloads(route: Route, feedback: Feedback) -> Vec<Run> {
 }
 
 const LENS: [usize; 4] = [70, 45, 7, 44];
-/// Shards that no quantiser bucket or bin knows of, and empty ones.
+/// Ends of shards, which are not aligned with bins. Some shards are empty.
 const ENDS: [[u64; 3]; 4] = [[0, 33, 70], [45, 45, 45], [3, 3, 7], [1, 43, 44]];
 
 fn uneven(route: Route) -> Vec<Tensor> {
@@ -123,7 +123,7 @@ fn uneven(route: Route) -> Vec<Tensor> {
     layers.map(tensor).collect()
 }
 
-/// The bits of what a rank has the means of by shards.
+/// The bits of the means in a rank's shards.
 fn wanted(means: &[Vec<Vec<f32>>], rank: usize) -> Vec<u32> {
     let layers = means.iter().flat_map(|layers| layers.iter().zip(&ENDS));
     let wanted = layers.flat_map(|(values, ends)| {
@@ -133,8 +133,8 @@ fn wanted(means: &[Vec<Vec<f32>>], rank: usize) -> Vec<u32> {
     wanted.map(|x| x.to_bits()).collect()
 }
 
-/// Payloads that cannot be cut are gathered whole: each rank's shards have the bits of the all-gather route's means, and residuals
-/// and traffic are the same.
+/// Payloads that cannot be cut are gathered whole. Each rank's shards have the bits of the means with the all-gather route.
+/// Residuals and traffic are also the same.
 #[test]
 fn shards_of_whole_payloads_are_those_of_the_whole_mean() {
     for feedback in [Feedback::default(), Feedback::NONE] {

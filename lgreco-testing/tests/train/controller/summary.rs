@@ -2,7 +2,7 @@ use super::*;
 use lgreco_testing::controller::{alone, step_alone};
 use lgreco_train::compress::Compressor;
 
-/// Every method: the bytes in the line are those of the step's report, unless a payload's length depends on the gradients.
+/// For every method, the line has the bytes of the step's report, unless a payload's length depends on the gradients.
 #[test]
 fn the_line_says_what_a_step_sends() {
     for method in Method::ALL {

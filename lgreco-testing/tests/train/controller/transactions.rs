@@ -1,4 +1,4 @@
-//! No gradient is lost, whatever a trainer does around a step.
+//! No gradient is lost, whatever a trainer does during or after a step.
 
 use super::*;
 use lgreco_train::compress::adacomp::AdaComp;
@@ -13,21 +13,21 @@ fn config(method: Method, policy: Policy) -> Config {
     Config { undo: true, ..super::config(method, policy) }
 }
 
-/// What becomes of a step.
+/// What happens in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Sound,
-    /// A gradient of rank 1 is not finite: its bucket is left out.
+    /// A gradient of rank 1 is not finite, so its bucket fails.
     Broken,
     /// The trainer does not apply the means.
     Skipped,
     /// Layer 0 has no gradient on rank 0.
     Withheld,
-    /// Both.
+    /// Layer 0 has no gradient on rank 0, and the trainer does not apply the means.
     WithheldAndSkipped,
     /// Layer 0 is in no bucket.
     Absent,
-    /// The network fails in the middle.
+    /// The network fails during the step.
     Abandoned,
 }
 
@@ -44,7 +44,7 @@ fn events() -> impl Strategy<Value = Vec<(Event, usize)>> {
     prop::collection::vec((event, 0usize..3), 1..12)
 }
 
-/// Takes a step of one bucket per layer; returns the means that a trainer would apply.
+/// Takes a step with one bucket per layer. Returns the means that a trainer would apply.
 fn step(
     controller: &mut Controller,
     worker: &mut ThreadCollective,
@@ -91,8 +91,7 @@ fn step(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
 
-    /// Per element, the means that were applied and the mean of what is remembered make up the mean of the gradients that
-    /// were given.
+    /// For each element, the applied means and the mean residual add up to the mean of the gradients.
     #[test]
     fn gradients_are_in_means_or_residuals(events in events(), method in 0usize..8, bf16: bool, scatter: bool) {
         let setting = [
@@ -143,7 +142,7 @@ proptest! {
         });
         let [(mine, applied, my_residuals), (theirs, other, their_residuals)] = &runs[..] else { unreachable!() };
         prop_assert_eq!(applied, other);
-        // Of numbers of bf16 the last of 8 bits may be lost at every step, and what is remembered is a few units at most.
+        // In bf16, each step may lose the last of 8 bits. Residuals are at most a few units.
         let tolerance = if bf16 { 0.02 } else { 1e-5 } * (1.0 + events.len() as f64);
         for layer in 0..3 {
             for i in 0..applied[layer].len() {
@@ -156,7 +155,7 @@ proptest! {
     }
 }
 
-/// What is remembered in f32 and what is measured beside do not depend on each other.
+/// Residuals in f32 do not depend on how often errors are measured.
 #[test]
 fn measuring_errors_changes_nothing() {
     for method in [Method::TopK, Method::Qsgd, Method::PowerSgd] {
@@ -183,7 +182,7 @@ fn measuring_errors_changes_nothing() {
     }
 }
 
-/// A layer that the last step has not exchanged is not taken back to the step before it.
+/// If the last step has not exchanged a layer, a rollback does not change the layer's residual.
 #[test]
 fn only_the_last_step_is_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -198,7 +197,7 @@ fn only_the_last_step_is_rolled_back() {
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
 }
 
-/// Residuals take their memory once, unless somebody wants to take steps back.
+/// Without `undo`, there is only one copy of the residuals, so a step cannot be rolled back.
 #[test]
 fn without_undo_a_step_is_not_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -234,7 +233,7 @@ fn residuals_are_scaled_all_or_none() {
     }
 }
 
-/// What is left of a residual goes out whole under a setting without feedback, and comes back with the step.
+/// Under a setting without feedback, the rest of a residual is sent completely. A rollback restores it.
 #[test]
 fn the_rest_of_a_residual_is_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -255,7 +254,8 @@ fn the_rest_of_a_residual_is_rolled_back() {
     assert_eq!(residual(&controller, 0), rest);
 }
 
-/// A step that was not, whenever residuals are zeroed: neither a residual nor the count of steps until then has changed.
+/// Residuals are reset every three steps. A rollback restores both the residuals and the number of steps until the next
+/// reset.
 #[test]
 fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
     let run = |rolled_back: Option<u32>| {
@@ -284,7 +284,7 @@ fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
     }
 }
 
-/// Works for so many calls.
+/// A worker whose collectives fail after this many calls.
 struct Breaking<'a>(&'a mut ThreadCollective, usize);
 
 impl Breaking<'_> {
@@ -315,7 +315,7 @@ impl Collective for Breaking<'_> {
     }
 }
 
-/// Wherever the network fails, the step can be taken again with the bits that it would have had.
+/// Wherever the network fails, the step can be repeated, and has the bits that it would have had.
 #[test]
 fn steps_are_taken_again_where_the_network_failed() {
     for method in [Method::TopK, Method::Qsgd] {
@@ -364,7 +364,7 @@ fn steps_are_taken_again_where_the_network_failed() {
     }
 }
 
-/// What there is to tell is still told, and the step before can still be taken back.
+/// If a step fails before it begins, the previous step can still be rolled back, and its late error is still reported.
 #[test]
 fn a_step_that_never_began_loses_nothing() {
     let mut worker = ThreadCollective::group(1).remove(0);

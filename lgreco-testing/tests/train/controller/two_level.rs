@@ -1,4 +1,4 @@
-//! Two levels: what each rank gets, against a controller over the nodes that has the nodes' means as gradients.
+//! Two levels: compares each rank's results with a controller over the nodes, whose gradients are the nodes' means.
 
 use super::*;
 use lgreco_train::compress::clt::CltK;
@@ -13,7 +13,8 @@ mod wire;
 
 const PLACES: [(u32, u32); 4] = [(2, 2), (2, 3), (3, 2), (1, 2)];
 
-/// Matrices that are cut evenly, unevenly and between elements, vectors, one of 16 bits, and one without elements.
+/// Matrices that are cut between rows, evenly and unevenly, or between elements; vectors; a layer of 16 bits; and one without
+/// elements.
 fn layers() -> Vec<Tensor> {
     let layers: [(&str, &[usize], Dtype); 6] = [
         ("fc1", &[16, 24], Dtype::F32),
@@ -26,7 +27,7 @@ fn layers() -> Vec<Tensor> {
     layers.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).unwrap()).into()
 }
 
-/// One rank's gradients: those of 16 bits as f32 that bf16 has.
+/// One rank's gradients as f32. bf16 can represent those of the 16-bit layer exactly.
 fn values(rank: u32, step: u32) -> Vec<Vec<f32>> {
     let layer = |(layer, tensor): (usize, &Tensor)| noise(layer as u32, rank, step, tensor.shape().elements());
     layers().iter().enumerate().map(layer).collect()
@@ -53,7 +54,7 @@ fn places(nodes: u32, per_node: u32) -> impl Iterator<Item = Topology> {
     (0..nodes * per_node).map(move |rank| Topology { nodes, node: rank / per_node, per_node, local: rank % per_node })
 }
 
-/// Runs on every rank; what each returns, by rank.
+/// Runs `work` on every rank, and returns the results by rank.
 fn on_nodes<T: Send>(
     (nodes, per_node): (u32, u32),
     work: impl Fn(Topology, &mut ThreadCollective, &mut ThreadCollective) -> T + Sync,
@@ -68,7 +69,7 @@ fn new(config: Config, place: Topology) -> TwoLevel {
     TwoLevel::new(config, layers(), place).unwrap()
 }
 
-/// A blocking step on the gradients of this moment.
+/// Takes a blocking step on generated gradients. Returns the report and the means.
 fn step(
     training: &mut TwoLevel,
     node: &mut ThreadCollective,
@@ -79,7 +80,8 @@ fn step(
     Ok((report, values))
 }
 
-/// As many elements as the others of a layer's first ranks, or one more: of rows where there are enough.
+/// The elements of a layer in a rank's shard. Shards are as equal as possible, and the first ranks have the larger ones. They
+/// are cut between rows if there are enough rows, otherwise between elements.
 fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
     let (rows, ranks) = (tensor.shape().rows(), place.per_node as usize);
     let (unit, units) = if rows >= ranks { (tensor.shape().cols(), rows) } else { (1, tensor.shape().elements()) };
@@ -111,7 +113,7 @@ fn with_undo(method: Method, policy: Policy) -> Config {
     config
 }
 
-/// Multiples of 1/64 have exact sums. The mean of three is rounded.
+/// The gradients are multiples of 1/64, so their sums are exact. Means of three are rounded.
 #[test]
 fn dense_means_are_exact_and_the_same_on_all_ranks() {
     for place in PLACES {
@@ -141,7 +143,8 @@ fn dense_means_are_exact_and_the_same_on_all_ranks() {
     }
 }
 
-/// Each group of peers does what a controller over the nodes does that has their shards of the nodes' means as gradients.
+/// Each group of peers has the same results as a controller over the nodes, whose gradients are the group's shards of the
+/// nodes' means.
 #[test]
 fn compressed_means_are_those_of_the_shards_of_node_means() {
     for (method, policy, route) in [
@@ -184,7 +187,7 @@ fn compressed_means_are_those_of_the_shards_of_node_means() {
     }
 }
 
-/// The means so far and the mean residual of the nodes are the gradients so far.
+/// The sum of the means, plus the nodes' mean residual, is the sum of the mean gradients.
 #[test]
 fn no_gradient_is_lost() {
     for method in [Method::TopK, Method::Eden, Method::PowerSgd] {
@@ -221,7 +224,7 @@ fn no_gradient_is_lost() {
     }
 }
 
-/// Performs what ranks have to say to each other before the buckets of a step.
+/// Begins a step, and performs the control requests before its buckets.
 fn agree_on_nodes(
     training: &mut TwoLevel,
     node: &mut ThreadCollective,
@@ -239,8 +242,8 @@ fn perform(group: Group, request: Request<'_>, node: &mut ThreadCollective, peer
     request.perform(if group == Group::Node { node } else { peers }).unwrap();
 }
 
-/// Three buckets that are on their way together, the last layers first; what has become of each. Of the layers of the first only the first
-/// ranks of nodes have an element, so that the others make fewer collectives.
+/// Exchanges three buckets at the same time, the last layers first. Returns the report, and the result of each bucket. In the
+/// first bucket, only the first rank of each node has an element, so the other ranks have fewer collectives.
 fn overlapped(
     training: &mut TwoLevel,
     node: &mut ThreadCollective,
@@ -260,7 +263,7 @@ fn overlapped(
             bucket.submit(gradients).unwrap();
             (bucket, gradients, None)
         });
-        // Last collectives come last, in the same order on all ranks.
+        // The last collectives of the buckets come at the end, in the same order on all ranks.
         while buckets.iter().any(|(bucket, ..)| !bucket.is_last()) {
             for (bucket, gradients, _) in buckets.iter_mut().filter(|(bucket, ..)| !bucket.is_last()) {
                 bucket.next(gradients).map(drop).unwrap();
@@ -305,14 +308,14 @@ fn buckets_in_flight_end_as_blocking_steps_do() {
     }
 }
 
-/// A layer keeps its residual if no rank of the node has a gradient. One that some rank has counts zeros for the others.
+/// A layer keeps its residual if no rank of the node has a gradient. If only some ranks have one, the others count as zeros.
 #[test]
 fn layers_without_gradients_on_a_node_keep_their_residuals() {
     let before_and_after = on_nodes((2, 2), |place, node, peers| {
         let mut training = new(with_undo(Method::TopK, Policy::Uniform), place);
         (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
         let before = residual(training.controller(), 0);
-        // Neither rank of node 1, and one of node 0.
+        // Both ranks of node 1 and one rank of node 0 have no gradient.
         let withheld = (place.rank() != 0).then_some(0);
         let mut values = values(place.rank(), 4);
         let (_, results) = overlapped(&mut training, node, peers, &mut values, withheld);
@@ -325,7 +328,7 @@ fn layers_without_gradients_on_a_node_keep_their_residuals() {
     }
 }
 
-/// The bits of CLT-k are those of each shard's part of k, and LEGACY's bounds are for whole layers.
+/// CLT-k's k is divided among the shards. LEGACY's size limits are for whole layers.
 #[test]
 fn settings_and_bounds_are_for_whole_layers() {
     on_nodes((2, 2), |place, node, peers| {
@@ -347,7 +350,7 @@ fn settings_and_bounds_are_for_whole_layers() {
     });
 }
 
-/// The line says the bytes of the next step's report.
+/// The summary has the bytes of the next step's report.
 #[test]
 fn the_summary_is_of_shards() {
     on_nodes((2, 2), |place, node, peers| {

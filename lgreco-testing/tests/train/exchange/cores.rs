@@ -1,9 +1,9 @@
-//! With the feature `rayon`: layers of a bucket side by side.
+//! With the feature `rayon`, layers of a bucket are computed at the same time.
 
 use super::failures::tamper_in;
 use super::*;
 
-/// Layers of everything, long ones and short ones, in an order that leaves no lane with one method alone.
+/// Long and short layers of many methods. They are ordered so that each lane has several methods.
 fn mixed() -> Vec<(Setting, Shape)> {
     let long = [
         (topk(4000), shape(300, 300)),
@@ -50,7 +50,7 @@ fn any_number_of_cores_makes_the_same_means_and_contributions() {
     }
 }
 
-/// Of several layers that cannot be sent, in different lanes, the first is told of.
+/// If several layers in different lanes cannot be sent, the error names the first one.
 #[test]
 fn the_first_error_is_that_of_one_core() {
     let narrow = Setting::TopK(TopK { keep: 9, values: Dtype::F16 });
@@ -65,13 +65,13 @@ fn the_first_error_is_that_of_one_core() {
     }
 }
 
-/// Of several payloads that cannot be read, in different lanes, the first is told of.
+/// If several payloads in different lanes cannot be read, the error is about the first one.
 #[test]
 fn the_first_payload_that_cannot_be_read_is_that_of_one_core() {
     let setting = topk(9);
     let case = case(&[(setting, shape(100, 200)); 16], 2, Route::AllGather);
     let len = setting.payload_len(shape(100, 200), Dtype::F32).unwrap();
-    // Behind the slip: the magic of one layer's header and a method that is not that of another.
+    // After the status record: the positions of the magic byte and of the method in a layer's header.
     let (magic, method) = (|layer: usize| 16 + layer * len, |layer: usize| 16 + layer * len + 2);
     for (first, second, code) in [(magic(6), method(13), 40), (method(6), magic(13), 41), (method(3), magic(4), 41)] {
         for cores in [1, 2, 3, 5] {

@@ -1,4 +1,4 @@
-//! Workers that fail, disagree or send what cannot be read.
+//! Workers that fail, disagree or send unreadable messages.
 
 use super::*;
 use lgreco_train::CoreError;
@@ -36,7 +36,7 @@ fn workers_that_disagree_are_named() {
     assert_eq!(results, vec![Err(Error::PeerPlan { rank: 2 }); 3]);
 }
 
-/// A worker whose outgoing messages are changed: bytes `at` of its `call`-th gather or exchange are xored.
+/// A worker that damages an outgoing message. It xors the bytes `at` of its `call`-th all-gather or all-to-all.
 struct Tampered<'a> {
     inner: ThreadCollective,
     call: usize,
@@ -91,12 +91,12 @@ impl Collective for Tampered<'_> {
     }
 }
 
-/// The results when rank 1 sends something else; afterwards the workers are still in step.
+/// The results of all ranks if rank 1 sends a damaged message. Asserts that the next exchange succeeds.
 pub(super) fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Result<Outcome, Error>> {
     tamper_in(case, call, &[at], with, |exchange| exchange())
 }
 
-/// The same of several bytes, where exchanges are made by `run`.
+/// Like [`tamper`], with several damaged bytes. `run` performs the exchanges.
 pub(super) fn tamper_in(
     case: &Case,
     call: usize,
@@ -119,12 +119,12 @@ pub(super) fn tamper_in(
 fn messages_that_cannot_be_decoded_name_their_sender() {
     let layers = [(qsgd(4, 16, Rounding::Nearest), shape(20, 10)), (topk(9), shape(30, 2))];
     let gather = case(&layers, 3, Route::AllGather);
-    // Behind the slip: magic, method and rows.
+    // After the status record: magic, method and rows.
     for (at, code) in [(16, 40), (18, 41), (24, 41)] {
         assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
     }
-    // Announced lengths that are not the message's, or beyond all payloads can take; payloads that state another k.
-    // By shards too everybody reads whole payloads.
+    // The announced length may be wrong, or larger than all payloads can be. Payloads may state another k. With
+    // shards, too, all ranks read whole payloads.
     for route in [Route::ScatterReduce, Route::Sharded] {
         let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, route);
         for (call, at, with) in
@@ -134,16 +134,16 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
             assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
         }
     }
-    // 0 x 2 instead of 0 x 3: decodes to as many values, but is not this tensor.
+    // A shape of 0 x 2 instead of 0 x 3 has as many values, but is another tensor.
     let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 28, 1);
     assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
 
-    // Rank 0 cannot read what rank 1 sends it, and cannot serve the others.
+    // Rank 0 cannot read rank 1's message, so it cannot send a mean to the others.
     let scatter = case(&layers, 3, Route::ScatterReduce);
     let results = tamper(&scatter, 1, 16, 3);
     assert_eq!(results[0], Err(Error::PeerMessage { rank: 1, code: 40 }));
     assert_eq!(results[1..], vec![Err(Error::Peer { rank: 0, code: 83 }); 2]);
-    // What rank 1 hands out, nobody can read.
+    // No rank can read the mean that rank 1 sends.
     let results = tamper(&scatter, 2, 16, 3);
     assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 40 }); 3]);
 }
@@ -154,7 +154,7 @@ proptest! {
     fn spoilt_messages_fail_on_all_or_leave_all_alike(call in 0usize..3, at: usize, with in 1u8.., scatter: bool) {
         let results = tamper(&case(&hybrid(), 3, ROUTES[scatter as usize]), call, at, with);
         let good = results.iter().filter(|r| r.is_ok()).count();
-        // Of the second compression's payloads the sender keeps what it meant to send.
+        // The sender of a damaged mean (the second compression) has the undamaged one, so its result may differ.
         prop_assert!(good == 0 || good == 3 || (scatter && call == 2), "{results:?}");
         if good == 3 && !(scatter && call == 2) {
             let means = |r: &Result<Outcome, Error>| r.as_ref().unwrap().mean.clone();
@@ -166,7 +166,7 @@ proptest! {
 
 #[test]
 fn sums_that_leave_f32_have_means() {
-    // Stretches, of which the last is shorter; and one that nothing comes before.
+    // The second shape has several chunks, and the last one is shorter. The first shape has a single chunk.
     for shape in [shape(4, 4), shape(130, 130)] {
         let elements = shape.elements();
         let keep = elements as u32;
@@ -212,7 +212,7 @@ fn sums_that_leave_f32_are_errors_on_all() {
     }
 }
 
-/// Only rank 0 overflows, between the two all-reduces: 16 · 1.6e38 / 4 is too large for its `Q`.
+/// Only rank 0 overflows, between the two all-reduces: its `Q` would be 16 · 1.6e38 / 4, which exceeds f32.
 #[test]
 fn a_failure_between_the_factors_reaches_all() {
     let shape = shape(16, 1);

@@ -1,10 +1,10 @@
-//! The bits of means and factors, as they were written down when every exchange began with a message of
-//! its own and made all of its collectives itself.
+//! Means and factors must still have the bits that were recorded for an earlier form of the exchange, with an
+//! additional first message.
 
 use super::*;
 use lgreco::checksum::Hash;
 
-/// Of what every rank gets in some steps of one run.
+/// The checksum of all results of every rank, in four steps of one run.
 fn digest(layers: &[(Setting, Shape)], world: u32, route: Route) -> u64 {
     let outcomes = threads::run(world, |mut worker| {
         let mut case = case(layers, world, route);
@@ -37,7 +37,7 @@ fn bits_are_as_they_were() {
             [9265741118105774853, 3725844648040894726]
         ]
     );
-    // Last bits of matrixmultiply's products differ between processors.
+    // With `gemm`, the last bits of products differ between processors.
     if !cfg!(feature = "gemm") {
         assert_eq!(
             digests(&all),

@@ -1,9 +1,9 @@
-//! The group of threads itself.
+//! Tests of a group of threads.
 
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, CollectiveError};
 
-/// However often the others call: nobody waits, and nobody reads what the one that left had shown.
+/// After a worker has left, all further calls fail at once, and return none of its earlier data.
 #[test]
 fn a_group_that_one_has_left_stays_ended() {
     let mut group = ThreadCollective::group(2);
@@ -25,7 +25,7 @@ fn a_group_that_one_has_left_stays_ended() {
     assert_eq!(calls, [([0; 4], Err(ThreadCollective::LEFT)); 5]);
 }
 
-/// Lengths that are not one per rank are refused on the rank that gave them, and nobody waits.
+/// If lengths are not one per rank, the rank that gave them gets an error, and no rank waits.
 #[test]
 fn lengths_are_one_per_rank() {
     let results = threads::run(2, |mut worker| {

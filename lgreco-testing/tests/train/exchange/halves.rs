@@ -8,7 +8,7 @@ fn program(setting: Setting, route: Route, shards: &[u64]) -> Program {
     Program::new([spec].into_iter(), moment, Agreement::Reached, 0).unwrap()
 }
 
-/// Values of two bytes, and three of them per rank behind them.
+/// Values take two bytes. Each rank's status record adds three values.
 #[test]
 fn sums_take_half_the_bytes() {
     let rounds = |setting, route, shards: &[u64]| -> Vec<_> {
@@ -30,7 +30,7 @@ fn f16_is_refused() {
     assert_eq!(refused.to_string(), "code of the reduce dtype is 1, expected f32 (0) or bf16 (2)");
 }
 
-/// Ranks that would sum other types are told, before anything else is exchanged.
+/// If ranks would sum different types, they get an error before anything else is exchanged.
 #[test]
 fn ranks_that_sum_different_types_are_told() {
     let whole = case(&[(LOW_RANK, shape(12, 10)), (Setting::Dense, shape(7, 1))], 3, Route::AllGather);
@@ -41,7 +41,7 @@ fn ranks_that_sum_different_types_are_told() {
     assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 3]);
 }
 
-/// What rounding keeps from being sent stays where what is to be sent came from.
+/// The rounding error of sent values stays in the residual.
 #[test]
 fn residuals_keep_what_rounding_leaves() {
     let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
@@ -77,7 +77,7 @@ fn residuals_keep_what_rounding_leaves() {
                     Setting::Dense => rounded(sent),
                     Setting::CltK(_) if left != sent => rounded(sent),
                     Setting::CltK(_) => 0.0,
-                    _ => continue, // what a factor contributes only the mean tells
+                    _ => continue, // a factor's contribution is only known from the mean
                 };
                 assert_eq!(sent - contribution, left, "{setting}: of element {at} something is lost");
             }
@@ -88,7 +88,7 @@ fn residuals_keep_what_rounding_leaves() {
     }
 }
 
-/// A worker's contribution is what its rounded values and factors come to.
+/// A worker's contribution consists of its rounded values and factors. With one worker, it is the mean.
 #[test]
 fn alone_the_mean_is_the_contribution() {
     for layer in [(Setting::Dense, shape(7, 5)), (clt(9), shape(6, 6)), (LOW_RANK, shape(12, 10))] {

@@ -1,4 +1,4 @@
-//! CLT-k: who leads, what the filter makes of it, and leaders that fail.
+//! CLT-k: turns of leaders, the low-pass filter, and leaders that fail.
 
 use super::*;
 use lgreco_train::feedback::{Memory, Residual, Storage};
@@ -26,8 +26,8 @@ fn leaders_take_turns() {
     }
 }
 
-/// ScaleCom as a whole, against its recursion written down: all ranks get the same update, which is the mean of what
-/// they contributed; memories follow `m' = (1 − β) m + β (p − CLT(p))`; and β Σ (g − ĝ) is what they remember.
+/// Compares ScaleCom with its recursion. All ranks get the same update, the mean of their contributions. Memories
+/// follow `m' = (1 − β) m + β (p − CLT(p))`, so they equal β Σ (g − ĝ).
 #[test]
 fn memories_and_filter_over_many_steps() {
     const STEPS: u32 = 50;
@@ -80,7 +80,7 @@ fn memories_and_filter_over_many_steps() {
     }
 }
 
-/// A leader whose gradient cannot be used is named on all before the broadcast, whoever leads.
+/// A rank whose gradient is not finite is named on all ranks, whichever rank leads.
 #[test]
 fn a_failing_leader_is_named_on_all() {
     for step in 0..3 {
@@ -97,7 +97,7 @@ fn a_failing_leader_is_named_on_all() {
     }
 }
 
-/// A worker to whom the leader's positions arrive changed.
+/// A worker that receives damaged positions from the leader.
 struct Misled(ThreadCollective, bool);
 
 impl Collective for Misled {

@@ -1,9 +1,10 @@
-//! Ranks that want the mean of their shard alone.
+//! Exchanges in which each rank gets only the mean of its shard.
 
 use super::*;
 use lgreco_train::CoreError;
 
-/// Methods whose contributions do not depend on where a layer is divided, in rows that quantiser buckets divide.
+/// Settings whose contributions do not depend on the division of a layer. A row has a whole number of quantiser
+/// buckets.
 fn divisible() -> Vec<(Setting, Shape)> {
     vec![
         (Setting::Dense, shape(7, 3)),
@@ -22,17 +23,18 @@ fn divisible() -> Vec<(Setting, Shape)> {
     ]
 }
 
-/// Every rank's means, put together, are those of an exchange of everything, and so are contributions.
+/// The shards of all ranks together are the mean of an exchange of whole layers. Contributions are also the same.
 #[test]
 fn shards_are_the_bits_of_the_whole() {
     for world in [1, 2, 3, 5] {
-        // Rows; a layer on a rank; and ranges of the flat bucket for layers with buckets of one element.
+        // Layers take turns with three kinds of shards: rows, whole layers, and ranges of the flat bucket. The last
+        // kind needs buckets of one element.
         for (seed, layers) in [(0, divisible()), (2, divisible()), (1, divisible())] {
             let aligned = |(l, (setting, _)): &(usize, (Setting, Shape))| {
                 (*l as u64 + seed) % 3 != 1
                     || !matches!(setting, Setting::Qsgd(Qsgd { bucket: 2.., .. }) | Setting::LoCo(_))
             };
-            // What is not aligned goes out, and an empty layer comes into its place.
+            // An empty layer replaces each layer whose shards are not aligned.
             let layers = (0..).zip(layers).map(|layer| match aligned(&layer) {
                 true => layer.1,
                 false => (Setting::Dense, shape(0, 1)),
@@ -63,7 +65,7 @@ fn one_round_per_bucket_unless_there_are_factors_or_lengths_vary() {
         program.rounds([spec].into_iter()).map(|(_, round)| round).collect::<Vec<_>>()
     };
     assert_eq!(rounds(Setting::Dense), [Round::ReduceScatterSum { values: 100 + 2 * 2, own: 60 + 2 }]);
-    // 16 bytes of slip, 16 of header, 4 per bucket, 4 bits per element.
+    // 16 bytes of status record, 16 of header, 4 per bucket, and 4 bits per element.
     let quantised = Round::AllToAll { send: 16 + 16 + 3 * 4 + 20, received: 16 + 16 + 4 * 4 + 30 };
     assert_eq!(rounds(qsgd(4, 16, Rounding::Nearest)), [quantised]);
     assert_eq!(rounds(LOW_RANK), [Round::AllReduceSum { values: 20 + 2 }; 2]);
@@ -72,7 +74,7 @@ fn one_round_per_bucket_unless_there_are_factors_or_lengths_vary() {
     assert_eq!(rounds(adacomp(9)), [Round::AllGather { bytes: 24 }, whole]);
 }
 
-/// What a space makes is what the program says of it.
+/// The program returns the pieces that a space encodes.
 #[test]
 fn pieces_are_told() {
     let moment =
@@ -112,17 +114,18 @@ fn ends_that_do_not_fit_are_refused() {
     }
 }
 
-/// A rank that finds fault with its own shard knows it alone; the others are told by its next exchange.
+/// An error in the mean of a shard is found only by the shard's rank. Its next exchange reports the error to the
+/// others.
 #[test]
 fn a_shard_that_overflows_is_told_next() {
     for setting in [Setting::Dense, loco(4)] {
         let layers = [(setting, shape(6, 4))];
         let mut case = case(&layers, 2, Route::Sharded);
-        // A mean that leaves f32 by rounding to bf16; a sum that does.
+        // The dense mean exceeds f32 after rounding to bf16. The sum of LoCo's payloads exceeds f32.
         case.seed = 0;
         case.reduce_dtype = Dtype::Bf16;
         let large = if setting == Setting::Dense { f32::MAX } else { 3e38 };
-        // Only rank 1's rows.
+        // Only the rows of rank 1 are large.
         case.gradients.iter_mut().for_each(|layers| layers[0][12..].fill(large));
         let results = threads::run(2, |mut worker| case.exchange(&mut worker, None).map(drop));
         let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
@@ -130,7 +133,7 @@ fn a_shard_that_overflows_is_told_next() {
     }
 }
 
-/// What two ranks are told where the mean of rank 1's shard leaves f16, beside a dense layer.
+/// The results of two ranks if the mean of rank 1's shard exceeds f16. The bucket also has a dense layer.
 fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
     use lgreco_train::gradient::{Element, F16};
     let shape = shape(6, 4);
@@ -164,7 +167,7 @@ fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
 
 const TOO_LARGE: Error = Error::LayerOverflow { layer: 0, index: 17, value: 1e6 };
 
-/// Under CLT-k one rank alone finds it, before the dense layer's collective or after it.
+/// Under CLT-k only one rank finds the error, before or after the dense layer's collective.
 #[test]
 fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
     let results = with_a_shard_that_leaves_f16(clt(3));
@@ -172,7 +175,7 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
     assert!(results == [Ok(()), Err(TOO_LARGE)] || results == [Err(told), Err(TOO_LARGE)], "{results:?}");
 }
 
-/// Every rank makes the whole mean of payloads that travel whole, so that all fail at once.
+/// Every rank computes the whole mean of whole payloads, so all ranks fail in the same exchange.
 #[test]
 fn a_shard_of_whole_payloads_that_leaves_its_type_fails_on_all() {
     assert_eq!(with_a_shard_that_leaves_f16(hard(2.0)), [Err(TOO_LARGE); 2]);
@@ -185,7 +188,7 @@ fn ranks_with_other_shards_are_named() {
     other.seed += 1;
     let results = threads::run(3, |mut worker| {
         let case = if worker.rank() == 2 { &other } else { &sound };
-        // They follow from the case's seed.
+        // The shards depend on the case's seed.
         let shards = case.shards();
         let (rank, route) = (worker.rank(), Route::Sharded);
         let moment = Moment { rank, world_size: 3, route, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
@@ -208,8 +211,8 @@ fn ranks_with_other_shards_are_named() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(100)))]
-    /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
-    /// know.
+    /// All ranks learn each rank's status and whether ranks agree. Only the receiver of a message can detect other
+    /// damage.
     #[test]
     fn spoilt_messages_are_refused_or_decoded(call in 0usize..3, at: usize, with in 1u8..) {
         let results = super::failures::tamper(&case(&hybrid(), 3, Route::Sharded), call, at, with);

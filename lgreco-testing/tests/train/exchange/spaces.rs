@@ -1,4 +1,4 @@
-//! The suite for other spaces: the host's own passes it, and one that errs does not.
+//! Tests of the checks for other spaces: the host passes them, and a space with a fault does not.
 
 use super::*;
 use lgreco_testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};
@@ -17,20 +17,21 @@ fn the_host_does_as_the_host() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Mean,
-    /// Of a layer under PowerSGD.
+    /// A wrong mean of a layer under PowerSGD.
     Product,
     Residual,
-    /// Random bits of another seed.
+    /// Random bits from another seed.
     Message,
-    /// A residual that changes though the exchange fails.
+    /// A residual that changes although the exchange fails.
     Failure,
-    /// An error without its place.
+    /// An error that does not name its place.
     Error,
-    /// A damaged message that is taken for a sound one of zeros.
+    /// A damaged message that is decoded as a valid one, to zeros.
     Damage,
 }
 
-/// The host's, with a fault; what it sends is looked at byte by byte, or as what is sent in a form of its own.
+/// The host's memory with a fault. With `AS_HOST`, its messages are compared byte by byte, otherwise only their
+/// contents.
 struct Erring<const AS_HOST: bool> {
     host: OnHost,
     fault: Option<Fault>,
@@ -67,7 +68,7 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
             means[0][1] ^= 1;
         }
         if self.fault == Some(Fault::Product) {
-            // The sign of a value.
+            // Changes the sign of a value.
             means[23][if cfg!(target_endian = "big") { 0 } else { 3 }] ^= 0x80;
         }
         means

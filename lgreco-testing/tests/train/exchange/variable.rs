@@ -4,7 +4,7 @@ use super::*;
 use lgreco_train::compress::Compressor;
 use lgreco_train::feedback::{Memory, Residual};
 
-/// A worker that notes how many bytes it gathers.
+/// A worker that records how many bytes it sends in all-gathers.
 struct Counting(ThreadCollective, Vec<u64>);
 
 impl Collective for Counting {
@@ -30,12 +30,12 @@ impl Collective for Counting {
     }
 }
 
-/// What a worker sends is what it has to send, not the most it might have; fixed and variable payloads share a message.
+/// A message is as long as its payloads, not as long as they could be. Fixed and variable payloads share a message.
 #[test]
 fn messages_are_as_long_as_their_payloads() {
     let layers = [(hard(0.5), shape(100, 1)), (topk(3), shape(50, 1)), (adacomp(10), shape(60, 1))];
     let mut case = case(&layers, 3, Route::AllGather);
-    // Rank 1 has only zeros: headers, three values with positions, and a scale.
+    // Rank 1 has only zeros. It sends headers, three values with positions, and a scale.
     case.gradients[1].iter_mut().flatten().for_each(|x| *x = 0.0);
     let sent = threads::run(3, |worker| {
         let mut worker = Counting(worker, vec![]);
@@ -57,7 +57,7 @@ fn messages_are_as_long_as_their_payloads() {
     }
 }
 
-/// AdaComp over the exchange, told what is fresh, sends what a memory's whole step sends.
+/// With AdaComp, an exchange that gets the fresh gradient sends the same as `Memory::step`.
 #[test]
 fn adacomp_with_memories() {
     let (shape, rule) = (shape(90, 1), Residual::CLASSIC);
@@ -86,7 +86,7 @@ fn adacomp_with_memories() {
     assert_eq!(results, [true, true]);
 }
 
-/// Stages are each rank's own; density and fit are not.
+/// Ranks may have different numbers of stages, but not different densities or fits.
 #[test]
 fn workers_may_differ_in_stages() {
     let [mine, theirs, other] = [sidco(0.05, 1), sidco(0.05, 4), sidco(0.06, 4)];

@@ -16,7 +16,7 @@ fn kept(storage: Storage, values: &[f32], step: u32) -> Vec<f32> {
     kept
 }
 
-/// The distance of representable numbers where the group's largest magnitude is `largest`.
+/// The distance between representable numbers near `x`, in a group with the largest magnitude `largest`.
 fn spacing(storage: Storage, x: f32, largest: f32) -> f64 {
     match storage {
         Storage::F32 => 0.0,
@@ -39,7 +39,7 @@ fn representable_numbers_are_kept() {
     assert_eq!(kept(Storage::F32, &odd, 0), odd);
 }
 
-/// The mean of many roundings is the number, to within five standard deviations of the two-point distribution.
+/// The mean of many roundings is the number itself, within five standard deviations of the two-point distribution.
 #[test]
 fn rounding_is_right_on_average() {
     let values: Vec<f32> = noise(600, 8);
@@ -116,7 +116,7 @@ fn state_is_as_large_as_said() {
 }
 
 proptest! {
-    /// Any finite number is rounded to one of its two neighbours, of its own sign or zero.
+    /// Any finite number is rounded to one of its two representable neighbours, and never to the other sign.
     #[test]
     fn any_number_is_rounded_to_a_neighbour(bits in prop::collection::vec(any::<u32>(), 1..1100), step: u32, shift in 0u32..60) {
         let tame = |b: u32| f32::from_bits((b & 0x807f_ffff) | ((b >> 23 & 0xff) % (shift + 1) + 3 * shift).min(253) << 23);

@@ -1,4 +1,4 @@
-//! Why PowerSGD's residual is taken from the worker's own reconstruction.
+//! Tests why PowerSGD's residual subtracts the worker's own reconstruction.
 
 use super::*;
 use lgreco_train::compress::powersgd::{
@@ -10,16 +10,16 @@ const WORKERS: usize = 4;
 const RANK: u32 = 2;
 
 struct Run {
-    /// What the workers step by, step after step.
+    /// The update that the workers apply, step by step.
     updates: Vec<Vec<f32>>,
-    /// Largest norm of a worker's memory, step after step.
+    /// Largest norm of a worker's memory, step by step.
     norms: Vec<f64>,
     /// Norm of the workers' mean memory at the end.
     mean_norm: f64,
 }
 
-/// PowerSGD on noisy gradients with a common mean, through two simulated all-reduces; `own`: the memory subtracts the
-/// worker's own reconstruction, else the average.
+/// Runs PowerSGD on noisy gradients with a common mean, with two simulated all-reduces. If `own`, memories subtract
+/// the worker's own reconstruction, otherwise the average.
 fn run(own: bool, steps: u64) -> Run {
     let shape = Shape::new(12, 10).unwrap();
     let classic = Residual::CLASSIC;
@@ -71,12 +71,13 @@ fn run(own: bool, steps: u64) -> Run {
 #[test]
 fn own_reconstructions_keep_memories_bounded() {
     let (own, average) = (run(true, 4000), run(false, 4000));
-    // The same training, until rounding has been amplified.
+    // Both runs have the same updates at first. Later, rounding errors are amplified.
     for (a, b) in own.updates.iter().zip(&average.updates).take(10) {
         assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3));
     }
     assert!((own.mean_norm / average.mean_norm - 1.0).abs() < 0.5, "{} {}", own.mean_norm, average.mean_norm);
-    // Bounded against growing like the square root of the number of steps.
+    // With own reconstructions, norms are bounded. With averages, they grow like the square root of the number of
+    // steps.
     let largest = |run: &Run, from: usize, to: usize| run.norms[from..to].iter().copied().fold(0.0, f64::max);
     assert!(largest(&own, 2000, 4000) < 1.2 * largest(&own, 200, 1000));
     let growth = average.norms[3999] / average.norms[249];
@@ -84,7 +85,7 @@ fn own_reconstructions_keep_memories_bounded() {
     assert!(average.norms[3999] > 8.0 * largest(&own, 0, 4000));
 }
 
-/// Norm of the memory after `steps` of a constant gradient, with a start matrix drawn afresh or not.
+/// Norm of the memory after `steps` steps on a constant gradient. If `fresh`, each step draws a new start matrix.
 fn norm_after(steps: u32, fresh: bool) -> f64 {
     let (shape, values) = (Shape::new(12, 10).unwrap(), noise(120, 7));
     let (g, setting) = (gradient(&values, shape), Setting::PowerSgd(PowerSgd { rank: RANK, iterations: 1 }));

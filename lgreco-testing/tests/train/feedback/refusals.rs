@@ -33,12 +33,12 @@ fn overflow_changes_nothing() {
         assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))), "{rule:?}: {error:?}");
         assert_eq!(worker.save(), before);
     }
-    // What is sent fits, what is left does not: 3.39e38 is above the largest bf16.
+    // The sent value fits, but the residual does not: 3.3996e38 is above the largest bf16.
     let rule = Residual { storage: Storage::Bf16, ..Residual::CLASSIC };
     let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
     let error = worker.step(&gradient(&[f32::MAX, 1.0, 3.3996e38], shape)).err();
     assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))));
-    // An uncompressed f16 gradient that no longer fits f16 with what is remembered.
+    // An uncompressed f16 gradient exceeds f16 when the residual is added.
     let classic = Residual::CLASSIC;
     let mut worker = Worker::new(classic, Setting::Dense, shape, Stream::default()).unwrap();
     worker.memory.set(&[0.0, 65000.0, 0.0], Stream::default()).unwrap();
@@ -88,7 +88,7 @@ fn short_buffers_and_other_shapes_are_errors() {
     }
 }
 
-/// QSGD with three levels and wide buckets loses more than it is given; what is remembered outgrows the gradient.
+/// QSGD with three levels and wide buckets has an error larger than its input, so the residual outgrows the gradient.
 #[test]
 fn what_is_no_contraction_is_refused_and_would_grow() {
     let (shape, values) = (vector(2048), noise(2048, 4));
@@ -111,7 +111,7 @@ fn what_is_no_contraction_is_refused_and_would_grow() {
     assert!(grown(wild) > 100.0 && grown(tame) < 1.0, "{} {}", grown(wild), grown(tame));
 }
 
-/// The relative error is that of an encode and decode.
+/// The relative error agrees with the error of encoding and decoding.
 #[test]
 fn contraction_is_what_a_step_loses() {
     let (shape, values) = (Shape::new(40, 25).unwrap(), noise(1000, 6));
@@ -123,7 +123,7 @@ fn contraction_is_what_a_step_loses() {
         let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default()).unwrap();
         worker.step(&g).unwrap();
         let lost = worker.memory.squared_norm() / energy;
-        // Stochastic rounding: expectation against one draw of a thousand.
+        // Under stochastic rounding, an expectation is compared with one draw of a thousand values.
         let allowed = if setting == quantised(4, 100) { 0.15 * relative } else { 1e-4 * relative };
         assert!((relative - lost).abs() <= allowed, "{setting}: {relative} {lost}");
         let zeros = [0.0; 1000];

@@ -4,7 +4,7 @@ use lgreco_train::compress::{Compressor, decode};
 use lgreco_train::gradient::{Bf16, Element, F16, Gradient, Values};
 use proptest::prelude::*;
 
-/// What is sent and remembered when a constant gradient goes through Top-1.
+/// Sends a constant gradient through Top-1, and returns the sent values and the residual of each step.
 fn constant_stream(rule: Residual, steps: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let shape = vector(3);
     let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
@@ -20,7 +20,7 @@ fn a_constant_gradient_through_top_1() {
     let (sent, memory) = constant_stream(Residual::CLASSIC, 4);
     assert_eq!(sent, [[3., 0., 0.], [0., 4., 0.], [6., 0., 0.], [0., 4., 0.]]);
     assert_eq!(memory, [[0., 2., 1.], [3., 0., 2.], [0., 2., 3.], [3., 0., 4.]]);
-    // With a gain below 1 a sent coordinate is not cleared: the 4 sent leaves half of the 2 remembered.
+    // With a gain below 1, a sent coordinate is not cleared. After 4 is sent, half of its residual of 2 remains.
     let (sent, memory) = constant_stream(Residual { gain: 0.5, ..Residual::CLASSIC }, 3);
     assert_eq!(sent, [[3., 0., 0.], [3., 0., 0.], [0., 4., 0.]]);
     assert_eq!(memory, [[0., 1., 0.5], [0., 2., 1.], [1.5, 1., 1.5]]);
@@ -45,7 +45,7 @@ fn what_is_not_sent_is_remembered_to_the_bit() {
     }
 }
 
-/// |mean of ĝ − g| = |m| / (a T): it must fall like 1 / T whatever the gain, also where random rounding keeps the memory.
+/// The distance |mean of ĝ − g| = |m| / (a T) must fall like 1 / T for every gain, also if the memory is rounded at random.
 #[test]
 fn the_mean_delivered_is_the_mean_gradient() {
     let values = noise(600, 5);
@@ -61,8 +61,8 @@ fn the_mean_delivered_is_the_mean_gradient() {
     }
 }
 
-/// Under Top-1 the small coordinate waits for thousands of steps; nearest rounding would stop its memory at 512 times
-/// the gradient (bf16), before it ever outgrows the large one.
+/// Under Top-1, the small coordinate waits for thousands of steps. With rounding to nearest in bf16, its residual would
+/// stop at 512 times the gradient, and would never exceed the large coordinate.
 #[test]
 fn small_gradients_do_not_stagnate_in_sixteen_bits() {
     let values = [1.0, 1.0 / 1500.0];
@@ -72,14 +72,14 @@ fn small_gradients_do_not_stagnate_in_sixteen_bits() {
     for _ in 0..30_000 {
         sent += worker.step(&gradient(&values, vector(2))).unwrap().decoded[1];
     }
-    // 20 in all; each time about 1 to 2 is sent.
+    // The gradients sum to 20. Each message sends about 1 to 2.
     assert!((16.0..24.0).contains(&sent), "{sent}");
     let mut nearest = Bf16(0);
     (0..30_000).for_each(|_| nearest = Bf16::from_f32(nearest.to_f32() + values[1]));
     assert!(nearest.to_f32() < 0.5);
 }
 
-/// LoCo's numbers: 0.3 of a step arrives as 0.3 of a step on average.
+/// With LoCo's parameters, 0.3 of a quantiser step arrives as 0.3 of a step on average.
 #[test]
 fn loco_delivers_fractions_of_a_step() {
     let mut values = [0.3 / 7.0; 64];
@@ -118,7 +118,7 @@ fn zeros_stay_zeros() {
     }
 }
 
-/// f16 and bf16 gradients count with their exact values; uncompressed ones are sent as they came.
+/// f16 and bf16 gradients are used with their exact values. Uncompressed ones are sent unchanged.
 #[test]
 fn sixteen_bit_gradients() {
     let (shape, noise) = (vector(700), noise(700, 3));
@@ -185,7 +185,7 @@ fn a_step_is_its_two_halves() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(24)))]
 
-    /// Any finite bits: what fails changes nothing, what succeeds is balanced.
+    /// For any finite values, a failed step changes nothing, and a successful step keeps the mass balance.
     #[test]
     fn any_gradients_are_balanced(
         bits in prop::collection::vec(prop::collection::vec(any::<u32>(), 40), 1..12),

@@ -29,11 +29,11 @@ fn the_bytes_are_fixed() {
     };
     assert_eq!(save(Storage::F32, &[1.0, -2.0]), sealed(&[&header(0), &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]]));
     assert_eq!(save(Storage::Bf16, &[1.0, -2.0]), sealed(&[&header(1), &[0x80, 0x3f, 0, 0xc0]]));
-    // 1 = 64 · 2^-6, exponent field 121.
+    // 1 is 64 · 2^-6, with the exponent field 121.
     assert_eq!(save(Storage::Int8, &[1.0, -0.5]), sealed(&[&header(2), &[64, 0xe0, 121]]));
 }
 
-/// The parts, and their checksum.
+/// Joins the parts, and appends their checksum.
 fn sealed(parts: &[&[u8]]) -> Vec<u8> {
     let mut bytes = [parts.concat(), vec![0; 8]].concat();
     reseal(&mut bytes);
@@ -118,7 +118,7 @@ proptest! {
         bytes.extend(steps.to_le_bytes());
         let n = rows as usize * cols as usize;
         let len = [4 * n, 2 * n, n + n.div_ceil(GROUP), 0][storage as usize];
-        // Half of the cases hold elements that are all valid.
+        // In half of the cases, all elements are valid.
         let mask = if fit { 0x3f3f_3f3f_3f3f_3f3f } else { !0 };
         let body: Vec<u8> = words.iter().flat_map(|w| (w & mask).to_le_bytes()).collect();
         bytes.extend(&body[..len.min(body.len())]);

@@ -1,4 +1,4 @@
-//! Which memory suits which compressor, against what training under it does.
+//! Compares the check of `suits` with the growth of residuals in simulated training.
 
 use super::*;
 use lgreco_train::compress::hard_threshold::HardThreshold;
@@ -6,7 +6,8 @@ use lgreco_train::compress::qsgd::{Qsgd, Scale};
 use lgreco_train::feedback::contraction_workspace_len;
 use lgreco_train::{CoreError, Error};
 
-/// Squared norm of what is remembered by that of a gradient, after some steps of fresh heavy-tailed gradients.
+/// Returns the squared norm of the residual divided by that of a gradient, after 40 steps with new heavy-tailed
+/// gradients.
 fn grown(setting: Setting, shape: Shape) -> f64 {
     let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default()).unwrap();
     let mut norm = 0.0;

@@ -1,4 +1,4 @@
-//! Hard thresholds, AdaComp and LoCo with the memories they are made for.
+//! Hard thresholds, AdaComp and LoCo, each with its usual memory.
 
 use super::*;
 use lgreco_testing::adacomp::expected;
@@ -24,7 +24,7 @@ fn mass_balances() {
     check_resumes(rule, hard(0.8), &steps(300, 10), vector(300));
 }
 
-/// No contraction at all at first, and yet what is remembered stays below λ.
+/// At first, a hard threshold is not a contraction. The residual stays below λ nevertheless.
 #[test]
 fn hard_thresholds_bound_the_memory() {
     let values = vec![0.01; 50];
@@ -40,7 +40,8 @@ fn hard_thresholds_bound_the_memory() {
     assert_eq!(relative, Ok(1.0));
 }
 
-/// The published recursion: R' = G − q where q is sent, G elsewhere, with G = R + w and H = G + w.
+/// Compares with the published recursion: G = R + w and H = G + w. The next residue is G − q where q is sent, and G
+/// elsewhere.
 #[test]
 fn adacomp_sees_residue_and_gradient() {
     let classic = Residual::CLASSIC;
@@ -59,8 +60,8 @@ fn adacomp_sees_residue_and_gradient() {
     assert!(differs, "the fresh gradient made no difference");
 }
 
-/// 0.3 of a step is delivered as 0.3 on average, whatever share of old errors is remembered: a telescoping sum, whose
-/// rest is no more than half a step over gain and number of steps. −1 fixes the scale and is always exact.
+/// On average, 0.3 of a quantiser step arrives as 0.3, for every β. The errors telescope, so that at most half a
+/// step, divided by gain and number of steps, remains. The value −1 fixes the scale and is always exact.
 #[test]
 fn loco_delivers_fractions_of_a_step() {
     const STEPS: u32 = 2000;
@@ -71,12 +72,12 @@ fn loco_delivers_fractions_of_a_step() {
         let error = mean_error(rule, Setting::LoCo(LoCo { group: 5 }), &values, vector(5), STEPS);
         assert!(error < 0.0626 / gain as f64 / STEPS as f64 + 1e-6, "beta {beta}: {error}");
     }
-    // As LoCo keeps its memory: in 8 bits, forgotten now and then.
+    // LoCo keeps its memory in 8 bits, and resets it from time to time.
     let error = mean_error(Residual::LOCO, Setting::LoCo(LoCo { group: 5 }), &values, vector(5), STEPS);
     assert!(error < 0.0626 / 0.2 / 512.0 + 1e-3, "{error}");
 }
 
-/// Without memory the largest value loses an eighth for ever; with one it arrives.
+/// Without memory, an eighth of the largest value is always lost. With a memory, all of it arrives.
 #[test]
 fn loco_repays_what_the_largest_value_loses() {
     let values = [1.0, 0.0];

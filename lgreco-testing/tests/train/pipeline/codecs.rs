@@ -1,4 +1,4 @@
-//! Codecs against textbook versions and the vectors computed by others.
+//! Compares codecs with textbook versions and with values that others have published.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};
@@ -48,7 +48,7 @@ fn min_max_by_published_numbers() {
     let expected = [1.0, -1.0, third, -third, third, 1.0];
     assert!(decoded.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{decoded:?}");
     assert_eq!(encode(codec, &VECTOR, 6).unwrap()[8..], [0b01_10_00_11, 0b11_10]);
-    // A constant batch has no grid, and is exact.
+    // A constant batch has a grid of length 0, and is exact.
     for constant in [0.0, 0.1, -7e30] {
         assert_eq!(round_trip(codec, &[constant; 6], 3), [constant; 6]);
     }
@@ -59,7 +59,7 @@ fn kept_counts_by_published_numbers() {
     for (features, density, keep) in [(10, 0.1, 1), (10, 0.3, 3), (100, 0.02, 2), (7, 0.5, 4), (65536, 0.05, 3277)] {
         assert_eq!(Codec::top_k(density, features, Dtype::F32), Ok(Codec::TopK { keep, values: Dtype::F32 }));
     }
-    // 1 − density rounds to 1.
+    // Here 1 − density is rounded to 1.
     assert_eq!(Codec::top_k(1e-20, 7, Dtype::F32), Ok(Codec::TopK { keep: 1, values: Dtype::F32 }));
     assert_eq!(Codec::top_k(1e-9, 7, Dtype::F32), Ok(Codec::TopK { keep: 1, values: Dtype::F32 }));
     assert_eq!(Codec::top_k(1.0, 7, Dtype::F32), Ok(Codec::TopK { keep: 7, values: Dtype::F32 }));
@@ -71,7 +71,7 @@ fn kept_counts_by_published_numbers() {
     }
 }
 
-/// The fraction 1 is the identity, and so are enough bits on few values.
+/// A density of 1 is the identity. So is a grid with enough bits for all different values.
 #[test]
 fn everything_kept_is_the_identity() {
     let values = noise(60, 1);
@@ -93,7 +93,7 @@ fn zeros_are_sent_as_zeros() {
     }
 }
 
-/// Q-sym as its authors write it, without what they add to the scale.
+/// Q-sym as in its authors' code, without the constant that they add to the scale.
 fn textbook_symmetric(values: &[f32], features: usize, bits: u8, scope: Scope, scale: Dtype) -> Vec<f32> {
     let half = 2f32.powi(bits as i32 - 1);
     let group = |i: usize| match scope {
@@ -111,7 +111,7 @@ fn textbook_symmetric(values: &[f32], features: usize, bits: u8, scope: Scope, s
     decoded.collect()
 }
 
-/// Each sample by a full sort.
+/// TopK in each sample, by a full sort.
 fn textbook_top(values: &[f32], features: usize, keep: usize) -> Vec<f32> {
     let samples = values.chunks(features).flat_map(|sample| {
         let kept = &order(sample)[..keep];
@@ -122,7 +122,7 @@ fn textbook_top(values: &[f32], features: usize, keep: usize) -> Vec<f32> {
     samples.collect()
 }
 
-/// Asserts that every value is on the tile's grid, and as near as the grid allows.
+/// Asserts that every decoded value is on the tile's grid, at the level that is nearest to its input.
 fn check_min_max(values: &[f32], decoded: &[f32], bits: u8) {
     let low = values.iter().copied().fold(f32::INFINITY, f32::min) as f64;
     let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// Where what a codec makes of a sample depends on that sample alone, batches are cut anywhere.
+    /// If a codec compresses each sample independently, separate samples give the same values as a batch.
     #[test]
     fn samples_do_not_depend_on_each_other(features in 1usize..30, seed: u64) {
         let values = noise(3 * features, seed);
@@ -203,7 +203,7 @@ fn sixteen_bit_values_are_rounded_to_nearest() {
     assert_eq!(round_trip(Codec::Dense { values: Dtype::F16 }, &values, 10), halves);
     assert_eq!(round_trip(Codec::Dense { values: Dtype::Bf16 }, &values, 10), brains);
     assert_eq!(round_trip(Codec::TopK { keep: 10, values: Dtype::Bf16 }, &values, 10), brains);
-    // Too large for f16: named by its place in the batch.
+    // The error for a value that exceeds f16 names its position in the batch.
     for codec in [Codec::Dense { values: Dtype::F16 }, Codec::TopK { keep: 1, values: Dtype::F16 }] {
         let found = encode(codec, &[1.0, 2.0, 3.0, 4.0, 70000.0, 5.0], 3);
         assert_eq!(found, Err(Error::Core(CoreError::ElementOverflow { index: 4, value: 70000.0 })));
@@ -226,7 +226,7 @@ fn the_largest_and_the_smallest_numbers() {
     }
 }
 
-/// A batch is EDEN's payload of one tensor, whose seed the values give.
+/// A batch is sent as EDEN's payload of one tensor. Its seed is derived from the values.
 #[test]
 fn eden_sends_its_payload() {
     let (values, codec) = (noise(3 * 2000, 7), Codec::Eden { bits: 3 });

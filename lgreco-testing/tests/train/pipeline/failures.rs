@@ -1,4 +1,5 @@
-//! Eleven ways in which activation memories have failed in practice, each as a test that it cannot happen here.
+//! Eleven ways in which activation memories have failed in practice. Each test shows that this failure cannot happen
+//! here.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};
@@ -11,12 +12,12 @@ fn squared(values: impl Iterator<Item = f32>) -> f64 {
     values.map(|x| x as f64 * x as f64).sum()
 }
 
-/// Squared distance over squared norm.
+/// Squared distance, divided by the squared norm of `x`.
 fn relative(y: &[f32], x: &[f32]) -> f64 {
     squared(y.iter().zip(x).map(|(y, x)| y - x)) / squared(x.iter().copied())
 }
 
-/// 1. Rows in f16 overflow on the first store, and the NaN shows at the first warm read an epoch later.
+/// 1. Rows in f16 overflowed when they were first stored, and NaN appeared only when they were read an epoch later.
 #[test]
 fn case_01_large_activations_survive_first_visit_store_and_return() {
     let x: Vec<f32> = noise(256, 1).iter().map(|x| x * 1e37).collect();
@@ -30,7 +31,7 @@ fn case_01_large_activations_survive_first_visit_store_and_return() {
     }
 }
 
-/// 2. A row that cannot be kept is forgotten and counted, not forgotten in silence.
+/// 2. A row that cannot be stored is removed and counted. It must not be lost silently.
 #[test]
 fn case_02_a_row_that_does_not_fit_is_counted_and_cold_again() {
     let mut pair = Pair::new(samples(1, 2, TILES, 4, RowStorage::Bf16)).unwrap();
@@ -47,7 +48,7 @@ fn case_02_a_row_that_does_not_fit_is_counted_and_cold_again() {
     assert_eq!(pair.above.remembered(1, &mut [0.0; 2]), Ok(true));
 }
 
-/// 3. An exact memory reconstructs exactly: no change is sent as no change, by every codec.
+/// 3. With an exact memory, unchanged activations arrive exactly, under every codec.
 #[test]
 fn case_03_what_has_not_changed_arrives_exactly() {
     for codec in codecs(30) {
@@ -59,7 +60,7 @@ fn case_03_what_has_not_changed_arrives_exactly() {
     }
 }
 
-/// 4. Several forward passes of one step are the same to the bit: none reads what another wrote.
+/// 4. Several forward passes of one step have the same bits. None of them reads rows that another one has written.
 #[test]
 fn case_04_passes_of_a_step_are_bit_identical() {
     for storage in STORAGES {
@@ -73,7 +74,7 @@ fn case_04_passes_of_a_step_are_bit_identical() {
                 let (again, decoded) = pair.repeat(sent.ticket, Values::F32(&x), &samples).unwrap();
                 assert_eq!((again, bits(&decoded)), (message.clone(), bits(&received)));
             }
-            // A micro-batch of its own with the same samples reads the committed rows, too.
+            // Another micro-batch with the same samples also reads the committed rows.
             let (second, again) = pair.send(Values::F32(&x), &samples).unwrap();
             assert_eq!(again[HEADER_LEN..], message[HEADER_LEN..]);
             assert_eq!(bits(&pair.deliver(&again).unwrap()), bits(&received));
@@ -87,14 +88,14 @@ fn case_04_passes_of_a_step_are_bit_identical() {
     }
 }
 
-/// 5. Whatever happens between a forward pass and the end of the step, its update is not lost.
+/// 5. The update of a forward pass is not lost, whatever happens until the end of the step.
 #[test]
 fn case_05_staged_updates_survive_until_the_step_ends() {
     let mut pair = Pair::new(samples(2, 40, TILES, 4, RowStorage::F32)).unwrap();
     let x = noise(80, 1);
     let (sent, message) = pair.send(Values::F32(&x), &ids(0..2)).unwrap();
     pair.deliver(&message).unwrap();
-    // A hook registered anew borrows the same end; passes, evaluation and refused calls leave the update alone.
+    // A hook that is registered again uses the same end. Passes, evaluation and refused calls do not change the update.
     for hook in [&mut pair.clone(), &mut pair] {
         hook.repeat(sent.ticket, Values::F32(&x), &ids(0..2)).unwrap();
         hook.evaluate(Evaluation::Compressed, Values::F32(&noise(80, 9))).unwrap();
@@ -112,7 +113,7 @@ fn case_05_staged_updates_survive_until_the_step_ends() {
     }
 }
 
-/// 6. Evaluation never writes, and does not depend on what is remembered.
+/// 6. Evaluation never writes to the memory, and does not depend on it.
 #[test]
 fn case_06_evaluation_leaves_no_trace() {
     let mut memories = sample_memories(4);
@@ -138,7 +139,7 @@ fn case_06_evaluation_leaves_no_trace() {
     }
 }
 
-/// 7. Without ids there is no memory of samples, and the call says so; padding does not change who a sample is.
+/// 7. A memory of samples needs ids, and a call without them returns an error. Padding does not change a sample's id.
 #[test]
 fn case_07_samples_without_ids_are_refused() {
     let mut pair = Pair::new(samples(2, 4, TILES, 4, RowStorage::F32)).unwrap();
@@ -152,7 +153,7 @@ fn case_07_samples_without_ids_are_refused() {
     assert_eq!(twice.err(), Some(Error::DuplicateSample { id: 9 }));
 }
 
-/// 8. Remembering unrelated activations is worse than not remembering: telemetry shows it, and they can be left out.
+/// 8. For unrelated activations, a memory is worse than none. Counters show that, and such samples can be excluded.
 #[test]
 fn case_08_memory_is_kept_to_what_repeats() {
     let n = 512;
@@ -160,7 +161,7 @@ fn case_08_memory_is_kept_to_what_repeats() {
     let mut unscoped = Pair::new(samples(2, n as u32, TILES, 100, RowStorage::F32)).unwrap();
     let prompt = noise(n, 1);
     for epoch in 0..4 {
-        // A prompt that comes again, slightly changed, and a response that is never the same.
+        // The prompt returns with slight changes. The response is different every time.
         let fresh = noise(n, 1000 + epoch);
         let again: Vec<f32> = prompt.iter().zip(&fresh).map(|(p, f)| p + 0.05 * f).collect();
         let x: Vec<f32> = again.into_iter().chain(noise(n, 2000 + epoch)).collect();
@@ -173,13 +174,13 @@ fn case_08_memory_is_kept_to_what_repeats() {
     }
     let [scoped, all] = [&pair, &unscoped].map(|pair| *pair.above.counters(Direction::Forward));
     assert!(scoped.change_ratio() < 0.02, "{}", scoped.change_ratio());
-    // Half the energy is the prompt's; differences of unrelated responses have twice theirs.
+    // The prompt has half of the energy. The difference of two unrelated responses has twice the energy of one response.
     assert!((0.8..1.2).contains(&all.change_ratio()), "{}", all.change_ratio());
     assert_eq!((scoped.unremembered, scoped.hits, all.hits), (4, 3, 6));
     assert_eq!(pair.above.remembered_samples().collect::<Vec<_>>(), [1]);
 }
 
-/// 9. The memory is bounded; the least recently updated sample goes first, alike at both ends, and everything is counted.
+/// 9. The memory is bounded. Both ends evict the least recently updated sample first, and count evictions.
 #[test]
 fn case_09_capacity_is_kept_and_evictions_are_counted() {
     let mut pair = Pair::new(samples(2, 64, TILES, 3, RowStorage::F32)).unwrap();
@@ -195,7 +196,7 @@ fn case_09_capacity_is_kept_and_evictions_are_counted() {
         assert_eq!(remembered(&pair), expected);
         assert_eq!(pair.below.counters(Direction::Forward).evictions, evictions);
     }
-    // A step with more samples than there is room for keeps its last ones.
+    // If a step has more samples than the capacity, its last samples are kept.
     for id in 10..14 {
         let (sent, _) = pair.forward(Values::F32(&noise(64, id)), &[Some(id)]).unwrap();
         pair.backward(sent.ticket, Values::F32(&noise(64, id))).unwrap();
@@ -208,7 +209,7 @@ fn case_09_capacity_is_kept_and_evictions_are_counted() {
     assert_eq!(counters.uncompressed_bytes, 12 * 64 * 4);
     let hits = 2 * (4 + 4 + 32); // minimum, maximum and codes
     assert_eq!(counters.bytes, 9 * HEADER_LEN as u64 + 12 * 16 + 10 * 256 + hits);
-    // Four rows were staged at once beside the three in force.
+    // Four staged rows were stored in addition to the three current rows.
     assert_eq!(pair.above.memory_bytes(), 7 * 256);
     for _ in 0..20 {
         pair.step(&noise(128, 3), &ids(20..22)).unwrap();
@@ -216,7 +217,8 @@ fn case_09_capacity_is_kept_and_evictions_are_counted() {
     assert_eq!(pair.above.memory_bytes(), 7 * 256, "rows are used again");
 }
 
-/// 10. A codec that sends the same few entries at every visit leaves an error floor; TopK of the change moves on.
+/// 10. If a codec sent the same few entries at every visit, an error would remain. TopK of the change sends other entries
+/// each time.
 #[test]
 fn case_10_no_entry_is_left_out_for_ever() {
     let (n, keep) = (60usize, 10usize);
@@ -237,7 +239,7 @@ fn case_10_no_entry_is_left_out_for_ever() {
     assert_eq!(bits(&pair.step(&x, &[Some(1)]).unwrap()).len(), n);
 }
 
-/// 11. A cut that is configured but not in use is noticed at the end of the first step.
+/// 11. If a configured cut is not used, the end of the first step reports it.
 #[test]
 fn case_11_a_step_without_messages_is_an_error() {
     let mut pair = Pair::new(CutSetting::new(0, 2, 8)).unwrap();
@@ -249,7 +251,7 @@ fn case_11_a_step_without_messages_is_an_error() {
     };
     assert!(unused(pair.above.commit_step()) && unused(pair.below.commit_step()));
     assert_eq!(pair.above.counters(Direction::Forward).messages, 0);
-    // Evaluation is not use.
+    // Evaluation does not count as use.
     pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 16])).unwrap();
     assert!(unused(pair.above.commit_step()));
     pair.step(&[1.0; 16], &[]).unwrap();

@@ -1,11 +1,11 @@
-//! What the two ends make of a sequence of batches.
+//! Tests of both ends on sequences of batches.
 
 use super::*;
 use lgreco_testing::topk::order;
 use lgreco_train::feedback::{Residual, Storage};
 use proptest::prelude::*;
 
-/// The same constant tensor through Top-1, forward and as a gradient.
+/// Sends the same constant tensor through Top-1, forward and as a gradient. Returns the received values of each step.
 fn constant_stream(memory: LinkMemory, steps: usize) -> Vec<Vec<f32>> {
     let link = Link { codec: top(1), memory };
     let setting = CutSetting { forward: link, backward: link, ..plain(1, 3, top(1)) };
@@ -23,7 +23,7 @@ fn constant_stream(memory: LinkMemory, steps: usize) -> Vec<Vec<f32>> {
 fn a_constant_tensor_through_top_1() {
     let sent = constant_stream(LinkMemory::Residual(Residual::CLASSIC), 4);
     assert_eq!(sent, [[3., 0., 0.], [0., 4., 0.], [6., 0., 0.], [0., 4., 0.]]);
-    // The receiver of EF21 uses its estimate: exact after three messages, and then silent.
+    // EF21's receiver uses its estimate. It is exact after three messages, and then stays the same.
     let estimate = constant_stream(LinkMemory::Ef21, 4);
     assert_eq!(estimate, [[3., 0., 0.], [3., 2., 0.], [3., 2., 1.], [3., 2., 1.]]);
     assert_eq!(constant_stream(LinkMemory::None, 2), [[3., 0., 0.]; 2]);
@@ -35,8 +35,8 @@ fn batches(n: usize, count: u64) -> Vec<Vec<f32>> {
     (0..count).map(|t| mean.iter().zip(noise(n, t)).map(|(m, x)| 0.3 * m + x).collect()).collect()
 }
 
-/// What error feedback has delivered falls short of what it was given by what it remembers, which one last uncompressed
-/// look at the sum shows: Σ received + e = Σ sent, e from the textbook recursion on what was received.
+/// Under error feedback, received values and residual add up to the inputs: Σ received + e = Σ inputs. The residual e
+/// follows from the textbook recursion on the received values. A last message shows that the sender has the same e.
 #[test]
 fn error_feedback_conserves() {
     let (samples, features) = (4u32, 30u32);
@@ -57,10 +57,10 @@ fn error_feedback_conserves() {
                 memory[i] = (memory[i] + x[i]) - y[i];
                 assert!((owed[i] - memory[i] as f64).abs() < 1e-4, "{codec:?}");
             }
-            // What is left is what the codec leaves of one batch with its memory, and does not grow.
+            // The residual is the codec's error on one batch, and does not grow.
             assert!(memory.iter().all(|e| e.abs() < 20.0), "{codec:?}");
         }
-        // The sender holds just this memory: the next batch is compressed with it.
+        // The sender has the same memory, and adds it to the next batch.
         let next = noise(n, 99);
         let offered: Vec<f32> = next.iter().zip(&memory).map(|(x, e)| e + x).collect();
         let mut plain = Pair::new(self::plain(samples, features, codec)).unwrap();
@@ -87,7 +87,7 @@ fn what_top_k_leaves_out_comes_later_to_the_bit() {
     }
 }
 
-/// A batch with fewer samples can have a longer body: 27 values of EDEN have four scales, and 36 have two.
+/// A batch with fewer samples may have a longer body. For example, EDEN has four scales for 27 values, but two for 36.
 #[test]
 fn every_smaller_batch_fits_the_message() {
     for features in [1, 3, 9, 1365] {
@@ -112,8 +112,8 @@ fn every_smaller_batch_fits_the_message() {
     }
 }
 
-/// A residual in bf16 is rounded with other random bits for every message: a small value, which waits for hundreds of
-/// messages to outgrow the large one, arrives in the end as often as it should.
+/// A residual in bf16 is rounded with new random bits for every message. A small value waits for hundreds of messages
+/// before it exceeds the large one, but arrives completely on average.
 #[test]
 fn small_values_are_not_lost_to_rounding() {
     let residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::Bf16 };
@@ -130,11 +130,11 @@ fn small_values_are_not_lost_to_rounding() {
         pair.below.forget(sent.ticket).unwrap();
         sum += received[1];
     }
-    // 20 in all, about 1 to 2 at a time.
+    // The values sum to 20. Each message sends about 1 to 2.
     assert!((16.0..24.0).contains(&sum), "{sum}");
 }
 
-/// EF-mixed of each sample by full sorts.
+/// Compares with EF-mixed computed in each sample by full sorts.
 #[test]
 fn ef_mixed_chooses_in_each_sample() {
     let (samples, features, keep) = (3usize, 50usize, 9usize);
@@ -162,7 +162,7 @@ fn ef_mixed_chooses_in_each_sample() {
     }
 }
 
-/// EF21 at both ends against its textbook; the message's checksum shows that the sender has the same bits.
+/// Compares both ends of EF21 with the textbook form. The message's checksum shows that the sender has the same bits.
 #[test]
 fn both_ends_of_ef21_follow_the_textbook() {
     let (samples, features) = (3u32, 24u32);
@@ -184,7 +184,7 @@ fn both_ends_of_ef21_follow_the_textbook() {
     }
 }
 
-/// AQ-SGD against its textbook, for exact rows: m ← a, then m ← m + Q(a − m).
+/// Compares AQ-SGD with its textbook form, for exact rows: m ← a, then m ← m + Q(a − m).
 #[test]
 fn remembered_samples_follow_the_textbook() {
     let features = 12;
@@ -195,7 +195,7 @@ fn remembered_samples_follow_the_textbook() {
             let sample = |k: u64| (step + k) % 4;
             let mut expected = Vec::new();
             let x: Vec<f32> = (0..2).flat_map(|k| noise(features, sample(k) * 1000 + step / 4)).collect();
-            // Both deltas go through the codec as one batch, if both samples are remembered.
+            // If both samples are remembered, their deltas are compressed as one batch.
             let known: Vec<usize> = (0..2).filter(|&k| rows[sample(k as u64) as usize].is_some()).collect();
             let at = |k: usize| &x[k * features..(k + 1) * features];
             let deltas: Vec<f32> = known
@@ -227,7 +227,7 @@ fn remembered_samples_follow_the_textbook() {
     }
 }
 
-/// Rounded rows: the stage uses the unrounded sum, both ends remember the rounded one.
+/// If rows are rounded, the stage uses the unrounded sum, and both ends remember the rounded sum.
 #[test]
 fn rows_are_rounded_alike_at_both_ends() {
     let codec = Codec::MinMax { bits: 4, tile: Tile::Elements(16) };
@@ -244,7 +244,7 @@ fn rows_are_rounded_alike_at_both_ends() {
     }
 }
 
-/// Shared-index: gradients where activations were kept, for micro-batches that return in any order.
+/// Under the shared-index codec, gradients arrive at the positions of kept activations, for micro-batches in any order.
 #[test]
 fn gradients_come_back_where_activations_were_kept() {
     for memory in [LinkMemory::None, LinkMemory::Residual(Residual::CLASSIC), LinkMemory::Mixed(Residual::CLASSIC)] {
@@ -289,7 +289,7 @@ fn gradients_under_shared_index_may_have_a_memory() {
 }
 
 proptest! {
-    /// Smaller messages than the longest one announced, whatever visits they hold.
+    /// No message is longer than announced, for first and later visits of samples.
     #[test]
     fn messages_are_as_long_as_announced(features in 1u32..20, batch in 1u32..5, known in 0u64..5, seed: u64) {
         for codec in codecs(features) {

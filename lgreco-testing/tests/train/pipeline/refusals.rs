@@ -1,4 +1,4 @@
-//! What the two ends refuse: each error names its numbers, and nothing has changed, which the pair asserts.
+//! Tests of inputs that the two ends refuse. Each error has its numbers. `Pair` asserts that nothing changes.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};
@@ -14,7 +14,7 @@ fn a_memory_by_position_wants_batches_of_one_size() {
             let mut pair = Pair::new(setting).unwrap();
             let found = pair.send(Values::F32(&[1.0; 8]), &[]);
             assert!(matches!(found, Err(Error::Core(CoreError::Length { expected: 3, found: 2, .. }))), "{found:?}");
-            // Evaluation is memoryless: the last batch of a data set may be shorter.
+            // Evaluation uses no memory, so the last batch of a data set may be shorter.
             assert_eq!(pair.evaluate(Evaluation::Plain, Values::F32(&[1.0; 8])), Ok(vec![1.0; 8]));
             assert!(pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 8])).is_ok());
             for wrong in [0, 7, 16] {
@@ -79,8 +79,8 @@ fn settings_that_contradict_themselves_are_refused() {
     assert!(matches!(plain(1 << 16, 1 << 16, dense).check(), Err(Error::Core(CoreError::TooManyElements { .. }))));
 }
 
-/// Messages lost, repeated, reordered, of another run, another cut or another setting: named, and nothing has changed
-/// (which the pair asserts).
+/// Messages may be lost, repeated, reordered, or from another run, cut or setting. The error names the difference.
+/// `Pair` asserts that nothing changes.
 #[test]
 fn messages_out_of_order_are_named() {
     for memory in [LinkMemory::None, LinkMemory::Ef21, LinkMemory::Samples { capacity: 9, storage: RowStorage::Bf16 }] {
@@ -170,7 +170,7 @@ fn not_a_number_is_named_and_changes_nothing() {
     }
 }
 
-/// A change that leaves f32 is an error at the sender, before anything changes.
+/// If a change exceeds f32, the sender returns an error before anything changes.
 #[test]
 fn changes_beyond_f32_are_refused() {
     let mut pair = Pair::new(samples(1, 2, top(1), 5, RowStorage::F32)).unwrap();

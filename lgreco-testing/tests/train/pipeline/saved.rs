@@ -1,4 +1,4 @@
-//! Saved settings and ends, and the bytes of messages.
+//! Tests of saved settings, of saved ends, and of the bytes of messages.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const TILES: Codec = Codec::MinMax { bits: 4, tile: Tile::Elements(128) };
 
-/// Every kind of memory both ways, where it may stand.
+/// Settings with every kind of memory, in each direction that allows it.
 fn settings() -> Vec<CutSetting> {
     let codec = Codec::TopK { keep: 3, values: Dtype::F32 };
     let mut memories = position_memories();
@@ -44,7 +44,7 @@ fn saved_ends_continue_to_the_bit() {
     }
 }
 
-/// A memory by position is not taken for another.
+/// A saved memory keyed by position is not loaded as a memory of another kind.
 #[test]
 fn memories_by_position_are_told_apart() {
     let residual = Residual::CLASSIC;
@@ -107,7 +107,7 @@ fn ends_of_another_setting_role_or_run_are_refused() {
         swapped,
         Some(Error::Core(CoreError::SavedState { what: "end of a cut (0 upstream, 1 downstream)", found: 1 }))
     ));
-    // One end resumed, the other cold, and cold under a new generation.
+    // One end is resumed. The other one starts without memory, first with the same generation, then with a new one.
     let mut resumed = Pair::restore(setting, &saved).unwrap();
     resumed.below = Downstream::new(setting, 0).unwrap();
     let (_, message) = resumed.send(Values::F32(&[1.0; 3]), &[Some(1)]).unwrap();
@@ -117,14 +117,14 @@ fn ends_of_another_setting_role_or_run_are_refused() {
     assert_eq!(resumed.deliver(&message), Err(Error::OutOfStep { what: "generation", expected: 1, found: 0 }));
 }
 
-/// Rows that differ between the ends are found at the next visit, by name.
+/// If the ends have different rows, the next visit detects it and names the sample.
 #[test]
 fn ends_that_remember_other_rows_are_told() {
     let setting = samples(1, 2, TILES, 3, RowStorage::F32);
     let mut pair = Pair::new(setting).unwrap();
     pair.step(&[1.0, 2.0], &[Some(77)]).unwrap();
     let saved = pair.save().unwrap();
-    // The last eight bytes of the forward half are the row; then comes the backward half.
+    // The last eight bytes of the forward part are the row. The backward part follows.
     let row = saved[1].len() - 8 - (16 + 80) - 8;
     assert_eq!(saved[1][row..row + 8], [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
     let with = |change: &dyn Fn(&mut Vec<u8>), samples: &[Option<u64>]| {
@@ -163,7 +163,7 @@ fn strange_saved_ends_are_refused() {
         }
         check_saved(&below);
     }
-    // Three bf16 values take six bytes of eight.
+    // Three bf16 values take six of eight bytes. The others are padding.
     let setting = samples(1, 3, TILES, 3, RowStorage::Bf16);
     let mut pair = Pair::new(setting).unwrap();
     pair.step(&[1.0; 3], &[Some(1)]).unwrap();
@@ -273,7 +273,7 @@ fn the_bytes_are_fixed() {
     ];
     assert_eq!(message[..64], header.concat());
     let checksum: u32 = {
-        // The checksum by its definition, for three words.
+        // Computes the checksum by its definition, for three words.
         let mix = |hash: u32, word: u32| (hash ^ word).wrapping_mul(0x9e37_79b1).rotate_left(13);
         let words = [1f32, 2.0, 3.0].map(f32::to_bits);
         let lanes: Vec<u32> =
@@ -287,7 +287,7 @@ fn the_bytes_are_fixed() {
     assert_eq!(message[108..], [&1f32.to_le_bytes()[..], &[0b100]].concat());
 }
 
-/// One value in 2^31 makes a short message, which another end's setting may well have; this one's does not.
+/// TopK of one in 2^31 values makes a short message. It could be valid for another setting, but not for this one.
 #[test]
 fn no_room_is_made_for_what_a_damaged_header_states() {
     let codec = Codec::TopK { keep: 1, values: Dtype::F32 };
@@ -323,7 +323,8 @@ fn strange_messages_are_refused() {
     for at in [3, 4, 5, 6, 8, 9, 11] {
         assert!(matches!(refused(at, 9), Some(Error::Core(CoreError::PayloadField { .. }))), "byte {at}");
     }
-    // Gradients in evaluation; samples in gradients; a step in gradients; numbers in evaluation.
+    // The pairs of changes combine gradients with evaluation, with samples and with a step, and evaluation with
+    // sequence numbers.
     let twice = |a: (usize, u8), b: (usize, u8)| {
         let mut bytes = message.clone();
         bytes[a.0] = a.1;
@@ -351,14 +352,14 @@ fn strange_messages_are_refused() {
     }
     assert!(matches!(with(64 + 12, 1), Some(Error::Core(CoreError::Length { .. }))), "one first visit fewer");
     assert!(matches!(with(64 + 32 + 3, 0x7f), Some(Error::Core(CoreError::PayloadBody { .. })) | None));
-    // A change that takes a sample out of f32.
+    // A change makes a sample exceed f32.
     let mut large = Pair::new(samples(1, 1, Codec::Dense { values: Dtype::F32 }, 9, RowStorage::F32)).unwrap();
     large.step(&[f32::MAX], &[Some(1)]).unwrap();
     let (_, mut change) = large.send(Values::F32(&[1.0]), &[Some(1)]).unwrap();
     change[80..84].copy_from_slice(&f32::MAX.to_le_bytes());
     let what = "a sample with its change is not finite";
     assert_eq!(large.deliver(&change), Err(Error::Core(CoreError::PayloadBody { what })));
-    // The same sample twice.
+    // The message has the same sample twice.
     let (_, message) = pair.send(Values::F32(&[1.0; 4]), &[Some(1), Some(2)]).unwrap();
     let mut below = Pair::new(*pair.above.setting()).unwrap();
     let mut bytes = message.clone();
@@ -373,7 +374,7 @@ proptest! {
     #[test]
     fn any_bytes(head: [u8; 64], body in prop::collection::vec(any::<u8>(), 0..300)) {
         check_bytes(&[&head[..], &body].concat());
-        // A header that is nearly one.
+        // The header is nearly valid.
         let mut near = head;
         near[..8].copy_from_slice(&[b'L', b'C', 1, head[3] % 2, head[4] % 3, head[5] % 5, head[6] % 3, 0]);
         near[8..16].copy_from_slice(&codecs(1 + head[24] as u32 % 9)[head[8] as usize % 7].to_bytes());
@@ -383,7 +384,7 @@ proptest! {
         for len in 64..message.len() {
             check_bytes(&message[..len]);
         }
-        // Entries of samples, of any kind.
+        // The entries of samples may have any kind.
         message[64..].chunks_mut(16).take(4).for_each(|entry| {
             let len = entry.len();
             entry[12.min(len)..].fill(0);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A link after steps of so many bytes and seconds, which are the whole.
+/// A link that has recorded `steps`, pairs of bytes and seconds. The seconds are those of the whole exchange.
 fn after(steps: &[(f64, f64)]) -> Link {
     let mut link = Link::default();
     steps.iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, seconds));
@@ -19,7 +19,7 @@ fn one_level_is_all_bytes_and_two_are_a_line() {
     expect(&after(&[(1000.0, 2.0)]), 0.0, 2e-3);
     expect(&after(&[(1000.0, 2.0), (100.0, 1.1)]), 1.0, 1e-3);
     expect(&after(&[(0.0, 0.5)]), 0.5, 0.0);
-    // Compressing hides what is sent.
+    // The traffic of the smaller step is hidden behind compression.
     expect(&after(&[(1000.0, 2.0), (100.0, 0.0)]), -2.0 / 9.0, 2.0 / 900.0);
 }
 
@@ -30,7 +30,7 @@ fn of_one_level_a_probe_tells_the_bytes() {
     assert_eq!(link.line(), None);
     link.note(1000.0, 3.0, 3.0);
     expect(&link, 2.0, 1e-3);
-    // Until there are two.
+    // Two levels determine the seconds per byte without the probe.
     link.note(100.0, 2.55, 3.0);
     expect(&link, 2.5, 5e-4);
 }
@@ -46,13 +46,13 @@ fn probes_and_steps_tell_of_another_link() {
     assert!(link.may_have_changed());
     link.note(100.0, 2.0, 2.0);
     expect(&link, 0.0, 2e-2);
-    // Where sending takes no time to speak of, a hundred times less of it changes nothing.
+    // If sending takes almost no time, even a hundredfold change of the probe is ignored.
     let mut free = after(&[(1000.0, 2.0)]);
     for probe in [1e-5, 1e-7, 9e-5] {
         free.note_probe(probe);
         assert!(!free.may_have_changed());
     }
-    // What a plan's few bytes hide says nothing of all, so another probe has to find the same.
+    // Steps of few bytes do not show how much traffic of larger steps is hidden, so a second probe must confirm the first.
     for (probe, constant, per_byte) in [(1e-5, 0.0, 2e-2), (1.1e-5, 2.0 - 2.2e-3, 2.2e-5)] {
         link.note_probe(probe);
         link.note(100.0, 2.0, 2.0);
@@ -74,7 +74,7 @@ fn levels_of_two_links_are_no_line() {
 
 #[test]
 fn a_level_that_the_wire_cannot_have_is_not_believed() {
-    // Most of the steps were of the faster link when the slower one was found.
+    // When a probe found the slower link, most of the recorded steps were still from the faster one.
     let mut link = Link::default();
     link.note_probe(1e-5);
     link.note(1000.0, 0.2, 0.2);
@@ -108,15 +108,17 @@ fn a_link_is_not_as_slow_as_a_probe_was_too_fast() {
 
 #[test]
 fn hidden_bytes_stay_hidden_as_far_as_steps_say() {
-    // On a link that is ten times slower all bytes take longer by half of what they take longer alone.
+    // On a link that is ten times slower, sending takes 9 s longer, but the step takes only 4.5 s longer. So half of the traffic is
+    // hidden.
     let mut hidden = Link::default();
     hidden.note_probe(1e-3);
     hidden.note(1000.0, 2.0, 2.0);
     hidden.note_probe(1e-2);
     hidden.note(1000.0, 2.0 + 4.5, 6.5);
     expect(&hidden, 1.5, 5e-3);
-    // Steps that do not move may be of the link before, until a second probe has found it. If two have found the one before, they
-    // tell that all is hidden; else the first probe may have been wrong, and fewer bytes have to show it.
+    // Steps with an unchanged time may still be from the earlier link, until a second probe confirms the new one. If two probes had
+    // agreed on the earlier link, an unchanged time then shows that all traffic is hidden. Otherwise, the first probe may have been
+    // wrong, and only a step with fewer bytes can show that.
     for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, 0.1, 1.9e-3)] {
         let mut link = Link::default();
         (0..1 + u32::from(confirmed)).for_each(|_| link.note_probe(1e-3));
@@ -150,7 +152,7 @@ fn a_smaller_change_is_followed_where_steps_and_probes_agree() {
     link.note(1000.0, 2.4, 2.4);
     expect(&link, 1.0, 1.4e-3);
     link.note_probe(1.5e-3);
-    link.note(1000.0, 3.4, 3.4); // something else
+    link.note(1000.0, 3.4, 3.4); // not explained by the probe
     expect(&link, 2.0, 1.4e-3);
 }
 
@@ -172,7 +174,7 @@ fn what_seemed_not_to_pay_is_compared_anew() {
 fn another_time_on_the_same_link_is_not_the_bytes() {
     let known = [(1000.0, 2.0), (100.0, 1.1)];
     expect(&after(&[&known[..], &[(100.0, 2.0)]].concat()), 1.9, 1e-3);
-    // One that takes about as long is the same.
+    // A step that takes about as long belongs to the same level.
     let link = after(&[&known[..], &[(100.0, 1.0)]].concat());
     expect(&link, 1.05 - 95.0 / 900.0, 0.95 / 900.0);
     let mut link = Link::default();

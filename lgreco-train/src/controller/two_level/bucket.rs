@@ -38,7 +38,7 @@ pub(super) enum Stage {
     Failed,
 }
 
-/// Layers that are exchanged together in one step, lent by a [`TwoLevel`](super::TwoLevel). Like a
+/// Layers that are exchanged together in one step, lent by a [`TwoLevel`](super::TwoLevel). It is used like a
 /// [`Bucket`](super::super::Bucket), but each request names the group that performs it.
 ///
 /// [`TwoLevel`](super::TwoLevel) has an example.
@@ -58,7 +58,7 @@ pub struct Bucket {
     pub(super) messages: Messages,
     /// Whether the ranks of the node may differ in the bucket's layers.
     pub(super) differs: bool,
-    /// The message that compares the bucket's layers inside the node, or the peers' faults.
+    /// The message with which the node's ranks compare the bucket's layers, or the message with the peers' faults.
     pub(super) words: Vec<u64>,
 }
 
@@ -73,7 +73,7 @@ impl Bucket {
     /// [`is_last`](Bucket::is_last) shows which collective is the last.
     ///
     /// # Errors
-    /// Those of [`Bucket::rounds`](super::super::Bucket::rounds).
+    /// The errors of [`Bucket::rounds`](super::super::Bucket::rounds).
     pub fn rounds(&self) -> Result<Vec<(Group, Round)>, Error> {
         let mut all = vec![];
         if self.is_empty() {
@@ -103,8 +103,8 @@ impl Bucket {
         matches!(self.stage, Stage::Gathering | Stage::Done | Stage::Failed)
     }
 
-    /// Declares that a layer has no gradient on this rank in this step. Whatever is submitted for it counts as zeros. If no rank
-    /// of the node has a gradient, the residual stays, as with [`Bucket::withhold`](super::super::Bucket::withhold).
+    /// Declares that a layer has no gradient on this rank in this step. The values that are submitted for it count as zeros. If no
+    /// rank of the node has a gradient, the residual stays unchanged, as with [`Bucket::withhold`](super::super::Bucket::withhold).
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -134,7 +134,7 @@ impl Bucket {
     }
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed.
-    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank: here with `failure`.
+    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank. On this rank, the error is `failure`.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -155,27 +155,27 @@ impl Bucket {
         }
     }
 
-    /// Computes until the next collective, and returns its request and its group. The collective before must be complete. `None`
+    /// Computes until the next collective, and returns its request and its group. The previous collective must be complete. `None`
     /// means that the gradients have become means, and that residuals are updated. `gradients` must be the ones given to
     /// [`submit`](Bucket::submit).
     ///
     /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
     /// collectives. The ranks of a node may ask for different numbers before the bucket's last collective. There are two ways to
-    /// keep the order. Each bucket can have process groups of its own. Or the last collectives wait until all buckets have reached
+    /// keep the order. Either each bucket has its own process groups. Or the last collectives wait until all buckets have reached
     /// theirs, and then start in the same order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and
     /// [`request`](Bucket::request) returns it again.
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
-    /// [`NonFinite`](super::super::NonFinite). Residuals stay.
+    /// [`NonFinite`](super::super::NonFinite). Residuals stay unchanged.
     ///
     /// # Errors
-    /// On all ranks alike: those of [`Bucket::next`](super::super::Bucket::next), [`Error::Peer`] with a rank's number among all
-    /// ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged. Without it, some
-    /// shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after an
-    /// error.
+    /// On all ranks alike: the errors of [`Bucket::next`](super::super::Bucket::next), where [`Error::Peer`] has a rank's number
+    /// among all ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged. Without
+    /// it, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after
+    /// an error.
     ///
     /// # Complexity
-    /// That of the exchange of this rank's shards, and two passes over the gradients.
+    /// The time of the exchange of this rank's shards, and two passes over the gradients.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<(Group, Request<'b>)>, Error> {
         self.advance(gradients)?;
         if matches!(self.stage, Stage::Exchanging(_)) {

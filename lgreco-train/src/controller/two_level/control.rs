@@ -29,8 +29,8 @@ pub(super) enum Stage {
 }
 
 impl TwoLevel {
-    /// Begins a step, as [`Controller::begin_step`](super::super::Controller::begin_step). After it come the
-    /// [`control`](TwoLevel::control) requests, then the buckets, then [`finish_step`](TwoLevel::finish_step).
+    /// Begins a step, like [`Controller::begin_step`](super::super::Controller::begin_step). Then perform the
+    /// [`control`](TwoLevel::control) requests, exchange the buckets, and call [`finish_step`](TwoLevel::finish_step).
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
@@ -70,11 +70,11 @@ impl TwoLevel {
         self.failure.map_or_else(|| check_rate(self.rate), Err)
     }
 
-    /// Returns the next collective of the agreement, with its group. The collective before must be complete. `None` means that the
-    /// agreement is complete. In most steps there is one message inside the node.
+    /// Returns the next collective of the agreement, with its group. The previous collective must be complete. `None` means that
+    /// the agreement is complete. In most steps there is one message inside the node.
     ///
     /// # Errors
-    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are those of
+    /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are the same as those of
     /// [`Controller::control`](super::super::Controller::control), with rank numbers among all ranks. [`Error::PeerOption`] names a
     /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {

@@ -74,7 +74,7 @@ pub(super) fn shards(whole: &[Tensor], topology: &Topology) -> Result<Vec<Tensor
     whole.iter().map(|tensor| shard(tensor, topology.per_node, topology.local)).collect()
 }
 
-/// The configuration of a controller of shards.
+/// The configuration of the controller of this rank's shards.
 ///
 /// # Errors
 /// [`CoreError::Parameter`] for [`Route::Sharded`], because each rank would get the mean of a part only.

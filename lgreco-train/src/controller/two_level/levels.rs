@@ -48,7 +48,7 @@ impl Levels {
     /// Creates the controller of rank `rank` among `world` ranks or, with `place`, of the rank at this place among nodes.
     ///
     /// # Errors
-    /// Those of [`Controller::new`] and [`TwoLevel::new`].
+    /// The errors of [`Controller::new`] and [`TwoLevel::new`].
     pub fn new(
         config: Config,
         tensors: Vec<Tensor>,
@@ -102,7 +102,7 @@ impl Levels {
         }
     }
 
-    /// The present settings in one line; see [`Controller::summary`]. With two levels, layers and bytes are those of this rank's
+    /// The present settings in one line; see [`Controller::summary`]. With two levels, layers and bytes refer to this rank's
     /// shards.
     pub fn summary(&self) -> String {
         match self {
@@ -125,7 +125,7 @@ impl Levels {
     /// Begins a step.
     ///
     /// # Errors
-    /// Those of [`Controller::begin_step`].
+    /// The errors of [`Controller::begin_step`].
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         match self {
             Levels::One(controller) => controller.begin_step(learning_rate),
@@ -136,7 +136,7 @@ impl Levels {
     /// The next control request, with its group.
     ///
     /// # Errors
-    /// Those of [`Controller::control`] and [`TwoLevel::control`].
+    /// The errors of [`Controller::control`] and [`TwoLevel::control`].
     pub fn control(&mut self) -> Result<Option<(Option<Group>, Request<'_>)>, Error> {
         Ok(match self {
             Levels::One(controller) => controller.control()?.map(|request| (None, request)),
@@ -147,7 +147,7 @@ impl Levels {
     /// Lends a bucket.
     ///
     /// # Errors
-    /// Those of [`Controller::open`].
+    /// The errors of [`Controller::open`].
     pub fn open(&mut self, layers: &[usize]) -> Result<LevelsBucket, Error> {
         Ok(match self {
             Levels::One(controller) => LevelsBucket::One(controller.open(layers)?),
@@ -158,7 +158,7 @@ impl Levels {
     /// Takes a bucket back.
     ///
     /// # Errors
-    /// Those of [`Controller::close`].
+    /// The errors of [`Controller::close`].
     pub fn close(&mut self, bucket: LevelsBucket) -> Result<(), Error> {
         match (self, bucket) {
             (Levels::One(controller), LevelsBucket::One(bucket)) => controller.close(bucket),
@@ -173,7 +173,7 @@ impl Levels {
     /// Ends the step.
     ///
     /// # Errors
-    /// Those of [`Controller::finish_step`].
+    /// The errors of [`Controller::finish_step`].
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         match self {
             Levels::One(controller) => controller.finish_step(),
@@ -184,7 +184,7 @@ impl Levels {
     /// Gives up the present step.
     ///
     /// # Errors
-    /// Those of [`Controller::abandon_step`].
+    /// The errors of [`Controller::abandon_step`].
     pub fn abandon_step(&mut self) -> Result<(), Error> {
         match self {
             Levels::One(controller) => controller.abandon_step(),
@@ -195,7 +195,7 @@ impl Levels {
     /// This rank's state as bytes.
     ///
     /// # Errors
-    /// Those of [`Controller::save`].
+    /// The errors of [`Controller::save`].
     pub fn save_only(&self, contents: Contents) -> Result<Vec<u8>, Error> {
         match self {
             Levels::One(controller) => controller.save_only(contents),
@@ -206,7 +206,7 @@ impl Levels {
     /// A part of this rank's state.
     ///
     /// # Errors
-    /// Those of [`Controller::save_part`].
+    /// The errors of [`Controller::save_part`].
     ///
     /// # Panics
     /// When there is no such layer.
@@ -220,7 +220,7 @@ impl Levels {
     /// Continues from saved states, with or without nodes.
     ///
     /// # Errors
-    /// Those of [`Controller::load`] and [`TwoLevel::load`].
+    /// The errors of [`Controller::load`] and [`TwoLevel::load`].
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         match self {
             Levels::Two(training) => training.load(plan, residuals),
@@ -234,7 +234,7 @@ impl Levels {
     /// Gives new settings, one per whole layer, under a fixed policy.
     ///
     /// # Errors
-    /// Those of [`Planning::set_settings`](controller::Planning::set_settings).
+    /// The errors of [`Planning::set_settings`](controller::Planning::set_settings).
     pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
         match self {
             Levels::One(controller) => controller.planning().set_settings(settings),
@@ -246,7 +246,7 @@ impl Levels {
     /// of whole gradients.
     ///
     /// # Errors
-    /// Those of [`Controller::memory`].
+    /// The errors of [`Controller::memory`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         match self {
             Levels::One(controller) => controller.memory(bucket_bytes, at_once),
@@ -267,7 +267,7 @@ impl LevelsBucket {
     /// The collectives that [`next`](LevelsBucket::next) will ask for.
     ///
     /// # Errors
-    /// Those of [`Bucket::rounds`](controller::Bucket::rounds).
+    /// The errors of [`Bucket::rounds`](controller::Bucket::rounds).
     pub fn rounds(&self) -> Result<Vec<(Option<Group>, Round)>, Error> {
         Ok(match self {
             LevelsBucket::One(bucket) => bucket.rounds()?.map(|round| (None, round)).collect(),
@@ -280,7 +280,7 @@ impl LevelsBucket {
     /// Declares that a layer has no gradient on this rank.
     ///
     /// # Errors
-    /// Those of [`Bucket::withhold`](controller::Bucket::withhold).
+    /// The errors of [`Bucket::withhold`](controller::Bucket::withhold).
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         match self {
             LevelsBucket::One(bucket) => bucket.withhold(layer),
@@ -291,7 +291,7 @@ impl LevelsBucket {
     /// Takes the gradients of this step.
     ///
     /// # Errors
-    /// Those of [`Bucket::submit`](controller::Bucket::submit).
+    /// The errors of [`Bucket::submit`](controller::Bucket::submit).
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         match self {
             LevelsBucket::One(bucket) => bucket.submit(gradients),
@@ -302,7 +302,7 @@ impl LevelsBucket {
     /// Declares that this rank has no gradients.
     ///
     /// # Errors
-    /// Those of [`Bucket::submit_failure`](controller::Bucket::submit_failure).
+    /// The errors of [`Bucket::submit_failure`](controller::Bucket::submit_failure).
     pub fn submit_failure(&mut self, failure: Error) -> Result<(), Error> {
         match self {
             LevelsBucket::One(bucket) => bucket.submit_failure(failure),
@@ -313,7 +313,7 @@ impl LevelsBucket {
     /// The next collective, with its group.
     ///
     /// # Errors
-    /// Those of [`Bucket::next`](controller::Bucket::next).
+    /// The errors of [`Bucket::next`](controller::Bucket::next).
     pub fn next<'b>(
         &'b mut self,
         gradients: &'b mut [ValuesMut<'_>],
@@ -324,7 +324,7 @@ impl LevelsBucket {
         })
     }
 
-    /// Whether the collective under way is the last of a bucket of nodes. False for buckets of all ranks.
+    /// Whether the collective under way is the bucket's last, with two levels. False with one level.
     pub fn is_last(&self) -> bool {
         matches!(self, LevelsBucket::Two(bucket) if bucket.is_last())
     }

@@ -26,7 +26,7 @@ pub(super) const FAULT: usize = 2;
 pub(super) struct Fault {
     /// The error's [code](Error::code); 0 for none.
     pub code: u64,
-    /// The rank that found it, among all ranks.
+    /// The rank that found the error, by its number among all ranks.
     pub rank: u32,
     /// Whether that rank failed after its last message to its peers, so that other nodes have their means.
     pub alone: bool,
@@ -140,10 +140,10 @@ impl Messages {
         &mut self.means[..len]
     }
 
-    /// Writes this rank's gradients for the reduce-scatter. Layers without one count as zeros.
+    /// Writes this rank's gradients for the reduce-scatter. A layer without a gradient counts as zeros.
     ///
     /// # Errors
-    /// Those of gradients that do not fit their layers or are not finite.
+    /// The errors of gradients that do not fit their layers or are not finite.
     pub(super) fn fill(
         &mut self,
         layers: &[Layer],
@@ -184,7 +184,7 @@ impl Messages {
         }
     }
 
-    /// Where this rank's part of the sums begins.
+    /// The index at which this rank's part of the sums begins.
     fn own(&self, topology: &Topology) -> usize {
         self.lens[..topology.local as usize].iter().sum::<u64>() as usize
     }
@@ -213,7 +213,7 @@ impl Messages {
         }
     }
 
-    /// This rank's shards. They hold the means of its node, and after the exchange those of all nodes.
+    /// This rank's shards. They hold the means of its node, and after the exchange the means over all nodes.
     pub(super) fn shards(&mut self, layers: &[Layer], topology: &Topology) -> Vec<ValuesMut<'_>> {
         let mut means = own_means(&self.bytes, &mut self.means, topology);
         let _ = take(&mut means, FAULT);
@@ -242,7 +242,7 @@ impl Messages {
     /// Writes all ranks' means to the gradients.
     ///
     /// # Errors
-    /// Those of gradients that do not fit their layers.
+    /// The errors of gradients that do not fit their layers.
     pub(super) fn deliver(
         &mut self,
         layers: &[Layer],

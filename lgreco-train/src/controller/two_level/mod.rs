@@ -141,8 +141,8 @@ impl TwoLevel {
     /// layers. They are scaled to the size of shards.
     ///
     /// # Errors
-    /// Those of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the ranks per
-    /// node, for a node not below the number of nodes, and for [`Route::Sharded`](crate::exchange::Route).
+    /// The errors of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the
+    /// ranks per node, for a node not below the number of nodes, and for [`Route::Sharded`](crate::exchange::Route).
     ///
     /// # Complexity
     /// That of [`Controller::new`].
@@ -215,7 +215,7 @@ impl TwoLevel {
     /// [`Planning::set_settings`](super::Planning).
     ///
     /// # Errors
-    /// Those of [`Planning::set_settings`](super::Planning).
+    /// The errors of [`Planning::set_settings`](super::Planning).
     pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
         let of_shard = |(at, setting): (usize, Setting)| match self.layers.get(at) {
             Some(tensor) => setting_of_shard(setting, tensor.shape(), &self.topology),
@@ -229,7 +229,7 @@ impl TwoLevel {
     /// `bucket_bytes` counts whole gradients.
     ///
     /// # Errors
-    /// Those of [`Controller::memory`].
+    /// The errors of [`Controller::memory`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let per_node = self.topology.per_node as usize;
         let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes);

@@ -54,7 +54,7 @@ pub(super) fn of_plan<'a>(whole: &[Tensor], topology: &Topology, plan: &Shards<'
     Ok(Cut { owner: plan.layers.owner, layers: layers.collect::<Result<_, Error>>()? })
 }
 
-/// The residuals of this rank's shards: one state for each former node of the states `given`.
+/// The residuals of this rank's shards. The result has one state for each node from which the states in `given` come.
 ///
 /// # Errors
 /// [`CoreError::SavedState`](crate::CoreError::SavedState) with the local rank whose state is missing.

@@ -28,7 +28,7 @@ impl TwoLevel {
     /// own state.
     ///
     /// # Errors
-    /// Those of [`Controller::save`](super::super::Controller::save).
+    /// The errors of [`Controller::save`](super::super::Controller::save).
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         self.save_only(Contents::Everything)
     }
@@ -53,8 +53,8 @@ impl TwoLevel {
     }
 
     /// Continues from `plan`, the saved state of a rank, with residuals from the states `residuals`, like
-    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks load between the same two
-    /// steps, or none. Ranks of runs without nodes count as nodes of one rank.
+    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks must load between the
+    /// same two steps. A rank of a run without nodes counts as a node of one rank.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
@@ -63,15 +63,15 @@ impl TwoLevel {
     /// | other ranks per node | the same state on all peers | as above |
     ///
     /// Each rank finds its shards in the residuals by the layers' names, even if layers were cut at other places. So the mean
-    /// residual stays the same if the states of every former node are given to exactly one node. If shards are cut at other places
-    /// than before, settings are scaled in proportion to those of the plan's shards. Then the window starts again, and so do
-    /// PowerSGD's factors if their size differs.
+    /// residual stays the same if the states of every former node are given to exactly one node. If shards are now cut at other
+    /// places, each new shard takes the setting of the plan's shard, scaled to the new shard's size. The window then starts anew,
+    /// and PowerSGD's factors start anew if their size differs.
     ///
     /// [`Loaded::rank`] is the number of a node, and [`Loaded::world_size`] the number of nodes.
     ///
     /// # Errors
-    /// Those of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
-    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of it. This value is then unchanged.
+    /// The errors of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
+    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of it. After an error, nothing has changed.
     ///
     /// # Complexity
     /// The bytes of all states.
@@ -92,7 +92,7 @@ pub fn is_state(bytes: &[u8]) -> bool {
 /// node.
 ///
 /// # Errors
-/// Those of [`TwoLevel::load`].
+/// The errors of [`TwoLevel::load`].
 pub fn load_without_nodes(controller: &mut Controller, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
     let place = Topology { nodes: controller.world, node: controller.rank, per_node: 1, local: 0 };
     let layers = controller.scheduler.tensors.clone();

@@ -16,10 +16,10 @@ use lgreco::error::expect_len;
 impl TwoLevel {
     /// Lends these layers as a bucket, in any order, like [`Controller::open`](super::super::Controller::open). All ranks must
     /// exchange the same layers together. For a new set of layers, an additional all-gather of 16 bytes inside the node checks
-    /// that.
+    /// this.
     ///
     /// # Errors
-    /// Those of [`Controller::open`](super::super::Controller::open).
+    /// The errors of [`Controller::open`](super::super::Controller::open).
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         self.expect_open()?;
         let agreement = match self.agreed.contains(layers) {
@@ -63,10 +63,10 @@ impl TwoLevel {
         self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
     }
 
-    /// Takes a bucket back, at any point. If it was not exchanged, the residuals of its layers stay.
+    /// Takes a bucket back, at any point. If it was not exchanged, the residuals of its layers stay unchanged.
     ///
     /// # Errors
-    /// Those of [`Controller::close`](super::super::Controller::close).
+    /// The errors of [`Controller::close`](super::super::Controller::close).
     pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
         if bucket.stage == bucket::Stage::Done && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect());
@@ -77,7 +77,7 @@ impl TwoLevel {
     }
 
     /// Ends the step, after all of its buckets were exchanged and closed. The report counts bytes of this rank's shards: the bytes
-    /// of their gradients, and those of the payloads that this rank sent to each peer.
+    /// of their gradients, and the bytes of the payloads that this rank sent to each peer.
     ///
     /// # Errors
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
@@ -126,7 +126,7 @@ impl TwoLevel {
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
     /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
-    /// [`Error::OtherPlace`], on this rank only, when the groups are not those of [`topology`](TwoLevel::topology).
+    /// [`Error::OtherPlace`], on this rank only, when the groups do not match [`topology`](TwoLevel::topology).
     /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
     /// [`Error::InFlight`], on this rank only, if a bucket has a layer of that step.
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
@@ -165,7 +165,7 @@ impl TwoLevel {
             return Err(Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() });
         }
         if let Err(error) = self.expect_idle() {
-            // The other ranks wait for this one's messages, so they are told.
+            // The other ranks wait for this rank's messages, so this rank reports the error to them.
             self.abandon_step()?;
             return self.run(node, peers, Err(error), learning_rate);
         }

@@ -23,11 +23,11 @@ pub enum Group {
 pub struct Topology {
     /// Number of nodes, at least 1.
     pub nodes: u32,
-    /// This rank's node, below `nodes`: its rank among its peers.
+    /// The number of this rank's node, below `nodes`. It is also this rank's number among its peers.
     pub node: u32,
     /// Ranks per node, at least 1, the same on all nodes.
     pub per_node: u32,
-    /// This rank's local rank, below `per_node`: its rank in its node.
+    /// This rank's number in its node, below `per_node`.
     pub local: u32,
 }
 

@@ -65,7 +65,7 @@ pub(super) fn share(world: u32) -> f32 {
 /// Writes the mean of a sum of shares. The sum is undefined afterwards.
 ///
 /// # Errors
-/// As [`average_shares`]; [`CoreError::ElementOverflow`] when a mean exceeds its element type.
+/// The errors of [`average_shares`]; [`CoreError::ElementOverflow`] when a mean exceeds its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     if let Some(mean) = mean.as_f32() {
         return finite(spread_parts!(sum.len(), 1, (&*sum, mean), Divisor::of_shares(world), divide));

@@ -58,7 +58,7 @@ struct Stretches<'a, P> {
     /// The first element.
     start: usize,
     mean: ValuesMut<'a>,
-    /// As in [`Scratch`]; empty for parts that other cores compute, because these have their own.
+    /// The same as in [`Scratch`]. Empty for parts that other cores compute, because these cores have their own memory.
     places: &'a mut [[u64; 2]],
     wide: &'a mut [f32],
 }

@@ -161,7 +161,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
         if program.is_in_place(&layer.spec()) {
             layer.put_nothing()?;
             return match layer.values.as_f32() {
-                // With a power of two as number of workers, sums of shares are means.
+                // If the number of workers is a power of two, the sums of shares are already the means.
                 Some(sums) if !world.is_power_of_two() => average_shares(sums, world),
                 _ => Ok(()),
             };
@@ -221,7 +221,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut R
         if let (Some(mean), true) = (layer.values.as_f32(), wanted.len() == shape.elements()) {
             return Ok(reconstruct(shape, rank, p, q, mean)?);
         }
-        // A few rows at a time. A shard may need only part of them.
+        // Computes a few rows at a time. A shard may need only a part of these rows.
         let mut at = wanted.start;
         while at < wanted.end {
             let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + ROWS);

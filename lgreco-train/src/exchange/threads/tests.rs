@@ -29,7 +29,7 @@ fn moves_what_it_says() {
                 worker.broadcast(world - 1, &mut bytes).unwrap();
                 assert_eq!(bytes, [world as u8 - 1; 3]);
 
-                // From `rank` to `to`: `rank + to` bytes of 16 · rank + to.
+                // `from` sends `from + to` bytes to `to`, all of the value 16 · from + to.
                 let sent = |from: u32, to: u32| vec![(16 * from + to) as u8; (from + to) as usize];
                 let all: Vec<u8> = (0..world).flat_map(|to| sent(rank, to)).collect();
                 let expected: Vec<u8> = (0..world).flat_map(|from| sent(from, rank)).collect();
@@ -38,7 +38,7 @@ fn moves_what_it_says() {
                 worker.all_to_all(&all, &lens, &mut received, &lens).unwrap();
                 assert_eq!(received, expected);
 
-                // In rank order: 2^24 + 1 + 1 is 2^24 in f32, 1 + 1 + 2^24 is not.
+                // Values are added in rank order. In f32, 2^24 + 1 + 1 is 2^24, but 1 + 1 + 2^24 is not.
                 let mut values = [if rank == 0 { 16777216.0 } else { 1.0 }; 5];
                 worker.all_reduce_sum(&mut values).unwrap();
                 assert_eq!(values, [16777216.0; 5]);

@@ -69,7 +69,7 @@ impl NamedTable {
     /// Prepares the table for planning within `constraints`. Layers of a group share options with the same label.
     ///
     /// If a layer has a label twice, the first occurrences match each other, and so do the second ones. `constraints`
-    /// replace those that the table states.
+    /// replace the constraints that the table states.
     ///
     /// ```
     /// # use lgreco::{plan::Constraints, table::{Choice, NamedTable}};
@@ -87,7 +87,7 @@ impl NamedTable {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Merged::by_key`], with the layer's name.
+    /// The errors of [`Merged::by_key`], with the layer's name added.
     ///
     /// # Complexity
     /// O(options·log(options)).

@@ -1,4 +1,4 @@
-//! What it costs that factors travel as bf16, in which an exchange rounds `P` before it is made orthonormal, and `Q`.
+//! The error that bf16 factors cause. An exchange rounds `P` before it is orthonormalised, and also rounds `Q`.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn nearest(x: f32) -> f32 {
     Bf16::from_f32(x).to_f32()
 }
 
-/// Four times as far off as [`nearest`] at the most.
+/// Rounds towards zero, with one bit less. The error is at most four times that of [`nearest`].
 fn truncated(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & 0xfffe_0000)
 }
@@ -17,7 +17,7 @@ fn energy(values: &[f32]) -> f64 {
     values.iter().map(|&x| x as f64 * x as f64).sum()
 }
 
-/// Flat, steep, falling slowly, and of low rank under noise.
+/// Gradients with flat, steep and slowly falling spectra, and of low rank with noise.
 fn spectra() -> Vec<(Shape, Vec<f32>)> {
     let mut spectra = Vec::new();
     for (seed, (rows, cols)) in [(24, 40), (40, 33), (64, 27), (16, 64)].into_iter().enumerate() {
@@ -39,8 +39,8 @@ fn spectra() -> Vec<(Shape, Vec<f32>)> {
     spectra
 }
 
-/// A worker's last of [`STEPS`] warm-started steps whose factors are rounded so: squared errors with the last `Q` as it was
-/// before it was rounded, and after; its energy.
+/// Takes [`STEPS`] warm-started steps with factors rounded by `round`. Returns the squared errors of the last step, with
+/// `Q` before and after rounding, and the energy of `Q`.
 fn rounded(gradient: &Gradient<'_>, rank: u32, round: fn(f32) -> f32) -> ([f64; 2], f64) {
     let shape = gradient.shape();
     let r = effective_rank(shape, rank);
@@ -64,8 +64,8 @@ fn rounded(gradient: &Gradient<'_>, rank: u32, round: fn(f32) -> f32) -> ([f64; 
     ([error(&exact), error(&q)], energy(&exact))
 }
 
-/// What rounding adds beyond `2^-16` of the energy of `Q`, as parts of the gradient's; with `P` rounded too, how far the
-/// squared error is from the row's either way.
+/// Returns the largest of two costs, as fractions of the gradient's energy. The first is the error that rounding `Q` adds,
+/// minus `2^-16` of the energy of `Q`. The second is the distance of the whole squared error from the row.
 fn costs(round: fn(f32) -> f32) -> [f64; 2] {
     let mut largest = [f64::NEG_INFINITY; 2];
     for (shape, values) in spectra() {
@@ -83,8 +83,8 @@ fn costs(round: fn(f32) -> f32) -> [f64; 2] {
     largest
 }
 
-/// Each value is off by `2^-8` of itself at the most, and what is added to the error of `Q` is orthogonal to it; `P` spans
-/// another space, be it a better one.
+/// Each value is off by at most `2^-8` of itself. The error that rounding `Q` adds is orthogonal to the rest of the error.
+/// Rounding `P` changes the space that its columns span, sometimes for the better.
 #[test]
 fn factors_in_bf16_cost_what_the_search_says() {
     let [of_q, of_both] = costs(nearest);

@@ -16,7 +16,7 @@ fn run(table: &Table, budget: f64, elements: &[u64], metric: &[f64], clusters: u
     options
 }
 
-/// Layers of four options each: 5, 4, 3, 2 bits, errors halving with every bit.
+/// Layers with options of 5, 4, 3 and 2 bits. Each bit halves the error.
 fn widths(scales: &[f64]) -> (Vec<Choice>, Vec<usize>) {
     let row = |&scale: &f64| {
         [5u32, 4, 3, 2].map(|bits| Choice { size: 100 * u64::from(bits), error: scale / f64::from(1 << bits) })
@@ -30,15 +30,15 @@ fn sensitive_clusters_get_more_bits() {
     let table = Table::new(&choices, &ends).unwrap();
     let metric = [1.0, 90.0, 30.0, 60.0, 31.0, 61.0, 2.0, 91.0];
     assert_eq!(run(&table, 0.9375, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
-    // A larger budget needs no fifth bit: the four levels share three widths, then two, then one.
+    // Larger budgets need no fifth bit. The four levels share three widths, then two, then one.
     assert_eq!(run(&table, 1.125, &[1000; 8], &metric, 4), Ok(vec![3, 1, 2, 2, 2, 2, 3, 1]));
     assert_eq!(run(&table, 1.5, &[1000; 8], &metric, 4), Ok(vec![3, 2, 3, 2, 3, 2, 3, 2]));
     assert_eq!(run(&table, 2.0, &[1000; 8], &metric, 4), Ok(vec![3; 8]));
-    // Two distinct points for four levels: the two most exact levels.
+    // With two distinct points for four levels, the two most exact levels are used.
     assert_eq!(run(&table, 0.375, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
-    // Far more levels than clusters: all are near the exact end.
+    // With far more levels than clusters, all layers get the most exact width.
     assert_eq!(run(&table, 0.25, &[9; 8], &metric, usize::MAX), Ok(vec![0; 8]));
-    // One point, zero spread.
+    // All layers are at the same point.
     assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 4), Ok(vec![0; 8]));
     assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 1), Ok(vec![0; 8]));
 }
@@ -56,7 +56,8 @@ fn the_budget_raises_the_worst_error_per_bit() {
     let (choices, ends) = widths(&[1.0; 4]);
     let table = Table::new(&choices, &ends).unwrap();
     let run = |budget| run(&table, budget, &[9; 4], &[1.0, 2.0, 3.0, 4.0], 4);
-    // Errors 1/4, 1/8, 1/16, 1/32 at 2, 3, 4, 5 bits; the first layer has the most per bit, twice.
+    // Errors are 1/4, 1/8, 1/16 and 1/32 at 2, 3, 4 and 5 bits. Twice, another bit of the first layer reduces the
+    // error most.
     assert_eq!(run(0.46875), Ok(vec![3, 2, 1, 0]));
     assert_eq!(run(0.4), Ok(vec![2, 2, 1, 0]));
     assert_eq!(run(0.3), Ok(vec![1, 2, 1, 0]));

@@ -1,4 +1,4 @@
-//! The solver under size limits, against enumeration and against dynamic programming over sizes.
+//! Compares the solver under size limits with enumeration and with dynamic programming over sizes.
 
 use proptest::prelude::*;
 
@@ -54,14 +54,14 @@ proptest! {
         check_against(&table, limit, Limits { states: 40 }, optimum);
         if let Some(Limit::Error(optimum)) = optimum {
             let summary = check_exact(&table, limit, DEFAULT).unwrap();
-            // Such errors are whole units: nothing is rounded.
+            // These errors are whole units, so nothing is rounded.
             prop_assert_eq!((summary.error, bound(&summary)), (optimum, optimum));
         }
     }
 }
 
-/// The size of the plan that a budget leads to, as the limit: its error is then the budget's at most, and both plans prove
-/// each other.
+/// The size limit is the size of the best plan for an error budget. The error is then at most this budget, and each plan
+/// proves the other.
 #[test]
 fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
     let (mut improved, mut proved) = (0, 0);
@@ -112,7 +112,8 @@ fn never_more_error_than_the_plan_of_algorithm_1() {
     assert!(unproved > 5 && better > 50, "{unproved}, {better}");
 }
 
-/// The same table at the ends of f64 and in the middle: the same plan, proved, where all errors are multiples of a unit.
+/// A table is scaled to both ends and to the middle of the range of f64. All errors are multiples of one unit, so each
+/// scale has the same proven plan.
 #[test]
 fn plans_are_proved_at_both_ends_of_the_numbers() {
     let model = model(Rows::TopK, 12, 20, 3);
@@ -132,8 +133,8 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
     assert!(plans[1..].iter().all(|plan| *plan == plans[0]));
 }
 
-/// Options that nobody should take, marked by huge errors, cost no precision; a plan of such options has no error that is a
-/// number, and is refused as the best one.
+/// Huge errors may mark options that should not be chosen. They cost no precision. If a size limit leaves only such
+/// options, their errors may sum to infinity, and the plan is refused.
 #[test]
 fn huge_errors_hide_no_small_ones() {
     for huge in [1e30, 1e300, f64::MAX] {
@@ -181,7 +182,7 @@ fn of_equal_errors_the_smaller_size_then_the_lower_index() {
     assert_eq!(run(&table, 9).unwrap().1, [1]);
 }
 
-/// Sums of units over more than 256 layers, each as wide as the limit, do not fit 128 bits.
+/// If more than 256 layers each have sizes as large as the limit, sums of units do not fit 128 bits.
 #[test]
 fn many_layers_as_wide_as_the_limit() {
     for layers in [255, 400, 1000] {

@@ -1,11 +1,11 @@
-//! Whatever fails on one rank fails on all, in the same step.
+//! A failure on one rank is an error on all ranks, in the same step.
 
 use super::*;
 use lgreco_train::OptionValue::{Name, Whole};
 
 const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
 
-/// All ranks but the one at fault are told which it is.
+/// Asserts that all other ranks get an error that names the failing rank.
 fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str) {
     for (other, result) in (0..).zip(results) {
         let expected = if other == rank { *own } else { Error::Peer { rank, code: own.code() } };
@@ -13,7 +13,7 @@ fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str
     }
 }
 
-/// One rank fails alone, at every step of a run with warm-up, decisions and compression; the next step works.
+/// In a run with warm-up, decisions and compression, one rank fails at every second step. The steps between them work.
 #[test]
 fn a_rank_that_fails_at_any_step_is_named_on_all() {
     for size in [(2, 2), (2, 3), (3, 2)] {
@@ -54,7 +54,7 @@ fn a_rank_that_fails_at_any_step_is_named_on_all() {
     }
 }
 
-/// In flight the first bucket fails on all ranks, and the other one is exchanged.
+/// Two buckets are exchanged at the same time. The first one fails on all ranks, and the other one succeeds.
 #[test]
 fn a_bucket_that_fails_on_one_rank_fails_on_all() {
     for failing in 0..4 {
@@ -91,7 +91,8 @@ fn a_bucket_that_fails_on_one_rank_fails_on_all() {
     }
 }
 
-/// Only the first ranks' shards overflow, between nodes. Their nodes' other ranks hear of it, and take their residuals back.
+/// Only the shards of the nodes' first ranks overflow, in the exchange between nodes. The other ranks get the error, and
+/// restore their residuals.
 #[test]
 fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
     let results = on_nodes((2, 2), |place, node, peers| {
@@ -99,7 +100,7 @@ fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
         (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
         let before: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
         let mut values = values(place.rank(), 4);
-        (0..8).for_each(|row| values[0][24 * row] = 2e38); // PowerSGD's Q leaves f32
+        (0..8).for_each(|row| values[0][24 * row] = 2e38); // PowerSGD's Q exceeds f32
         let result = as_gradients(&mut values, |gradients| training.step(node, peers, gradients, 1.0).map(drop));
         let after: Vec<_> = (0..4).map(|layer| residual(training.controller(), layer)).collect();
         assert!(before == after, "a failed step leaves residuals: {result:?}");
@@ -115,7 +116,7 @@ fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
     }
 }
 
-/// A step that one rank cannot begin is begun on none.
+/// If one rank cannot begin a step, no rank begins it.
 #[test]
 fn control_requests_fail_on_all_ranks() {
     for at in [0, 2] {
@@ -139,7 +140,8 @@ fn control_requests_fail_on_all_ranks() {
     }
 }
 
-/// What differs inside a node is named there, and what differs between peers by them; the others hear which rank differs.
+/// A difference inside a node is named on that node, and a difference between peers is named on the peers. The other ranks
+/// get the number of the differing rank.
 #[test]
 fn options_and_layers_that_differ_are_named() {
     let first_step = |change: &(dyn Fn(Topology, &mut Config, &mut Vec<Tensor>) + Sync)| {
@@ -150,7 +152,7 @@ fn options_and_layers_that_differ_are_named() {
             agree_on_nodes(&mut training, node, peers, 1.0)
         })
     };
-    // The second rank of each node.
+    // The second rank of each node differs.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.local));
     for (rank, result) in results.iter().enumerate() {
         let first = 2 * (rank as u32 / 2) + 1;
@@ -162,13 +164,13 @@ fn options_and_layers_that_differ_are_named() {
         }
     });
     assert_eq!(results[0], Err(differ(1, "route", Name("scatter-reduce"), Name("all-gather"))));
-    // The second node.
+    // The second node differs.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.node));
     for (rank, result) in results.iter().enumerate() {
         let first = 2 + rank as u32 % 2;
         assert_eq!(*result, Err(differ(first, "period", Whole(4), Whole(3))), "rank {rank}");
     }
-    // One rank.
+    // One rank differs.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.rank() == 3));
     let (named, told) = (differ(3, "period", Whole(4), Whole(3)), Error::Peer { rank: 3, code: 82 });
     assert_eq!(results[2..], [Err(named), Err(named)]);
@@ -185,7 +187,7 @@ fn options_and_layers_that_differ_are_named() {
     }
 }
 
-/// Ranks of a node with other layers in a bucket.
+/// The ranks of a node put different layers into a bucket.
 #[test]
 fn buckets_of_other_layers_are_found() {
     let results = on_nodes((2, 2), |place, node, peers| {
@@ -213,7 +215,7 @@ fn buckets_of_other_layers_are_found() {
     }
 }
 
-/// The rank that had begun another step gives it up, and tells all.
+/// One rank has already begun another step. It abandons that step, and all ranks get an error.
 #[test]
 fn a_step_within_a_step_fails_on_all_ranks() {
     for steps in [1, 3] {
@@ -233,7 +235,8 @@ fn a_step_within_a_step_fails_on_all_ranks() {
     }
 }
 
-/// A rank whose trainer fails does not know this step's learning rate, which Accordion compares.
+/// Accordion compares learning rates, but a rank whose trainer fails does not know the rate. All ranks get its error
+/// nevertheless.
 #[test]
 fn a_failure_is_told_whatever_the_learning_rate() {
     for steps in [0, 3] {
@@ -257,7 +260,7 @@ fn a_failure_is_told_whatever_the_learning_rate() {
     }
 }
 
-/// The last call of a bucket writes the means, and checks where to.
+/// The last call of a bucket writes the means. It first checks the gradients that they replace.
 #[test]
 fn means_are_not_written_to_other_gradients() {
     on_nodes((2, 2), |place, node, peers| {

@@ -1,4 +1,4 @@
-//! A gradient that is not finite on one rank.
+//! Tests of a gradient that is not finite on one rank.
 
 use super::*;
 

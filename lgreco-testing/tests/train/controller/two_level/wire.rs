@@ -1,4 +1,4 @@
-//! Bytes through a node's link.
+//! Tests of the number of bytes through a node's link.
 
 use super::*;
 use lgreco_train::compress::Compressor;
@@ -31,7 +31,7 @@ impl Collective for Counting<'_> {
     }
 }
 
-/// A node sends the payloads of its shards to each other node once, and a status with each.
+/// A node sends each shard's payload once to each other node, with a status record.
 #[test]
 fn each_shards_payload_goes_to_each_other_node_once() {
     let tensors = || vec![Tensor::new("fc1", &[64, 48], Dtype::F32).unwrap()];
@@ -46,7 +46,7 @@ fn each_shards_payload_goes_to_each_other_node_once() {
                 let mut gradient = noise(0, place.rank(), step, 64 * 48);
                 let mut gradients = [ValuesMut::F32(&mut gradient)];
                 match step {
-                    // Dense, and a decision.
+                    // Two uncompressed steps, and a decision.
                     0..=2 => drop(training.step(node, peers, &mut gradients, 1.0).unwrap()),
                     _ => {
                         let mut counting = Counting(peers, 0);
@@ -64,7 +64,8 @@ fn each_shards_payload_goes_to_each_other_node_once() {
         let rows = |local: usize| 64 / size.1 as usize + usize::from(local < 64 % size.1 as usize);
         let of_shards: usize = (0..size.1 as usize).map(|local| payload(rows(local)) + Slip::LEN).sum();
         assert_eq!(through_link, of_shards * (size.0 as usize - 1));
-        // All ranks with all others on other nodes would send more than `per_node` times as much.
+        // If every rank sent whole payloads to all ranks on other nodes, a node would send about `per_node` squared
+        // times as many bytes.
         let others = (size.1 * (size.0 - 1)) as usize;
         let flat = size.1 as usize * others * (payload(64) + Slip::LEN);
         let times = flat as f64 / through_link as f64;
