@@ -1,4 +1,4 @@
-//! A pool of threads for compressors and plans.
+//! Pools of threads for compressors and plans.
 
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -12,6 +12,17 @@ static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     fn run(py: Python<'_>, work: Work<'_>) {
         py.detach(|| run_on_cores(work));
+    }
+    erased(work, |work| run(py, work))
+}
+
+/// Like [`detached`], on a pool of its own, so that work on the usual pool does not wait for this work. The pool ends with it.
+pub(crate) fn detached_aside<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    fn run(py: Python<'_>, work: Work<'_>) {
+        py.detach(|| match new_pool() {
+            Some(pool) => pool.install(work),
+            None => work(),
+        });
     }
     erased(work, |work| run(py, work))
 }
@@ -44,11 +55,15 @@ fn run_on_cores(work: Work<'_>) {
 fn pool() -> Option<Arc<ThreadPool>> {
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     if pool.is_none() {
-        let of = |name| env::var(name).ok()?.parse().ok().filter(|&threads| threads > 0);
-        let threads = of("RAYON_NUM_THREADS").or_else(|| of("OMP_NUM_THREADS")).unwrap_or(0);
-        *pool = ThreadPoolBuilder::new().num_threads(threads).build().ok().map(Arc::new);
+        *pool = new_pool().map(Arc::new);
     }
     pool.clone()
+}
+
+fn new_pool() -> Option<ThreadPool> {
+    let of = |name| env::var(name).ok()?.parse().ok().filter(|&threads| threads > 0);
+    let threads = of("RAYON_NUM_THREADS").or_else(|| of("OMP_NUM_THREADS")).unwrap_or(0);
+    ThreadPoolBuilder::new().num_threads(threads).build().ok()
 }
 
 /// Drops the pool in a process that was just forked and does not have its threads.

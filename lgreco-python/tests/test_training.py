@@ -16,11 +16,13 @@ import torch.distributed.checkpoint as checkpoint
 from conftest import FULL
 from linear import Linear, gradients
 from ranks import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lgreco
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, empty_state_dict, exchange, lgreco_hook
+from lgreco.torch import LGreCoState, OuterStep, empty_state_dict, exchange, lgreco_hook, register
 from lgreco.torch.layers import Layer
 from lgreco.torch.planning import default_lead
 
@@ -439,6 +441,23 @@ def test_large_models_are_planned_on_a_thread() -> None:
     assert default_lead(large, None, {}) == 10 and default_lead(small, None, {}) == 0
     assert default_lead(large, None, {"start_iter": 3}) == 1 and default_lead(large, None, {"period": 12}) == 6
     assert default_lead(large, None, {"policy": "uniform"}) == default_lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0
+
+
+def _threads_of_plans(rank: int) -> dict[str, bool]:
+    """Whether a large model's plan is made on a thread before it is due, by kind of trainer."""
+    sharded = torch.nn.Linear(2048, 2048)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    states = {
+        "DDP": register(DDP(torch.nn.Linear(2048, 2048)))._planning,
+        "FSDP2": register(sharded)._planning,
+        "OuterStep": OuterStep(torch.nn.Linear(2048, 2048))._fragments[0]._planning,
+    }
+    return {kind: planning.leads for kind, planning in states.items()}
+
+
+def test_every_trainer_plans_large_models_on_a_thread() -> None:
+    for leads in on_ranks(2, _threads_of_plans):
+        assert leads == {"DDP": True, "FSDP2": True, "OuterStep": True}
 
 
 def _replanned(rank: int) -> tuple[list[int], list[int | None], str]:

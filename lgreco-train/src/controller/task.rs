@@ -84,7 +84,8 @@ impl PlanTask {
     /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
-    /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
+    /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates. If `backend`
+    /// is parallel, call this in a thread pool of its own: steps that use the same pool would wait for this work.
     pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(None, backend)
     }

@@ -56,8 +56,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is an error of
         this rank's model. ``routed`` takes lgreco's group, and returns the nodes, if gradients are averaged in two
         levels, and the route."""
-        if options.get("lead", 0) is None:
-            del options["lead"]
+        if options.get("lead") is None:
+            options.pop("lead", None)
             if (lead := default_lead(layers, cuda, options)) > 0:
                 options["lead"] = lead
         told: dict[str, Any] = dict(options)
