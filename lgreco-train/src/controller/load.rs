@@ -4,7 +4,7 @@ use super::decision::LayerSetting;
 use super::layer::LayerState;
 use super::planner::suited;
 use super::schedule::Scheduler;
-use super::state_format::{self, Layers, Owner, Part, Run};
+use super::state_format::{self, Layers, Owner, Run};
 use super::{Controller, Policy, Uncompressed};
 use crate::compress::method::Methods;
 use crate::feedback::{Memory, SavedState};
@@ -204,18 +204,14 @@ impl Controller {
 pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
-        let (owner, parts) = state_format::parse(bytes, methods)?;
+        let (owner, run, parsed) = state_format::parse(bytes, methods)?;
         let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
             owners.push(owner);
             layers.push(vec![]);
             owners.len() - 1
         });
-        for part in parts {
-            match part {
-                Part::Run(run) => runs.push(run),
-                Part::Layer(layer) => layers[at].push(layer),
-            }
-        }
+        runs.extend(run);
+        layers[at].extend(parsed);
     }
     let states = owners.into_iter().zip(layers).map(|(owner, layers)| Layers::new(owner, layers));
     Ok((runs, states.collect::<Result<_, _>>()?))

@@ -86,30 +86,24 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-/// One part of a state.
-#[expect(clippy::large_enum_variant, reason = "a state has one run")]
-pub(super) enum Part<'a> {
-    Run(Run),
-    Layer(Layer<'a>),
-}
+/// The owner of a state, and what its bytes hold of it: the run, if they hold it, and layers.
+pub(super) type Parsed<'a> = (Owner, Option<Run>, Vec<Layer<'a>>);
 
-/// Checks the bytes of a whole state, or of one part, and returns the parts.
-pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Vec<Part<'a>>), Error> {
+/// Checks the bytes of a whole state, or of one part.
+pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<Parsed<'a>, Error> {
     let whole = bytes.first_chunk() == Some(&MAGIC.to_le_bytes());
     let magic = if whole { MAGIC } else { PART_MAGIC };
     let mut reader = Reader::open(bytes, magic, &[UNMEASURED_VERSION, VERSION])?;
     let owner = Owner::parse(&mut reader)?;
     let of_layer = !whole && reader.flag("kind of part")?;
-    let mut parts = vec![];
-    if !of_layer {
-        parts.push(Part::Run(Run::parse(&mut reader)?));
-    }
-    let layers = if whole { reader.number()? } else { of_layer.into() };
-    for _ in 0..layers {
-        parts.push(Part::Layer(Layer::parse(&mut reader, methods)?));
+    let run = if of_layer { None } else { Some(Run::parse(&mut reader)?) };
+    let number = if whole { reader.number()? } else { of_layer.into() };
+    let mut layers = vec![];
+    for _ in 0..number {
+        layers.push(Layer::parse(&mut reader, methods)?);
     }
     reader.end("saved state bytes after the last layer")?;
-    Ok((owner, parts))
+    Ok((owner, run, layers))
 }
 
 impl Owner {
