@@ -37,7 +37,7 @@ impl Digits {
         })
     }
 
-    /// Random images of worker `rank`'s share.
+    /// Random images from the share of worker `rank`.
     pub fn training(&self, size: usize, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
         let images: Vec<_> =
             self.images.iter().enumerate().filter(|(i, _)| i % 5 != 0).map(|(_, image)| image).collect();
@@ -47,7 +47,7 @@ impl Digits {
         Digits::batch(chosen.into_iter(), noise(seed, step, rank))
     }
 
-    /// Images with their numbers, each once per epoch, and always with the same noise for the same image.
+    /// Images with their indices. An image comes at most once per epoch, and has the same noise in every epoch.
     #[allow(dead_code, reason = "used by the example `cut`")]
     pub fn recurring(&self, size: usize, seed: u64, step: u32) -> Result<(Batch, Vec<Option<u64>>)> {
         let mut ours: Vec<usize> = (0..self.images.len()).filter(|i| i % 5 != 0).collect();
@@ -65,7 +65,7 @@ impl Digits {
         Ok((batch, chosen.iter().map(|&i| Some(i as u64)).collect()))
     }
 
-    /// The validation images, `count` times each, with the same noise in every run.
+    /// `count` batches of all validation images. The noise is the same in every run, but differs between the batches.
     pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
         (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()
     }

@@ -6,7 +6,7 @@
 
 use crate::simd::{Kernel, dispatch};
 
-/// Number of elements from which a second core pays off.
+/// Smallest number of elements for which a second core pays off.
 pub const WORTHWHILE: usize = 1 << 16;
 
 /// A loop over many elements that can be divided.
@@ -17,7 +17,7 @@ pub trait Divide: Kernel<Output: Join> + Send + Sized {
     /// Splits into two loops, the first over about `at` elements. Returns `Err` with this loop if it cannot be divided.
     fn divide(self, at: usize) -> Result<(Self, Self), Self>;
 
-    /// Runs on one core. A part that needs scratch memory allocates it here.
+    /// Runs the loop on one core. A part that needs scratch memory allocates it here.
     fn start(self) -> Self::Output {
         dispatch(self)
     }
@@ -25,7 +25,7 @@ pub trait Divide: Kernel<Output: Join> + Send + Sized {
 
 /// Result of a loop.
 pub trait Join: Send {
-    /// The result of the whole loop, from the results of its two parts.
+    /// Joins the results of the loop's two parts into the result of the whole loop.
     fn join(self, second: Self) -> Self;
 }
 
@@ -73,7 +73,7 @@ impl Cut for Start {
     }
 }
 
-/// A slice with `.1` entries for every `.2` elements. It may be shorter.
+/// A slice with `.1` entries for every `.2` elements. The slice may be shorter.
 pub struct Per<S>(pub S, pub usize, pub usize);
 
 impl<T: Sync> Cut for Per<&[T]> {
@@ -106,7 +106,8 @@ impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
     }
 }
 
-/// A loop as a function of its data and of arguments that all parts share.
+/// A loop that calls `run` with the data in `parts` and the arguments in `with`. If the loop is divided, each part gets
+/// some of the data, and the same arguments.
 struct Loop<P, A, F> {
     elements: usize,
     unit: usize,

@@ -2,9 +2,9 @@
 //! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] handles layers under EDEN, and
 //! [`selection`](crate::selection) layers under TopK. [`sums`] handles uncompressed layers and layers under PowerSGD.
 //!
-//! Residuals exist twice in device memory. A step reads one half and writes the other. The halves change roles only if
-//! no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and a step
-//! that fails on another rank changes no residual.
+//! Device memory holds two copies of the residuals. A step reads one copy and writes the other. The copies change roles
+//! only if no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and
+//! a step that fails on another rank changes no residual.
 
 #[cfg(feature = "train")]
 mod bucket;
@@ -100,8 +100,8 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Enqueued: uploads a program into `memory`, and sets its residuals to zeros. The call first waits until the
-    /// kernels are loaded.
+    /// Enqueued: uploads a program into `memory`, and sets `residuals` to zeros. The call first waits until the kernels
+    /// are loaded.
     ///
     /// ```no_run
     /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -139,9 +139,10 @@ impl CudaBackend {
     /// [`Error::Memory`] if an address is 0 or not a multiple of 16; errors of the device.
     ///
     /// # Safety
-    /// Both are valid memory of [`memory_bytes`](ExchangeProgram::memory_bytes) and
-    /// [`residual_bytes`](ExchangeProgram::residual_bytes) in the backend's context, and do not overlap. They stay
-    /// valid until the exchange is dropped and all its enqueued work is done. Nothing else writes them.
+    /// `memory` must be the address of [`memory_bytes`](ExchangeProgram::memory_bytes) bytes of valid memory, and
+    /// `residuals` the address of [`residual_bytes`](ExchangeProgram::residual_bytes) bytes. Both are in the backend's
+    /// context and do not overlap. They stay valid until the exchange is dropped and all its enqueued work is done.
+    /// Nothing else writes them.
     pub unsafe fn begin_exchange(
         &mut self,
         program: ExchangeProgram,
@@ -184,9 +185,9 @@ impl CudaBackend {
 
     /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and their next residuals. It
     /// compresses `residual + gradient` under each layer's setting, with the random words of the exchange's step. The
-    /// payloads have the core's bits; each begins at a multiple of 16. This takes two launches; at most six with layers
-    /// under TopK; one more if layers under EDEN are mixed with others. It does nothing if all layers are uncompressed
-    /// or under PowerSGD. It may be captured into a graph.
+    /// payloads have the same bits as those of the core. Each begins at a multiple of 16 bytes. This takes two
+    /// launches; at most six with layers under TopK; one more if layers under EDEN are mixed with others. It does
+    /// nothing if all layers are uncompressed or under PowerSGD. It may be captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or if that of the
@@ -204,10 +205,10 @@ impl CudaBackend {
     /// A gain below 1 adds another read and write of the next residuals, and another read of the previous ones.
     ///
     /// # Safety
-    /// The gradients are valid memory of all layers' values, one after the other. The message is valid memory of
-    /// [`message_bytes`](ExchangeProgram::message_bytes). Both are in the backend's context and do not overlap. Nothing
-    /// else uses them, except work that is ordered before or after on the backend's stream. The exchange was begun on
-    /// this backend.
+    /// The memory at `gradients` must be valid and hold the values of all layers, one layer after the other. The memory
+    /// at `message` must be valid and have [`message_bytes`](ExchangeProgram::message_bytes) bytes. Both are in the
+    /// backend's context and do not overlap. Nothing else uses them, except work that is ordered before or after on the
+    /// backend's stream. The exchange was begun on this backend.
     pub unsafe fn encode_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -263,9 +264,10 @@ impl CudaBackend {
     /// reads the positions three times.
     ///
     /// # Safety
-    /// The messages are valid memory for one message per rank, and the means for all layers' values. Both are in the
-    /// backend's context and do not overlap. Nothing else uses them, except work that is ordered before or after on the
-    /// backend's stream. The exchange was begun on this backend.
+    /// The memory at `messages` must be valid and hold one message per rank. The memory at `means` must be valid and
+    /// have room for the values of all layers. Both are in the backend's context and do not overlap. Nothing else uses
+    /// them, except work that is ordered before or after on the backend's stream. The exchange was begun on this
+    /// backend.
     pub unsafe fn finish_exchange(
         &mut self,
         exchange: &DeviceExchange,

@@ -1,4 +1,4 @@
-//! TopK's rows: launches of `bins.cu` and `topk.cu`.
+//! Measures TopK's rows, with the kernels of `bins.cu` and `topk.cu`.
 //!
 //! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
 //! significand in shared memory, and sum the lower bits. All sums are integers. If the k-th largest value lies within a
@@ -60,18 +60,18 @@ impl Row {
     ];
 }
 
-/// Elements of a layer in each array of `Bins` in `bins.cu`: one per bin, then one per exponent.
+/// Number of elements that a layer has in each array of `Bins` in `bins.cu`: one per bin, then one per exponent.
 const PLACES: u64 = (128 + 1) * 280;
-/// Parts of a refined bin.
+/// Number of parts into which a refined bin is divided.
 const PARTS: u64 = 256;
-/// Bytes of a `Cut`.
+/// Size of a `Cut`, in bytes.
 const CUT: u64 = 16;
-/// Threads of a block, and values of a chunk.
+/// Number of threads in a block, and of values in a chunk.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
-/// Largest number of blocks of a launch: enough to fill any device.
+/// Largest number of blocks in a launch: enough to fill any device.
 const MOST: u64 = 512;
-/// Largest size of the bins of layers that share launches, in bytes.
+/// Largest total size, in bytes, of the bins of layers that share launches.
 const TOGETHER: u64 = 128 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -83,13 +83,13 @@ pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
 }
 
-/// Result words of [`measure`] for a layer: the largest magnitude, then one word per k.
+/// Number of result words of [`measure`] for a layer: the largest magnitude, then one word per k.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Sizes of the parts of a memory that is zero before and after each call: sums of 8 bytes, then counts of 4. Parts
-/// that are loaded 16 bytes at a time come first.
+/// Sizes, in bytes, of the parts of a memory that is zero before and after each call. Sums have 8 bytes, and all other
+/// numbers have 4. Parts that are loaded 16 bytes at a time come first.
 struct Zeros {
     lows: u64,
     errors: u64,
@@ -131,7 +131,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Number of words of its results. The words of [`measure`] come first.
+    /// Number of words of the layer's results. The words of [`measure`] come first.
     pub(crate) words: usize,
 }
 
@@ -197,7 +197,7 @@ fn measure_group(gpu: &mut Gpu, layers: &[Layer<'_>], (sent, rounds): (Dtype, bo
     Ok(())
 }
 
-/// The squared errors from the words that [`measure`] wrote for a layer.
+/// Reads the squared errors from the words that [`measure`] wrote for a layer.
 pub(crate) fn errors(words: &[u64]) -> impl Iterator<Item = f64> + '_ {
     words[1..].iter().map(|&word| f64::from_bits(word))
 }

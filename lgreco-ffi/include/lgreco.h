@@ -582,8 +582,9 @@ typedef struct lgreco_collective {
     // with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
     // wait forever.
     //
-    // It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
-    // It must not throw, nor use the handle of the library call (LGRECO_BUSY).
+    // The function is called in the calling thread, during the library call. The request and its memory are valid
+    // until the function returns. The function must not throw. It must not use the handle of the library call, which
+    // would fail with LGRECO_BUSY.
     //
     // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
     // only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
@@ -698,10 +699,10 @@ typedef struct lgreco_report {
 // number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
 // uses it. `report` may be NULL. Allocates at decisions only.
 //
-// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own
-// code. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn of it:
-// if this rank cannot use the network, because `controller` or `collective` is wrong, or another call uses the
-// controller (LGRECO_BUSY).
+// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets the code of
+// its error. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn
+// of the failure: if this rank cannot use the network, because `controller` or `collective` is wrong, or another call
+// uses the controller (LGRECO_BUSY).
 //
 // The following errors leave everything unchanged, and the step may be repeated (for nodes see
 // lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or

@@ -16,8 +16,9 @@ extern "C" {
 
 /* ---- 1. A device with a stream ---- */
 
-// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. The first word of each
-// call's description says whether its work is enqueued or done when the call returns.
+// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. A call that is
+// described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when its work
+// is done.
 typedef struct lgreco_cuda lgreco_cuda;
 
 // Makes a handle for device number `ordinal`, from 0. It uses the device's primary context, which PyTorch and the CUDA
@@ -29,28 +30,29 @@ typedef struct lgreco_cuda lgreco_cuda;
 lgreco_status lgreco_cuda_create(uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
 
-// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may call it. NULL is the
-// default stream of the context that is current on the calling thread. Stream and context must outlive the handle.
-// While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
+// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may make this call. NULL
+// is the default stream of the context that is current on the calling thread. Stream and context must outlive the
+// handle. While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
 //
 // Fails like lgreco_cuda_create, and with LGRECO_UNAVAILABLE for a default stream when no context is current.
 lgreco_status lgreco_cuda_create_on_stream(void *stream,
                                            struct lgreco_cuda **cuda);
 
-// Done: waits for all work in the stream.
+// Blocking: waits until all work in the stream is done.
 //
 // Fails with LGRECO_DEVICE, also when work that was enqueued before has failed.
 lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
 
-// Done: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL, or a
-// pointer to NULL, does nothing.
+// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL,
+// or a pointer to NULL, does nothing.
 lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 
 /* ---- 2. Error tables. Options are those of lgreco_table_measure ---- */
 
-// Done: lgreco_table_measure for gradients in the device's memory. It enqueues all layers and waits once; only errors are
-// copied to the host. `values` of layers are device pointers. Values of layers that are left out of the table are not
-// read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved the memory.
+// Blocking: does the work of lgreco_table_measure for gradients in the device's memory. It enqueues all layers and
+// waits once; only errors are copied to the host. `values` of layers are device pointers. Values of layers that are
+// left out of the table are not read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved
+// the memory.
 //
 // Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
 // with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -207,7 +209,7 @@ typedef struct lgreco_cuda_outcome {
 } lgreco_cuda_outcome;
 #define LGRECO_CUDA_OUTCOME_INIT {LGRECO_SIZE_OF(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
 
-// Done: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+// Blocking: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
 //
 // Fails with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
@@ -241,7 +243,7 @@ lgreco_status lgreco_cuda_bucket_found_inf(struct lgreco_cuda *cuda,
                                            struct lgreco_cuda_bucket *bucket,
                                            float **found_inf);
 
-// Done: copies the residuals of all layers, one after the other, to host memory. To be called between two steps.
+// Blocking: copies the residuals of all layers, one layer after the other, to host memory. Call it between two steps.
 //
 // Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_get_residuals(struct lgreco_cuda *cuda,
@@ -249,7 +251,7 @@ lgreco_status lgreco_cuda_bucket_get_residuals(struct lgreco_cuda *cuda,
                                                float *values,
                                                size_t values_len);
 
-// Done: replaces the residuals of all layers by these values. To be called between two steps.
+// Blocking: replaces the residuals of all layers by these values. Call it between two steps.
 //
 // Fails like lgreco_cuda_bucket_get_residuals.
 lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
@@ -257,8 +259,8 @@ lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
                                                const float *values,
                                                size_t values_len);
 
-// Done: copies the residuals and the number of steps from another bucket with the same layers to this one, between two
-// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+// Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
+// two steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 // lgreco_cuda.
 //
 // Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
@@ -294,9 +296,10 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
                                       const char *setting,
                                       size_t *bytes);
 
-// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
-// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK, TopK with values in few
-// bits, QSGD with bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
+// Blocking: compresses a gradient in the device's memory into a payload in host memory. The gradient is `values` of
+// `layer`. `length` receives the payload's number of bytes. `rng` selects the random bits. The call supports
+// uncompressed gradients, EDEN, TopK, TopK with values in few bits, QSGD with bucket sizes of a power of two from 64
+// to 4096, and PowerSGD with ranks up to 1024.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
 // other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -308,8 +311,8 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
                                  size_t capacity,
                                  size_t *length);
 
-// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory.
-// `values_len` is the number of elements. The payload may be freed when the call returns.
+// Enqueued for QSGD, blocking for other methods: decodes any payload in host memory into `values` in the device's
+// memory. `values_len` is the number of elements. The payload may be freed when the call returns.
 //
 // Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
 // writes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` are then unusable.
@@ -347,10 +350,10 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
                                            float *values,
                                            size_t values_len);
 
-// Done: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It does
-// not read gradients. The message gives the number of the first failed call, from 0, among all calls of both kinds that
-// returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not use their
-// results, nor those of the failed call. A check is due after at most 4096 such calls.
+// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It
+// does not read gradients. The message gives the number of the first failed call, from 0, among all calls of both
+// kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not
+// use their results, nor those of the failed call. A check is due after at most 4096 such calls.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 // the driver failed. The message then names no call, and any call may have failed.
@@ -371,7 +374,7 @@ typedef uint32_t lgreco_cuda_calls;
 // lgreco_cuda_decode_on_device.
 #define LGRECO_CUDA_DECODE_ON_DEVICE 16
 
-// Tells the bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
+// Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
 
 // Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
@@ -386,8 +389,9 @@ lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
                                           lgreco_cuda_calls calls,
                                           uint64_t *bytes);
 
-// Done: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later `calls` for
-// these layers, under any setting that `options` offer, then allocate nothing on the device and load nothing.
+// Blocking: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later
+// `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
+// nothing.
 //
 // Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 lgreco_status lgreco_cuda_reserve(struct lgreco_cuda *cuda,

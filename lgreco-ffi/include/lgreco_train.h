@@ -89,9 +89,9 @@ lgreco_status lgreco_plan_from_json(const struct lgreco_table *table,
                                     size_t length,
                                     struct lgreco_plan **plan);
 
-// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. Its size
-// and error must be those that it states, within the stated budget or size limit. These checks use exact arithmetic. A
-// lower bound is only compared with the value that it bounds.
+// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. The
+// size and error that it states must be correct, and within the stated budget or size limit. These checks use exact
+// arithmetic. A lower bound is only compared with the value that it bounds.
 //
 // Fails with LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT,
 // LGRECO_BUDGET, LGRECO_LENGTH.
@@ -100,12 +100,12 @@ lgreco_status lgreco_plan_check(const struct lgreco_table_view *table,
 
 /* ---- 3. Compressors: other settings, residuals, saved states, checksums of payloads ---- */
 
-// Tells whether `setting` suits the error feedback of a compressor's `options` on `layer`. All methods do, but QSGD only
-// with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
-// values. Allocates.
+// Tells whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods suit it; QSGD
+// does so only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check
+// without values. Allocates.
 //
-// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
-// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
+// QSGD is unbiased and needs no feedback. With few bits or long buckets, its error has a larger norm than its input,
+// so the residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
 // values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
 // them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 //
@@ -268,22 +268,23 @@ lgreco_status lgreco_controller_shard(struct lgreco_controller *controller,
                                       size_t *count);
 
 // Begins a step whose collectives the caller performs. The requests of lgreco_controller_control follow, then any number
-// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers do so, with the same
-// `learning_rate`, which only Accordion uses. lgreco_controller_step does all of this in one call, and checks all
-// gradients before anything is exchanged.
+// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers make these calls, with
+// the same `learning_rate`. Only Accordion uses it. lgreco_controller_step does all of this in one call, and checks
+// all gradients before anything is exchanged.
 //
 // A negative or non-finite learning rate is reported to all ranks. lgreco_controller_control then fails, or the first
 // bucket if there is no control request. Fails with LGRECO_STEP_ORDER when a step is under way.
 lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate);
 
-// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
-// LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the measuring
-// rank measures and plans during a call. Allocates at decisions only.
+// Tells the next collective to perform before buckets may be opened. Call it again after each collective, until the
+// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the
+// measuring rank measures and plans during a call. Allocates at decisions only.
 //
-// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
-// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
-// collective cannot be performed, ranks may have different states. lgreco_controller_load then ends the step.
+// If the call fails on one rank, it fails on all, and the step may be begun again. The codes are LGRECO_PEER,
+// LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and those of measuring and planning. Fails with LGRECO_STEP_ORDER when no
+// step is under way. If a collective cannot be performed, ranks may have different states. lgreco_controller_load then
+// ends the step.
 lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
                                         struct lgreco_request *request);
 
@@ -349,10 +350,11 @@ lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
 // Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
 // means that the gradients are now means. Does not allocate.
 //
-// A failure on one rank is a failure on all. The rank at fault gets its own code. The others get LGRECO_PEER, with rank
-// and code in the message. The bucket's gradients are then unusable, its residuals and factors are unchanged, and other
-// buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different
-// layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE.
+// A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
+// with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are
+// unchanged, and other buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks
+// exchange different layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and
+// LGRECO_PEER_MESSAGE.
 //
 // If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. All gradients of the
 // bucket then become zeros (skip), or NaN for a loss scaler to find (pass_through), on every rank. Residuals stay
@@ -382,8 +384,8 @@ lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller
 
 /* ---- 5. Between steps ---- */
 
-// Undoes the last step's changes of the residuals because its means were not applied, for instance when a loss scaler
-// skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
+// Undoes the last step's changes to the residuals. Use it when the step's means were not applied, for instance because
+// a loss scaler skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
 //
 // Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. They are
 // available with the option `undo`, or with a `non_finite` other than `error`. On failure, nothing has changed.
@@ -407,10 +409,11 @@ lgreco_status lgreco_controller_abandon_step(struct lgreco_controller *controlle
 lgreco_status lgreco_controller_rescale_residuals(struct lgreco_controller *controller,
                                                   float factor);
 
-// Asks for a decision before the next one of the schedule, because the data or the network have changed. Its window begins
-// with the next step. It is due `window + lead` steps later, or at the scheduled step if that is sooner. `due` receives
-// the step of the decision, or UINT64_MAX under policies that make no further decisions. All ranks must ask, between the
-// same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on every rank.
+// Asks for a decision earlier than the schedule's next one, because the data or the network have changed. The
+// decision's window begins with the next step. The decision is due `window + lead` steps later, or at the scheduled
+// step if that is sooner. `due` receives the step of the decision, or UINT64_MAX under policies that make no further
+// decisions. All ranks must ask, between the same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on
+// every rank.
 //
 // Fails with LGRECO_STEP_ORDER while a step is under way.
 lgreco_status lgreco_controller_replan(struct lgreco_controller *controller,
@@ -599,8 +602,8 @@ lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
                                       uint64_t *steps,
                                       uint64_t *non_finite);
 
-// Bytes of memory that a controller uses on one rank, by purpose, besides the trainer's gradients. Begin with
-// LGRECO_MEMORY_USE_INIT.
+// Memory that a controller uses on one rank, in bytes and by purpose. The trainer's gradients are not included. Begin
+// with LGRECO_MEMORY_USE_INIT.
 typedef struct lgreco_memory_use {
     // Set by the INIT macro.
     size_t struct_size;
@@ -619,7 +622,7 @@ typedef struct lgreco_memory_use {
 
 // Tells how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
 // decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
-// lgreco_controller_step has one in flight. 0 for `bucket_bytes` is the size in the options.
+// lgreco_controller_step has one in flight. If `bucket_bytes` is 0, it means the size in the options.
 lgreco_status lgreco_controller_memory(struct lgreco_controller *controller,
                                        size_t bucket_bytes,
                                        size_t at_once,
@@ -639,8 +642,8 @@ lgreco_status lgreco_controller_metrics_json(struct lgreco_controller *controlle
 // Which parts of a controller's state are saved.
 LGRECO_ENUM(lgreco_save_contents) {
     LGRECO_SAVE_EVERYTHING = 0,  // The whole state: the run continues bit for bit.
-    // The state without the gradients for the next decision, which are one f32 per element of the model on the measuring rank.
-    // The continued run collects new ones.
+    // The state without the gradients that were collected for the next decision. On the measuring rank, these gradients
+    // take one f32 per element of the model. The continued run collects new ones.
     LGRECO_SAVE_WITHOUT_WINDOW = 1,
 };
 

@@ -19,7 +19,7 @@ impl Half {
         Ok(message.header.shape.elements())
     }
 
-    /// Decodes a message of evaluation.
+    /// Decodes a message for evaluation.
     pub(super) fn read_evaluation(&self, clock: Clock, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
         self.check_message(message, false, clock)?;
         expect_len("values", message.header.shape.elements(), values.len())?;
@@ -105,8 +105,8 @@ impl Half {
         Ok(())
     }
 
-    /// Updates the memory after [`read`](Half::read). `values` becomes the values that the stage computes with. On an
-    /// error nothing changes.
+    /// Updates the memory after [`read`](Half::read). Under EF21, replaces the correction in `values` by the values
+    /// that the stage computes with. On an error nothing changes.
     pub(super) fn take_note(&mut self, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
         let features = self.features();
         match &mut self.state {

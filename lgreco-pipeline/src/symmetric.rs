@@ -59,7 +59,7 @@ pub(super) struct Symmetric {
 }
 
 impl Symmetric {
-    /// Bytes of the scales for a batch of `samples` samples.
+    /// Number of bytes that the scales of a batch of `samples` samples take.
     fn scales_len(&self, samples: usize) -> usize {
         let count = match self.scope {
             Scope::Sample => samples,
@@ -69,17 +69,17 @@ impl Symmetric {
         count * self.scale.bytes()
     }
 
-    /// Bytes of a sample's codes.
+    /// Number of bytes that a sample's codes take.
     fn codes_len(&self) -> usize {
         bits::packed_len(self.features as u64, self.bits) as usize
     }
 
-    /// Bytes of the body.
+    /// Number of bytes in the body.
     pub(super) fn body_len(&self, samples: usize) -> usize {
         self.scales_len(samples) + samples * self.codes_len()
     }
 
-    /// Words of workspace, which holds the channels' scales.
+    /// Number of words of workspace. The workspace holds the channels' scales.
     pub(super) fn workspace_len(&self) -> usize {
         match self.scope {
             Scope::Sample => 0,

@@ -80,7 +80,7 @@ impl Controller {
         self.with_levels(py, |levels| work(levels.controller_mut()))
     }
 
-    /// Like [`Controller::with`], but passes all levels: with nodes, also the exchange inside them.
+    /// Like [`Controller::with`], but passes all levels. In training over nodes, these include the exchange inside the nodes.
     fn with_levels<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Levels) -> T + Send) -> T {
         let (mut work, mut done) = (Some(work), None);
         self.lock(py, &mut |levels| done = work.take().map(|work| work(levels)));
@@ -303,7 +303,7 @@ impl Controller {
         self.attempt(py, |controller| controller.external().record_error(layer, relative_error))
     }
 
-    /// Bytes of memory by purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.
+    /// Number of bytes of memory for each purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.
     fn memory(&self, py: Python<'_>, bucket_bytes: usize, at_once: usize) -> PyResult<[(&'static str, u64); 5]> {
         let MemoryUse { residuals, undo, factors, exchange, window } =
             self.step(py, |levels| levels.memory(Some(bucket_bytes), at_once))?;
@@ -315,7 +315,7 @@ impl Controller {
         self.attempt(py, |controller| Ok(controller.planning().is_due()))
     }
 
-    /// Undoes the last step's changes of the residuals.
+    /// Undoes the last step's changes to the residuals.
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.residuals().roll_back())
     }

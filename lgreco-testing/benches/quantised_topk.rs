@@ -1,5 +1,5 @@
 //! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass over the
-//! values. Payloads have as many bytes as TopK in full takes for 1, 3 and 5 % of the values.
+//! values. Payloads have at most as many bytes as those of TopK in full with 1, 3 and 5 % of the values.
 //!
 //! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation runs,
 //! without timing, to count instructions. Otherwise prints a row per setting, with times relative to the floor and per kept
@@ -77,7 +77,7 @@ fn least<const N: usize>(mut tasks: [&mut dyn FnMut(); N]) -> [f64; N] {
     best
 }
 
-/// Adds a payload to `values`, like an exchange.
+/// Adds a payload to `values`, as an exchange does.
 fn add(payload: &Payload<'_>, values: &mut [f32]) {
     let mut place = [0; 2];
     for (start, stretch) in (0..).step_by(STRETCH).zip(values.chunks_mut(STRETCH)) {

@@ -76,7 +76,7 @@ pub struct Log {
     pub balance: Vec<f64>,
     /// The residuals at the end.
     pub residual: Vec<f32>,
-    /// Bound on the rounding of any element, by layer.
+    /// For each layer, a bound on the rounding error of any element.
     pub rounding: Vec<f64>,
 }
 
@@ -364,7 +364,7 @@ pub fn all_shards(worker: &mut ThreadCollective, tensor: &Tensor, values: &mut [
     worker.all_reduce_sum(values).expect("all are there");
 }
 
-/// Bound on the rounding of a narrowed mean, and of sums over three workers.
+/// Relative bound on the rounding errors of a narrowed mean and of sums over three workers.
 fn narrowing(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 64.0 * f32::EPSILON as f64,
@@ -441,9 +441,9 @@ fn check_logs(script: &Script, logs: &[Log]) {
     exchanged.for_each(|taken| assert!(taken.settings.iter().all(|setting| setting == "dense")));
 }
 
-/// Checks any bytes as a script of about eight steps, enough for two decisions. It runs twice if the number of bytes is
-/// a multiple of eight. The sum of the bytes decides the number of workers. It is mostly one, because with more workers
-/// the threads mostly wait for each other.
+/// Checks any bytes as a script of about eight steps, enough for two decisions. The script runs twice if the number of
+/// bytes is a multiple of eight. The number of workers depends on the sum of the bytes. Usually there is one worker,
+/// because with more workers the threads spend most of their time waiting for each other.
 ///
 /// # Panics
 /// If a check fails.

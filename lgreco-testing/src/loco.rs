@@ -1,4 +1,4 @@
-//! LoCo's quantiser against its textbook form in f64, and payloads read half a byte at a time.
+//! Compares LoCo's quantiser with its textbook form in f64, and its decoder with one that reads half a byte at a time.
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, same_error, widened};
@@ -9,9 +9,9 @@ use lgreco::compress::{Compressor, decode};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Asserts that every code is the integer nearest to `8 x / M`, at most 7. Halves go to even; within 2^-20 of a half
-/// both neighbours are allowed. A code must decode to that many eighths of `M`. The row must be the error of the
-/// decoded values.
+/// Asserts that every code is the integer nearest to `8 x / M`, but at most 7, where `M` is the largest magnitude in
+/// the group. Halves are rounded to even; within 2^-20 of a half both neighbours are allowed. A code must decode to
+/// that many eighths of `M`. The row must be the error of the decoded values.
 ///
 /// # Panics
 /// If a check fails.
@@ -66,8 +66,9 @@ fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
     Some((scales, (0..elements).map(half).map(|code| if code > 7 { code - 16 } else { code }).collect()))
 }
 
-/// Asserts that decoding `bytes` does not panic, and agrees with reading them half a byte at a time: the same values,
-/// or both refuse. It skips payloads of other methods and of more than 2^20 elements.
+/// Asserts that decoding `bytes` does not panic, and agrees with reading them half a byte at a time: both give the same
+/// values, or both refuse the bytes. Payloads of methods other than LoCo are skipped, and so are payloads of more than
+/// 2^20 elements.
 ///
 /// # Panics
 /// If a check fails.

@@ -1,4 +1,4 @@
-//! Rows of TopK in few bits: launches of `few_bits_errors.wgsl`.
+//! Measures rows of TopK in few bits, with the kernels of `few_bits_errors.wgsl`.
 //!
 //! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once.
 //! For each k, they are read once and added to the bins of that k: `O(n + k · candidates)`. The bins' statistics are
@@ -18,19 +18,19 @@ use wgpu::Buffer;
 
 /// Largest number of bits of a code.
 const MOST_BITS: usize = 8;
-/// Bytes of `bin_sums` of one k.
+/// Size of `bin_sums` for one k, in bytes.
 const SUMS: u64 = 4 * 6 * 128;
 /// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Result words of [`measure`]: the words of TopK in full, then mantissa and exponent for each candidate and number of
-/// bits.
+/// Number of result words of [`measure`]: the words of TopK in full, then mantissa and exponent for each candidate and
+/// each number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }
 
-/// Records the measurement of the errors for each k of each row, with 1 to 8 bits. Each k is from 1 to the number of
-/// elements.
+/// Records the commands that measure the errors of each k in each row, with 1 to 8 bits. Each k is from 1 to the number
+/// of elements.
 pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: &Buffer) -> Result<(), BufferJobError> {
     let keeps: Vec<Vec<u32>> = rows.iter().map(|row| ascending(row.sought)).collect();
     let sought = rows.iter().zip(&keeps).map(|(row, keeps)| {
@@ -127,7 +127,8 @@ struct Layer<'a> {
     first_kept: usize,
 }
 
-/// Reads the squared errors from the words that [`measure`] wrote: for each of `keeps` with each of `bits`.
+/// Reads the squared errors from the words that [`measure`] wrote. There is one error for each pair of a k in `keeps`
+/// and a width in `bits`.
 pub(crate) fn errors(keeps: &[u32], bits: &[u8], words: &[u32], row: &mut [f64]) {
     let (dropped, rounded) = words.split_at(topk::result_words(keeps.len()));
     let mut left_out = vec![0.0; keeps.len()];

@@ -1,8 +1,8 @@
 //! The kernels: WGSL that is compiled once per device, on first use.
 //!
-//! Subgroup operations only add integers and find maxima, so no bit depends on the width of subgroups or on their
-//! presence. A scan may number lanes in any order, so a kernel also takes a lane's place in the order from a scan. Sums
-//! of floats are added in shared memory, in the order of a tree.
+//! Subgroup operations only add integers and find maxima. So results have the same bits with subgroups of any width,
+//! and without subgroups. A scan may number lanes in any order, so a kernel also gets each lane's place in this order
+//! from a scan. Floats are added in shared memory, in the fixed order of a tree.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,8 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    /// The module's source: the shared files, then its own. With `subgroups` it needs a device that has them.
+    /// The module's source: the shared files, then its own. With `subgroups`, the module needs a device that supports
+    /// subgroups.
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
@@ -94,8 +95,8 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
-/// Compiles a source. wgpu clamps indices into bindings, as by default. Two of its checks are off: the bounds of loops,
-/// which cost a counter per iteration, and the checks of divisors.
+/// Compiles a source. Two of wgpu's runtime checks are off: the forced bound on loops, which would cost a counter per
+/// iteration, and the check of integer divisors. All others are on; for example, indices into bindings are clamped.
 #[allow(unsafe_code)]
 pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
     let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
@@ -104,10 +105,11 @@ pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderMo
         int_div_checks: false,
         ..wgpu::ShaderRuntimeChecks::checked()
     };
-    // SAFETY: The sources are this crate's own. Every loop ends, for any values, payloads and workgroup memory: its
-    // counter moves towards its bound in each iteration, or it halves a number until that is 0. `tally` ends when any
-    // lane has taken its place. Divisors are constants, or parameters that the host keeps above 0: buckets, widths of
-    // codes, numbers of workgroups, rows and columns. No signed number is divided. All other checks are on.
+    // SAFETY: The sources are this crate's own. Every loop ends, for any values, payloads and workgroup memory. In each
+    // iteration, the loop's counter moves towards the loop's bound, or the loop halves a number until that number is 0.
+    // The loop in `tally` ends as soon as some lane has taken the place. Divisors are constants, or parameters that the
+    // host keeps above 0: buckets, widths of codes, numbers of workgroups, rows and columns. No signed number is
+    // divided. Only the checks of loops and divisors are off.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
@@ -141,7 +143,7 @@ impl Kernels {
     }
 }
 
-/// Changes of shaders by tests. The unchanged shader's compiled form is kept until the changes end.
+/// Lets tests change shaders. A changed shader's original compiled form is kept until the changes end.
 #[cfg(test)]
 impl Kernels {
     /// Replaces a part of a shader's source.
@@ -150,7 +152,7 @@ impl Kernels {
         self.changes.edits.push((shader, text, instead));
     }
 
-    /// Fills workgroup memory with arbitrary values first.
+    /// Makes every shader fill its workgroup memory with arbitrary values first.
     pub(crate) fn poison(&mut self) {
         Shader::ALL.into_iter().for_each(|shader| self.set_aside(shader));
         self.changes.poisoned = true;
@@ -164,7 +166,7 @@ impl Kernels {
         self.changes.pipelines.extend(pipelines);
     }
 
-    /// The compiled forms of unchanged shaders.
+    /// Ends the changes. Returns the original compiled forms of all shaders.
     pub(crate) fn unchanged(&mut self) -> Kernels {
         let mut kernels = std::mem::take(self);
         let changes = std::mem::take(&mut kernels.changes);

@@ -16,7 +16,7 @@ impl From<&Buffer> for Part {
     }
 }
 
-/// Work that a rehearsal leaves out, recorded for tests.
+/// A dispatch or copy of a rehearsed batch. Such a batch does not run it, but lists it for tests.
 #[cfg(test)]
 #[derive(Clone, Debug)]
 pub(crate) enum Rehearsed {

@@ -1,4 +1,4 @@
-//! TopK: launches of `topk.wgsl`.
+//! Launches the kernels of TopK.
 //!
 //! The energies (sums of squares) of TopK's rows come from exact integer sums of magnitudes per bin. The spread of
 //! magnitudes inside a bin loses at most 2^-15 of the energy.
@@ -21,7 +21,7 @@ params! {
     high_word, high_bit, window, window_len, positions_window, positions_len,
 }
 
-/// Words of a bin of level 1, and of the sums of the bins above and below it.
+/// Number of words of a bin of level 1, and number of words for the sums over the bins above and below it.
 const WORDS: u64 = 6;
 const PREFIX: u64 = 5;
 /// Number of bins of level 1, largest number of slots, and number of bins per slot of levels 2 and 3.
@@ -30,10 +30,10 @@ pub(crate) const SLOTS: u64 = 224;
 pub(crate) const MIDDLES: u64 = 512;
 pub(crate) const LASTS: u64 = 256;
 
-/// Largest size of the tables of layers that are processed together, in bytes.
+/// Largest total size, in bytes, of the tables of layers that are processed together.
 const TABLES: u64 = 256 << 20;
 
-/// Words of a `Keep`, and its bytes.
+/// Size of a `Keep` in words, and in bytes.
 const KEEP: usize = 8;
 pub(crate) const KEEP_BYTES: u64 = 4 * KEEP as u64;
 
@@ -58,8 +58,8 @@ fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// A tensor and the values of k to measure for it: at least one, in ascending order. The result words from `result` on
-/// become the largest magnitude and the errors.
+/// A tensor and the values of k to measure for it: at least one, in ascending order. The largest magnitude and the
+/// errors are written to the result words from `result` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) tensor: &'a Tensor,
@@ -86,7 +86,7 @@ impl Sought<'_> {
     }
 }
 
-/// Bytes of each table of the selection.
+/// Size of each table of the selection, in bytes.
 struct Sizes {
     bins: u64,
     slots: u64,
@@ -125,8 +125,8 @@ pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
     sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
 }
 
-/// Records the search for the cut of each k, and the measurement of the squared errors, for all tensors together.
-/// Returns the buffer `state` of `topk.wgsl`. It has one `Keep` per k, tensor after tensor.
+/// Records the commands that find the cut of each k and measure the squared errors, for all tensors together. Returns
+/// the buffer `state` of `topk.wgsl`. It has one `Keep` per k, tensor after tensor.
 pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let sizes = Sizes::of(sought);
     let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
@@ -207,7 +207,7 @@ impl Layer<'_> {
     }
 }
 
-/// Result words of [`measure`]: the largest magnitude, then mantissa and exponent per candidate.
+/// Number of result words of [`measure`]: the largest magnitude, then mantissa and exponent per candidate.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + 2 * keeps
 }
@@ -224,7 +224,7 @@ pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
     order(keeps).into_iter().map(|i| keeps[i]).collect()
 }
 
-/// Records the measurement of the errors for each k of each row. Each k is from 1 to the number of elements.
+/// Records the commands that measure the error of each k in each row. Each k is from 1 to the number of elements.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, (Dtype, &[u32])>],

@@ -13,8 +13,8 @@ use core::ops::Add;
 /// Number of partial sums. A loop over fewer sums would be unrolled before it could be vectorised.
 pub(super) const LANES: usize = 64;
 
-/// Splits up to [`BLOCK`] values into blocks: one block, or powers of two in descending order. Yields first index and
-/// length.
+/// Splits up to [`BLOCK`] values into blocks. The blocks' lengths are different powers of two, in descending order.
+/// [`BLOCK`] values are a single block. Yields the first index and the length of each block.
 #[inline(always)]
 pub(super) fn blocks(values: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
@@ -40,7 +40,7 @@ const WORDS: usize = BLOCK / 32;
 pub(super) struct Signs([u32; WORDS]);
 
 impl Signs {
-    /// The signs from element `start` on, a multiple of [`BLOCK`].
+    /// Makes the signs for the elements from `start` on. `start` is a multiple of [`BLOCK`].
     #[inline(always)]
     pub(super) fn new(seed: u64, start: usize) -> Self {
         let mut words = [0; WORDS];
@@ -79,9 +79,10 @@ pub(super) fn as_f32<'a, E: Element>(values: &'a [E], room: &'a mut [f32; BLOCK]
 pub(super) struct Norm {
     /// The l2 norm ‖x‖.
     pub(super) norm: f64,
-    /// Power of two that keeps products and their inverse norm in the range of f32; usually 1.
+    /// Power of two by which the values are multiplied, so that the products and their inverse norm are in the range of
+    /// f32. Usually 1.
     power: f32,
-    /// Inverse norm of the values times `power`.
+    /// Inverse of the norm of these products.
     inverse: f32,
 }
 

@@ -16,7 +16,7 @@ impl Described for Eden {
         [self.bits.into(), self.scale as u32, 0, 0]
     }
 
-    /// Leaves out the scale, which only the encoder uses.
+    /// The scale may differ between ranks, because only the encoder uses it.
     fn agreed(&self) -> Parameters {
         [self.bits.into(), 0, 0, 0]
     }

@@ -7,11 +7,12 @@ use crate::{Error, Result};
 /// Number of bitmap words that one fetch of values covers.
 const TOGETHER: usize = 4;
 
-/// Buffer for the values of `TOGETHER` words. The last 64 places allow reading 64 values from any fetched value on.
+/// Buffer for the values of `TOGETHER` words. The last 64 places make it possible to read 64 values from any fetched
+/// value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
-/// Combines the kept values of the elements from `start` on, a multiple of 64, with `values`. Returns the number of
-/// values kept before the end of these elements.
+/// Combines `values`, which are the elements from `start` on, with the payload's kept values at these elements. `start`
+/// is a multiple of 64. Returns the number of values that are kept before the end of these elements.
 pub(crate) struct Expand<'a, F, P> {
     /// Bitmap of all elements of the tensor.
     pub(crate) bitmap: &'a [u8],
@@ -25,7 +26,8 @@ pub(crate) struct Expand<'a, F, P> {
     pub(crate) keep: u64,
     /// Fetches the bits of kept values. Its arguments are the first index, the count and the buffer.
     pub(crate) fetch: F,
-    /// Combines a value with an element. The zero `unkept` leaves the element unchanged.
+    /// Combines an element with its kept value. Elements that are not kept are combined with `unkept`, which is +0 or
+    /// −0.
     pub(crate) put: P,
     pub(crate) unkept: f32,
 }
@@ -53,8 +55,8 @@ where
             fetch(index, there, &mut fetched)?;
             let mut at = 0;
             for (&word, places) in words.iter().zip(places.chunks_mut(64)) {
-                // Flips the sign of kept values here and again below. Elements that are not kept become ±0 with the
-                // sign of `unkept`.
+                // If `unkept` is −0, this flips the signs of kept values, and the code below flips all signs. So kept
+                // values do not change, and other elements get `unkept`.
                 let mut kept = [0; 64];
                 if let Some(fetched) = fetched[at..].first_chunk::<64>() {
                     for i in 0..64 {

@@ -1,15 +1,15 @@
-//! One form for both problems: minimise an integer, the objective, while the other quantity is limited.
+//! Brings both problems into one form: minimise an integer, called the objective, while the other quantity is limited.
 //!
 //! Under an error budget the objective is the size in bits. Under a size limit it is the error, rounded down to a multiple
-//! of a power of two. Sums of such integers are exact, and never exceed the plan's error.
+//! of a power of two. The sum of a plan's integers is exact, and never exceeds the plan's error.
 
 use super::{Limit, Proof};
 use crate::num::Sum;
 use crate::table::{Choice, Table};
 use core::cmp::Ordering;
 
-/// `Goal::new` needs no known plan as a ceiling if the sum of the layers' largest errors is at most this multiple of
-/// the sum of their smallest errors.
+/// If the sum of the layers' largest errors is at most this multiple of the sum of their smallest errors, `Goal::new`
+/// needs no ceiling from a known plan.
 const NEAR: f64 = (1u32 << 16) as f64;
 
 /// A limit, and the integer objective within it.
@@ -87,7 +87,7 @@ impl Goal {
         }
     }
 
-    /// Compares how much two options need of the limit, and at a tie their other quantity.
+    /// Compares how much of the limit two options need. At a tie, compares their other quantity.
     pub(super) fn need_less(&self, a: &Choice, b: &Choice) -> Ordering {
         let (size, error) = (a.size.cmp(&b.size), a.error.partial_cmp(&b.error).unwrap_or(Ordering::Equal));
         match self.limit {
@@ -110,8 +110,8 @@ impl Goal {
         }
     }
 
-    /// Cells that an option needs: the smallest `k` with `limited quantity <= k · limit / levels`. The option must be within
-    /// the limit.
+    /// Number of cells that an option needs: the smallest `k` with `limited quantity <= k · limit / levels`. The option
+    /// must be within the limit.
     pub(super) fn cells(&self, choice: &Choice, levels: u32) -> u32 {
         match self.limit {
             Limit::Error(budget) => cells(choice.error, budget, levels),
@@ -137,8 +137,8 @@ impl Goal {
 /// The error of one plan within `size` bits, or infinity if there is none.
 ///
 /// The result is at most about 2·layers times the smallest possible error. The search bisects over thresholds that are
-/// powers of two. For a threshold, each layer takes its smallest option with at most that error. The result is the plan
-/// of the smallest threshold that fits.
+/// powers of two. For a threshold, each layer takes its smallest option with at most that error. The result is
+/// the error of the plan for the smallest threshold at which the plan fits.
 ///
 /// # Complexity
 /// O(options), in about 12 passes.
@@ -177,7 +177,8 @@ fn cells(error: f64, budget: f64, levels: u32) -> u32 {
     let ((error_mantissa, error_exponent), (budget_mantissa, budget_exponent)) = (parts(error), parts(budget));
     let shift = (budget_exponent - error_exponent) as u32;
     let needed = u128::from(error_mantissa) * u128::from(levels);
-    // `needed` is below 2^85. If the budget's exponent is larger by 43 or more, one cell exceeds it.
+    // `needed` is below 2^85. If the budget's exponent exceeds the error's exponent by 43 or more, the budget's
+    // mantissa is at least 2^52, so a single cell already covers `needed`.
     let covers = |k: u32| k > 0 && (shift >= 43 || (u128::from(budget_mantissa) * u128::from(k)) << shift >= needed);
     let guess = num_traits::Float::ceil(error / budget * f64::from(levels));
     let mut k = (guess as u32).clamp(1, levels);

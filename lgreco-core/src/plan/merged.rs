@@ -11,8 +11,9 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 /// A table with constraints, presented as a table without constraints.
 ///
-/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) plan on it directly. To use another planner, such as a
-/// [`baseline`](super::baseline), pass it [`view`](Merged::view), then [`expand`](Merged::expand) its options.
+/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) make plans for the original table. To use another
+/// planner, such as a [`baseline`](super::baseline), pass it [`view`](Merged::view), then [`expand`](Merged::expand)
+/// its options.
 ///
 /// ```
 /// use lgreco_core::plan::{Constraints, Merged, Plan, Solver, budget::Budget};

@@ -169,10 +169,11 @@ pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket
 /// Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
 /// means that the gradients are now means. Does not allocate.
 ///
-/// A failure on one rank is a failure on all. The rank at fault gets its own code. The others get LGRECO_PEER, with rank
-/// and code in the message. The bucket's gradients are then unusable, its residuals and factors are unchanged, and other
-/// buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different
-/// layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE.
+/// A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
+/// with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are
+/// unchanged, and other buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks
+/// exchange different layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and
+/// LGRECO_PEER_MESSAGE.
 ///
 /// If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. All gradients of the
 /// bucket then become zeros (skip), or NaN for a loss scaler to find (pass_through), on every rank. Residuals stay

@@ -32,8 +32,9 @@ pub struct lgreco_collective {
     /// with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
     /// wait forever.
     ///
-    /// It is called in the calling thread, during the library call. The request and its memory are valid until it returns.
-    /// It must not throw, nor use the handle of the library call (LGRECO_BUSY).
+    /// The function is called in the calling thread, during the library call. The request and its memory are valid
+    /// until the function returns. The function must not throw. It must not use the handle of the library call, which
+    /// would fail with LGRECO_BUSY.
     ///
     /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
     /// only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
@@ -42,8 +43,8 @@ pub struct lgreco_collective {
     pub perform: lgreco_perform,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers, a raw pointer and a nullable function pointer, which the caller promises to be
-// callable.
+// SAFETY: The struct is repr(C) and starts with a usize. Its other fields are numbers, a raw pointer and a nullable
+// function pointer. The caller promises that the function can be called.
 sized_struct!("collective", lgreco_collective { world_size: 1 });
 
 /// A caller's collective with a callback that is not NULL.

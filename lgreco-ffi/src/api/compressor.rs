@@ -156,12 +156,12 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     })
 }
 
-/// Tells whether `setting` suits the error feedback of a compressor's `options` on `layer`. All methods do, but QSGD only
-/// with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
-/// values. Allocates.
+/// Tells whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods suit it; QSGD
+/// does so only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check
+/// without values. Allocates.
 ///
-/// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than its input has, and the
-/// residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
+/// QSGD is unbiased and needs no feedback. With few bits or long buckets, its error has a larger norm than its input,
+/// so the residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
 /// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
 /// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 ///

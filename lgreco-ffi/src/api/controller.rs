@@ -171,10 +171,10 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
 /// uses it. `report` may be NULL. Allocates at decisions only.
 ///
-/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets its own
-/// code. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn of it:
-/// if this rank cannot use the network, because `controller` or `collective` is wrong, or another call uses the
-/// controller (LGRECO_BUSY).
+/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets the code of
+/// its error. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn
+/// of the failure: if this rank cannot use the network, because `controller` or `collective` is wrong, or another call
+/// uses the controller (LGRECO_BUSY).
 ///
 /// The following errors leave everything unchanged, and the step may be repeated (for nodes see
 /// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
@@ -237,9 +237,9 @@ pub unsafe extern "C" fn lgreco_controller_step(
 }
 
 /// Begins a step whose collectives the caller performs. The requests of lgreco_controller_control follow, then any number
-/// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers do so, with the same
-/// `learning_rate`, which only Accordion uses. lgreco_controller_step does all of this in one call, and checks all
-/// gradients before anything is exchanged.
+/// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers make these calls, with
+/// the same `learning_rate`. Only Accordion uses it. lgreco_controller_step does all of this in one call, and checks
+/// all gradients before anything is exchanged.
 ///
 /// A negative or non-finite learning rate is reported to all ranks. lgreco_controller_control then fails, or the first
 /// bucket if there is no control request. Fails with LGRECO_STEP_ORDER when a step is under way.
@@ -251,13 +251,14 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
     call!(controller, |state| { Ok(state.levels.begin_step(learning_rate)?) })
 }
 
-/// Tells the next collective to perform before buckets may be opened. Call it again after each one, until the kind is
-/// LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the measuring
-/// rank measures and plans during a call. Allocates at decisions only.
+/// Tells the next collective to perform before buckets may be opened. Call it again after each collective, until the
+/// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the
+/// measuring rank measures and plans during a call. Allocates at decisions only.
 ///
-/// A failure on one rank is a failure on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
-/// LGRECO_PEER_MESSAGE, codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no step is under way. If a
-/// collective cannot be performed, ranks may have different states. lgreco_controller_load then ends the step.
+/// If the call fails on one rank, it fails on all, and the step may be begun again. The codes are LGRECO_PEER,
+/// LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and those of measuring and planning. Fails with LGRECO_STEP_ORDER when no
+/// step is under way. If a collective cannot be performed, ranks may have different states. lgreco_controller_load then
+/// ends the step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_control(
     controller: *mut lgreco_controller,
@@ -289,8 +290,8 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
     })
 }
 
-/// Undoes the last step's changes of the residuals because its means were not applied, for instance when a loss scaler
-/// skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
+/// Undoes the last step's changes to the residuals. Use it when the step's means were not applied, for instance because
+/// a loss scaler skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
 ///
 /// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. They are
 /// available with the option `undo`, or with a `non_finite` other than `error`. On failure, nothing has changed.

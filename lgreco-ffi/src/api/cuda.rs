@@ -4,8 +4,9 @@ use crate::pointers::write;
 use crate::status::lgreco_status;
 use core::ffi::c_void;
 
-/// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. The first word of each
-/// call's description says whether its work is enqueued or done when the call returns.
+/// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. A call that is
+/// described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when its work
+/// is done.
 pub struct lgreco_cuda {
     _private: [u8; 0],
 }
@@ -23,9 +24,9 @@ pub unsafe extern "C" fn lgreco_cuda_create(ordinal: u32, cuda: *mut *mut lgreco
     create!(cuda, || cuda::open(ordinal))
 }
 
-/// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may call it. NULL is the
-/// default stream of the context that is current on the calling thread. Stream and context must outlive the handle.
-/// While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
+/// Makes a handle for a stream (a cudaStream_t or CUstream) and its CUDA context. Any thread may make this call. NULL
+/// is the default stream of the context that is current on the calling thread. Stream and context must outlive the
+/// handle. While the stream is captured into a graph, calls fail with LGRECO_DEVICE.
 ///
 /// Fails like lgreco_cuda_create, and with LGRECO_UNAVAILABLE for a default stream when no context is current.
 #[unsafe(no_mangle)]
@@ -36,21 +37,21 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
     create!(cuda, || cuda::on_stream(stream))
 }
 
-/// Done: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL, or a
-/// pointer to NULL, does nothing.
+/// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL,
+/// or a pointer to NULL, does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(cuda) }
 }
 
-/// Tells the bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
+/// Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *mut u64) -> lgreco_status {
     call!(cuda, |cuda| write(bytes, "bytes", || Ok(cuda.held_bytes())))
 }
 
-/// Done: waits for all work in the stream.
+/// Blocking: waits until all work in the stream is done.
 ///
 /// Fails with LGRECO_DEVICE, also when work that was enqueued before has failed.
 #[unsafe(no_mangle)]
@@ -58,10 +59,10 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
     call!(cuda, |cuda| cuda.synchronise())
 }
 
-/// Done: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It does
-/// not read gradients. The message gives the number of the first failed call, from 0, among all calls of both kinds that
-/// returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not use their
-/// results, nor those of the failed call. A check is due after at most 4096 such calls.
+/// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It
+/// does not read gradients. The message gives the number of the first failed call, from 0, among all calls of both
+/// kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not
+/// use their results, nor those of the failed call. A check is due after at most 4096 such calls.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 /// the driver failed. The message then names no call, and any call may have failed.

@@ -190,7 +190,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     call!(cuda, |cuda| { fill(request, || Ok(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?))) })
 }
 
-/// Done: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+/// Blocking: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
 ///
 /// Fails with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     })
 }
 
-/// Done: copies the residuals of all layers, one after the other, to host memory. To be called between two steps.
+/// Blocking: copies the residuals of all layers, one layer after the other, to host memory. Call it between two steps.
 ///
 /// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
     })
 }
 
-/// Done: replaces the residuals of all layers by these values. To be called between two steps.
+/// Blocking: replaces the residuals of all layers by these values. Call it between two steps.
 ///
 /// Fails like lgreco_cuda_bucket_get_residuals.
 #[unsafe(no_mangle)]
@@ -290,8 +290,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Done: copies the residuals and the number of steps from another bucket with the same layers to this one, between two
-/// steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+/// Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
+/// two steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 /// lgreco_cuda.
 ///
 /// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,

@@ -130,9 +130,10 @@ pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 /// lgreco_cuda_decode_on_device.
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
-/// Done: lgreco_table_measure for gradients in the device's memory. It enqueues all layers and waits once; only errors are
-/// copied to the host. `values` of layers are device pointers. Values of layers that are left out of the table are not
-/// read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved the memory.
+/// Blocking: does the work of lgreco_table_measure for gradients in the device's memory. It enqueues all layers and
+/// waits once; only errors are copied to the host. `values` of layers are device pointers. Values of layers that are
+/// left out of the table are not read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved
+/// the memory.
 ///
 /// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
 /// with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
@@ -267,8 +268,9 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     })
 }
 
-/// Done: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later `calls` for
-/// these layers, under any setting that `options` offer, then allocate nothing on the device and load nothing.
+/// Blocking: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later
+/// `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
+/// nothing.
 ///
 /// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]

@@ -72,9 +72,10 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
     })
 }
 
-/// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload of `length` bytes in host
-/// memory. `rng` selects the random bits. The call supports uncompressed gradients, EDEN, TopK, TopK with values in few
-/// bits, QSGD with bucket sizes of a power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
+/// Blocking: compresses a gradient in the device's memory into a payload in host memory. The gradient is `values` of
+/// `layer`. `length` receives the payload's number of bytes. `rng` selects the random bits. The call supports
+/// uncompressed gradients, EDEN, TopK, TopK with values in few bits, QSGD with bucket sizes of a power of two from 64
+/// to 4096, and PowerSGD with ranks up to 1024.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
 /// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -98,8 +99,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
     })
 }
 
-/// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory.
-/// `values_len` is the number of elements. The payload may be freed when the call returns.
+/// Enqueued for QSGD, blocking for other methods: decodes any payload in host memory into `values` in the device's
+/// memory. `values_len` is the number of elements. The payload may be freed when the call returns.
 ///
 /// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
 /// writes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` are then unusable.

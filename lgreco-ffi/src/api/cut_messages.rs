@@ -10,7 +10,7 @@ use core::ptr::null;
 use lgreco_pipeline::{CoreError, CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// The id of a sample that AQ-SGD shall not remember.
+/// Stands in place of an id, for a sample that AQ-SGD must not remember.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
 /// The upstream end, with workspace and the ids of the batch.
@@ -63,9 +63,10 @@ impl CutState {
 }
 
 /// Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
-/// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive tells
-/// the same number with its gradients. `ids` has one id per sample for AQ-SGD, with LGRECO_UNREMEMBERED for samples
-/// that are not to be remembered. It is NULL otherwise. Allocates only while a memory of samples grows.
+/// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive
+/// returns the same number together with that micro-batch's gradients. For AQ-SGD, `ids` has one id per sample, or
+/// LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates only while
+/// a memory of samples grows.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
 /// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn lgreco_cut_repeat_activations(
 /// number of samples in the message times the features. `ticket` receives the micro-batch's number, which the upstream
 /// end made.
 ///
-/// Fails with LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
+/// Fails with LGRECO_OUT_OF_STEP when this is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
 /// different values, LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end. Also fails with
 /// LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
 #[unsafe(no_mangle)]
@@ -158,8 +159,9 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     })
 }
 
-/// Downstream: compresses the gradients of a micro-batch into `message`, and returns its ticket. There are as many
-/// gradients as activations. Gradients of different micro-batches may be sent in any order.
+/// Downstream: compresses the gradients of a micro-batch into `message`. `ticket` is the micro-batch's number from
+/// lgreco_cut_receive; it can be used once. There are as many gradients as activations. Gradients of different
+/// micro-batches may be sent in any order.
 ///
 /// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
 /// with LGRECO_OTHER_END for an upstream end.

@@ -258,8 +258,8 @@ pub unsafe extern "C" fn lgreco_controller_steps(
     })
 }
 
-/// Bytes of memory that a controller uses on one rank, by purpose, besides the trainer's gradients. Begin with
-/// LGRECO_MEMORY_USE_INIT.
+/// Memory that a controller uses on one rank, in bytes and by purpose. The trainer's gradients are not included. Begin
+/// with LGRECO_MEMORY_USE_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_memory_use {
@@ -282,7 +282,7 @@ sized_struct!("memory use", lgreco_memory_use {});
 
 /// Tells how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
 /// decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
-/// lgreco_controller_step has one in flight. 0 for `bucket_bytes` is the size in the options.
+/// lgreco_controller_step has one in flight. If `bucket_bytes` is 0, it means the size in the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_memory(
     controller: *mut lgreco_controller,

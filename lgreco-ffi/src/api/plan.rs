@@ -141,9 +141,9 @@ pub unsafe extern "C" fn lgreco_plan_solve(
     })
 }
 
-/// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. Its size
-/// and error must be those that it states, within the stated budget or size limit. These checks use exact arithmetic. A
-/// lower bound is only compared with the value that it bounds.
+/// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. The
+/// size and error that it states must be correct, and within the stated budget or size limit. These checks use exact
+/// arithmetic. A lower bound is only compared with the value that it bounds.
 ///
 /// Fails with LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT,
 /// LGRECO_BUDGET, LGRECO_LENGTH.

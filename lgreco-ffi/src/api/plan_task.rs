@@ -112,10 +112,11 @@ pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_ta
     unsafe { handle::destroy(task) }
 }
 
-/// Asks for a decision before the next one of the schedule, because the data or the network have changed. Its window begins
-/// with the next step. It is due `window + lead` steps later, or at the scheduled step if that is sooner. `due` receives
-/// the step of the decision, or UINT64_MAX under policies that make no further decisions. All ranks must ask, between the
-/// same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on every rank.
+/// Asks for a decision earlier than the schedule's next one, because the data or the network have changed. The
+/// decision's window begins with the next step. The decision is due `window + lead` steps later, or at the scheduled
+/// step if that is sooner. `due` receives the step of the decision, or UINT64_MAX under policies that make no further
+/// decisions. All ranks must ask, between the same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on
+/// every rank.
 ///
 /// Fails with LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]

@@ -46,8 +46,8 @@ pub type lgreco_save_contents = u32;
 
 /// The whole state: the run continues bit for bit.
 pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
-/// The state without the gradients for the next decision, which are one f32 per element of the model on the measuring rank.
-/// The continued run collects new ones.
+/// The state without the gradients that were collected for the next decision. On the measuring rank, these gradients
+/// take one f32 per element of the model. The continued run collects new ones.
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety

@@ -119,7 +119,7 @@ static void payloads(int layer, const char *setting) {
 static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
                                      LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
 
-// Measures a table, plans on it, and compresses by the plan.
+// Measures a table, makes a plan for it, and compresses with the plan's settings.
 static void tables(const char *methods) {
     Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
@@ -129,7 +129,7 @@ static void tables(const char *methods) {
     uint64_t needed = 0, held = 0;
     set(&search, "method", methods);
     set_number(&search, "random_seed", SEED);
-    // Each kind of call needs less memory than all together. After the reservation, no call allocates more.
+    // Each kind of call needs less memory than all kinds together. After the reservation, no call allocates more.
     for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), calls, &held));
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), ALL, &needed));
@@ -219,7 +219,8 @@ static lgreco_status enqueue_rows(const rows_memory *memory, const Options *sear
                                     memory->results, memory->results_bytes);
 }
 
-// Rows that are enqueued in the caller's memory and read later give the table of lgreco_cuda_measure, without its wait.
+// Rows that are enqueued in the caller's memory and read later give the same table as lgreco_cuda_measure, but no call
+// waits.
 static void rows_later(const char *methods) {
     Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
@@ -445,7 +446,8 @@ static void not_finite(void) {
     let_go(&copy);
     let_go_of_rows(&memory);
     CHECK(table == NULL);
-    // The number in the message also counts decoding, even of QSGD, which cannot fail. It does not count refused calls.
+    // The call's number in the message also counts decoding calls, even those of QSGD, which cannot fail. Refused calls
+    // are not counted.
     OK(lgreco_cuda_encode_to_device(cuda, &model[2], qsgd, &stream_of, payload, ROOM, &length));
     OK(lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, length, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, 5, values, ELEMENTS));
@@ -491,8 +493,8 @@ static void failures_of_the_device(void) {
     OK(lgreco_context_destroy(&gpu));
 }
 
-// There are no kernels for PowerSGD with ranks above 1024. Calls on device pointers refuse them, and contexts use the
-// CPU, which reports the NaN before it computes anything.
+// There are no kernels for PowerSGD with ranks above 1024. Calls with device pointers refuse such ranks. Contexts use
+// the CPU for them. The values contain a NaN, which the CPU reports before it computes anything.
 static void large_ranks(void) {
     enum { SIDE = 2100 };
     static float square[SIDE * SIDE];
@@ -535,7 +537,8 @@ static void large_ranks(void) {
     OK(lgreco_context_destroy(&gpu));
 }
 
-// A bucket of a single worker: the mean is its decoded message, and the residual is the rest of the gradient.
+// Tests the bucket of a single worker. The mean is the worker's decoded message, and the residual is the gradient minus
+// the mean.
 static void buckets(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
@@ -814,8 +817,8 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     in_the_primary_context();
     if (driver.state != NULL) driver.state(after);
-    // The first six counts: allocations, contexts, streams, modules, pushed contexts, and page-locked memory with
-    // events.
+    // The first six counts must be as before. They count allocations, contexts, streams, modules, pushed contexts, and
+    // page-locked memory with events.
     CHECK(memcmp(before, after, 6 * sizeof *before) == 0);
     return report("cuda");
 }

@@ -96,15 +96,15 @@ pub struct Bucket {
     pub(super) not_finite: bool,
     /// Whether the exchange has shown all ranks that they differ.
     pub(super) differs: bool,
-    /// Bytes that this rank has sent.
+    /// Number of bytes that this rank has sent.
     pub(super) bytes: u64,
     /// The time at which the controller lent the bucket.
     pub(super) began: Option<f64>,
     /// The clock, if seconds are measured.
     pub(super) clock: Option<fn() -> f64>,
-    /// Seconds of computing.
+    /// Seconds that this rank has spent computing.
     pub(super) computing: f64,
-    /// Bytes that this rank puts on the wire, if seconds are measured.
+    /// Number of bytes that this rank puts on the wire, if seconds are measured.
     pub(super) wire: f64,
     pub(super) flight: Option<Flight>,
     /// The number by which the controller recognises the bucket.
@@ -135,9 +135,10 @@ impl Bucket {
     }
 
     /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. The values that are
-    /// submitted for it count as zeros. Its residual stays unchanged, because the trainer might not apply its mean. There is one
-    /// exception: with [`Route::ScatterReduce`], the error of compressing this rank's share of the mean is added to the residual.
-    /// Other ranks may have a gradient of the layer. If no rank has one, PowerSGD restarts from random factors.
+    /// submitted for this layer count as zeros. The layer's residual stays unchanged, because the trainer might not apply the
+    /// layer's mean. There is one exception: with [`Route::ScatterReduce`], the error of compressing this rank's share of the mean
+    /// is added to the residual. Other ranks may have a gradient of the layer. If no rank has one, PowerSGD restarts from random
+    /// factors.
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -176,9 +177,9 @@ impl Bucket {
         begun
     }
 
-    /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. Its messages
-    /// report that to all ranks, so that none waits for it. [`next`](Bucket::next) then takes no gradients, and fails on every
-    /// rank: on this rank with `failure`, on the others with [`Error::Peer`].
+    /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. This rank's
+    /// messages report the failure to all ranks, so that no rank waits for this one. [`next`](Bucket::next) then takes no
+    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`].
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -363,7 +364,7 @@ impl Bucket {
         self.progress = Progress::Broken;
     }
 
-    /// Overwrites the bucket's gradients by zeros or NaN, because some rank's gradient was not finite.
+    /// Overwrites the bucket's gradients with zeros or NaN, because some rank's gradient was not finite.
     pub(super) fn fill_broken(&self, gradients: &mut [ValuesMut<'_>]) {
         let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));

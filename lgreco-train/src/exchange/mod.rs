@@ -5,9 +5,9 @@
 //! and then asks for the next [collective](Request) on given memory. So buckets can be exchanged at the same time during the
 //! backward pass, by blocking or non-blocking calls. [`aggregate`] performs all collectives of a bucket over a [`Collective`].
 //!
-//! A flight executes a [`Program`]: a list of [ops](Op), which a [`Space`] executes in its memory, and of [parts](Part), which
-//! collectives send between ops. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts before
-//! anything is sent.
+//! A flight executes a [`Program`], which is a list of [ops](Op) and [parts](Part). A [`Space`] executes the ops in its memory.
+//! Collectives send the parts between ops. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts
+//! before anything is sent.
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
@@ -36,10 +36,11 @@
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if
 //! [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its contribution is the
 //! rounded values, so its residual keeps the rounding error. No residual contains the rounding of sums in the caller's network.
-//! PowerSGD's `P` is orthonormalised in f32 from its sum, so rounding `P` turns its columns a little, but loses no part of a
-//! contribution.
+//! PowerSGD's `P` is summed over the workers, and the sum is orthonormalised in f32 to `P̂`. So rounding `P` only turns the columns
+//! of `P̂` a little. Nothing is lost, because every worker computes its `Q_i` and its contribution from the same `P̂`.
 //!
-//! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many.
+//! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many
+//! bytes.
 //!
 //! # The mean
 //! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Before the sum,
@@ -68,7 +69,7 @@
 //! rounding draws other random bits for each shard, and TopK selects within shards.
 //!
 //! Every rank can name ranks that fail before they send, and ranks that disagree, as with other routes. Status records go to every
-//! owner. In a reduce-scatter, they are numbers behind each rank's part. Only the owner of a shard can find an error in the data
+//! owner. In a reduce-scatter, they are numbers after each rank's part. Only the owner of a shard can find an error in the data
 //! that it has received for the shard, such as an overflow: [`Flight::failed_alone`].
 //!
 //! # Source

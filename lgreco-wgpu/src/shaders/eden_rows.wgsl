@@ -1,9 +1,9 @@
-// EDEN's rows of the error table: squared errors of all widths.
+// Measures EDEN's rows of the error table: the squared error at each width.
 
 // Blocks with fewer values are measured by decoding.
 const FEW = 256u;
 
-// Widths that are measured by decoding, as a mask.
+// A mask of the widths that are measured by decoding.
 var<workgroup> undecided: array<atomic<u32>, 1>;
 // Adds up eight sums over 256 invocations each, in `room`. The total of sum w is then at 256 w.
 fn add_in_room(lane: u32) {
@@ -27,9 +27,10 @@ fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
     return bitcast<f32>(room[lane % 8u * 256u]);
 }
 
-// The squared error of width w + 1, for invocation w, from sums over the coordinates in `own`. It is 0 for other
-// invocations, and if the block must be decoded; `undecided` then names the width. With coordinates z, levels q, scale
-// s and t = z - q, it is the sum of (t + (1 - s) q)^2. In this form, nearly equal sums are not subtracted.
+// Invocation w gets the squared error at width w + 1, from sums over the coordinates in `own`. Other invocations get 0.
+// If the block must be decoded, invocation w also gets 0, and sets the width's bit in `undecided`. With coordinates z,
+// levels q, scale s and t = z - q, the error of the coordinates is the sum of (t + (1 - s) q)^2. This form avoids the
+// subtraction of nearly equal sums.
 fn rounding_error(len: u32, lane: u32) -> Wide {
     var squares: array<f32, 8>;
     var products: array<f32, 8>;
@@ -51,7 +52,7 @@ fn rounding_error(len: u32, lane: u32) -> Wide {
     }
     let all = f32(len);
     let points = all - 2.0 * of_products - of_squares;
-    // away is 1 - s.
+    // `away` is 1 - s.
     let unbiased = -(of_products + of_squares) / (points + of_products);
     let away = select(unbiased, -of_products / points, params.least_squares != 0u);
     let error = of_squares + 2.0 * away * of_products + away * away * points;
@@ -64,8 +65,8 @@ fn rounding_error(len: u32, lane: u32) -> Wide {
     return wide(m * m * error, 2 * length.e - i32(firstLeadingBit(len)));
 }
 
-// The squared error of one width, summed over an invocation's values. It decodes the block whose coordinates are in
-// `own`.
+// Decodes the block whose coordinates are in `own`. Returns the squared error at one width, summed over this
+// invocation's values.
 fn decoding_error(bits: u32, block: Block, lane: u32) -> Wide {
     find_scale(bits, block.len, lane);
     let scale = scales[0];
@@ -107,9 +108,9 @@ fn in_room(i: u32) -> Wide {
     return Wide(bitcast<f32>(room[i]), bitcast<i32>(room[i + 256u]));
 }
 
-// Writes the squared errors of a block to a record. Raises results[result] to at least the largest magnitude if that is
-// not finite. Raises the next word to at least the complement of a block's first value if the block does not decode to
-// finite values.
+// Writes the squared errors of a block to a record. If the largest magnitude is not finite, raises results[result] to
+// at least this magnitude. If the block does not decode to finite values, raises the next word to at least the
+// complement of the index of the block's first value.
 @compute @workgroup_size(256)
 fn rotated_row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -120,7 +121,7 @@ fn rotated_row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         atomicStore(&undecided[0], 0u);
     }
     find_norm(block.first, block.len, lane);
-    // The sum for width lane + 1.
+    // The squared error at width lane + 1.
     var sum = Wide(0.0, 0);
     if (norms[0].inverse != 0u) {
         exact = false;

@@ -1,19 +1,23 @@
-// Rows of TopK in few bits: for each k, the error of sending bin means for magnitudes, with bins of any number of bits.
+// Measures the rows of TopK in few bits. For each k and each number of bits, this is the error of sending the mean of a
+// bin in place of each magnitude in the bin.
 //
-// Bins of fewer bits are unions of bins of 8 bits. So the bins of 8 bits are filled, and then joined in pairs. The
-// count of a bin's magnitudes, their sum and the sum of their squares are integers, so narrow spreads lose nothing.
-// With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of their squared distances from the mean.
+// The bins for fewer bits are unions of the bins for 8 bits. So the bins for 8 bits are filled first, and then joined
+// in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers, so nothing is lost if
+// the magnitudes are close together. With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of their
+// squared distances from the mean.
 
-// Words of the sums of a bin of 8 bits: the count, the sum in 64 bits, and the sum of squares in 96 bits.
+// Number of words for the sums of one bin, and of all 128 bins for 8 bits. A bin's sums are the count (32 bits), the
+// sum (64 bits) and the sum of squares (96 bits).
 const IN_BIN = 6u;
 const IN_BINS = 768u;
 
-// The sums of each k of this batch.
+// The sums of all bins, for each k of this batch.
 @group(0) @binding(16) var<storage, read_write> bin_sums: array<atomic<u32>>;
 
 var<workgroup> own_sums: array<atomic<u32>, 768>;
 
-// The bins of 8 bits for the values that one k keeps. `range` is the range of the largest k.
+// The range that is divided into the bins for 8 bits, for the values that one k keeps. `cut` is this k's cut. `range`
+// returns the range of the largest k.
 fn range_of(cut: u32) -> Range {
     let all = range();
     let low = max(cut, all.low);
@@ -28,8 +32,8 @@ fn exponent_in(range: Range, bin: u32) -> u32 {
     return exponent_of(range.low + end - 1u);
 }
 
-// Adds the values above the cut to the sums of the k of the workgroup's column. Kept values at the cut are added at the
-// end.
+// Each column of workgroups handles one k: it adds the values above this k's cut to the k's sums. `few_bits_errors`
+// adds the kept values at the cut.
 @compute @workgroup_size(256)
 fn add_to_sums(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -137,7 +141,7 @@ fn joined(a: Among, b: Among) -> Among {
         return a;
     }
     // The upper bin's exponent is not smaller. The digits that the lower bin loses are negligible compared with the
-    // distance of both bins.
+    // distance between the two bins.
     let less = b.exponent - a.exponent;
     return Among(
         a.count + b.count,
@@ -167,7 +171,8 @@ fn squared_error_of(bin: Among) -> Wide {
     return plus(wide(spread.m / count, spread.e), wide(count * (apart * apart), unit));
 }
 
-// The squared errors of each k by number of bits, without the error of dropped values. There is one workgroup per k.
+// Computes the squared error for each k and each number of bits, without the error of dropped values. There is one
+// workgroup per k.
 @compute @workgroup_size(128)
 fn few_bits_errors(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -182,7 +187,7 @@ fn few_bits_errors(dispatch: Dispatch, @builtin(local_invocation_index) lane: u3
     own.squares.y = atomicLoad(&bin_sums[at + 4u]);
     own.squares.z = atomicLoad(&bin_sums[at + 5u]);
     if (lane == 0u) {
-        // The cut is the low end of the range, or zero.
+        // The kept values at the cut are in bin 0, because the cut is the low end of the range, or zero.
         let digits = digits_of(cut.magnitude, exponent);
         own.count += cut.ties;
         own.sum = plus_128(own.sum, vec4<u32>(mul_wide(digits, cut.ties), 0u, 0u));

@@ -1,13 +1,14 @@
-// QSGD of tensors in pieces: extremes and grids of their buckets, rows of the error table, encoding and decoding.
+// QSGD for tensors that are processed in pieces: finds the extremes of each bucket, makes its grid, measures rows of
+// the error table, encodes and decodes.
 
 struct Params {
     offset: u32,
     dtype: u32,
     first: u32, // position of the piece's first value in the tensor
-    count: u32, // values in the piece
+    count: u32, // number of values in the piece
     bucket: u32,
-    first_bucket: u32, // offset between the numbers of buckets in the tensor and in `grids`; it wraps
-    first_grid: u32, // first of the tensor's buckets in `grids`
+    first_bucket: u32, // a bucket's number in the tensor minus its index in `grids`; it wraps around
+    first_grid: u32, // index in `grids` of the first of the `buckets` buckets
     buckets: u32,
     sign_magnitude: u32,
     min_max: u32,
@@ -21,12 +22,12 @@ struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    record: u32, // first record of `output`
+    record: u32, // number of the first record in `output`
     result: u32,
 }
 
-// Per bucket: largest magnitude, largest value, and complement of the smallest value; the latter two in the form of
-// `ordered`.
+// Three words per bucket: the largest magnitude, the largest value, and the complement of the smallest value. The last
+// two words have the form that `ordered` returns.
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read_write> grids: array<Grid>;
 @group(0) @binding(4) var<storage, read_write> words: array<u32>;
@@ -85,7 +86,7 @@ fn levels(log_levels: u32) -> f32 {
     return f32((1u << log_levels) - 1u);
 }
 
-// The squared error of each width, summed over the values of a workgroup.
+// Computes the squared error at each width, summed over the values of a workgroup.
 @compute @workgroup_size(64)
 fn row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -125,7 +126,8 @@ fn row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Squared errors of the values start .. stop of the tile, which are in one bucket, in scaled units.
+// The squared error at each width, summed over the values start .. stop of the tile, in scaled units. All these values
+// are in one bucket.
 fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
     var sums: array<f32, 8>;
     let holds_zero = (grid.low == 0u || grid.low >= SIGN) && grid.high < SIGN;
@@ -182,8 +184,8 @@ fn encode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     write_codes(first, lane);
 }
 
-// Writes the bits of the decoded values of the codes in `words`. `extremes` holds the ends of the grids from the
-// payload.
+// Decodes the codes in `words`, and writes the bits of the values. `extremes` holds the ends of the grids, which come
+// from the payload.
 @compute @workgroup_size(64)
 fn decode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

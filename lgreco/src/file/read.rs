@@ -29,8 +29,8 @@ pub(super) fn text(json: &[u8]) -> Result<&str, Error> {
     }
 }
 
-/// An integer of at least 0. As in JSON Schema, `3.0` and `1e3` are integers too. In this form they go up to 2^53, above
-/// which f64 cannot hold every integer.
+/// An integer of at least 0. As in JSON Schema, `3.0` and `1e3` are integers too. Integers in this form must be at most
+/// 2^53, because f64 cannot represent all larger integers.
 pub(super) struct Count<T>(pub(super) T);
 
 impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
@@ -54,7 +54,7 @@ pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Resu
     Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
 }
 
-/// Reads the text of a setting of lgreco's own methods, or null.
+/// Reads a setting as text, or null. The setting must belong to one of lgreco's own methods.
 pub(super) fn optional_setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Setting>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
@@ -182,7 +182,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Reads the text of a setting. It may be missing or null.
+    /// Reads a field that contains a setting as text. The field may be missing or null.
     pub(super) fn setting(&self, field: &'static str, methods: &Methods) -> Result<Option<Setting>, Error> {
         let text: Option<String> = self.optional(field, "a setting as text")?;
         let setting = text.map(|text| Setting::parse(&text, methods)).transpose();

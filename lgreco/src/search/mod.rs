@@ -111,12 +111,13 @@ impl<'a> Layer<'a> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Search {
-    /// The outside methods that the program knows. Controllers use them to read other ranks' plans and saved states.
+    /// The methods from outside lgreco that the program knows. Controllers use them to read other ranks' plans and
+    /// saved states.
     pub methods: Methods,
-    /// Additional settings for every layer, of lgreco's methods or of [`methods`](Search::methods). A setting is left out
-    /// for layers that it does not fit, such as a `topk` of more elements than the layer has.
+    /// Additional settings for every layer. They belong to lgreco's methods or to [`methods`](Search::methods). A
+    /// setting is left out for layers that it does not fit, such as a `topk` of more elements than the layer has.
     pub beside: Vec<Setting>,
-    /// The methods with their ranges, at least one. The default of the first method is the reference of the budget.
+    /// The methods with their ranges, at least one. The budget is derived from the default of the first method.
     families: Vec<Family>,
     /// The metric that turns squared errors into errors.
     pub metric: Metric,
@@ -222,8 +223,9 @@ impl Search {
     /// The defaults, with ranges in parentheses, are 4 bits (2 to 8) for QSGD, 1 % (0.1 % to 10 %) for TopK, rank 4 (2
     /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges come from L-GreCo §4.
     ///
-    /// Hybrid offers EDEN, TopK and PowerSGD (here rank 8, 4 to 16), with uniform 3-bit EDEN as the reference. It
-    /// leaves out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.
+    /// Hybrid offers EDEN, TopK and PowerSGD (here with rank 8 as the default and 4 to 16 as the range). Its reference
+    /// is uniform 3-bit EDEN. Hybrid leaves out QSGD, because EDEN has less error at equal size on the gradients of
+    /// BENCHMARKS.md.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -231,7 +233,8 @@ impl Search {
     /// ```
     pub fn new(method: Method) -> Self {
         let families = match method {
-            // The reference comes first. For usual shapes, rank 8 has about the size of 3-bit EDEN.
+            // The reference comes first. For usual shapes, PowerSGD with rank 8 takes about as many bytes as 3-bit
+            // EDEN.
             Method::Hybrid => {
                 let power = Family::new(Method::PowerSgd, 8.0);
                 vec![Family::of(Method::Eden), Family::of(Method::TopK), power]
@@ -273,7 +276,7 @@ impl Search {
     /// Sets the reference of the budget: a method with its parameter, such as `qsgd 4`, `topk 1%` (or `topk 0.01`) or
     /// `powersgd 4`.
     ///
-    /// The method is searched too, with its range around the parameter.
+    /// The search then offers this method too, with the method's usual range around the parameter.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -284,8 +287,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownName`] for an unknown method. [`Error::SettingSyntax`] when the number is missing or followed by
-    /// something. [`Error::Parameter`] for a number out of range.
+    /// [`Error::UnknownName`] for an unknown method. [`Error::SettingSyntax`] when the number is missing, or is not the
+    /// last word. [`Error::Parameter`] for a number out of range.
     pub fn with_reference(mut self, setting: &str) -> Result<Self> {
         let mut words = setting.split_ascii_whitespace();
         let method: Method = words.next().unwrap_or_default().parse()?;
@@ -366,7 +369,8 @@ impl Search {
         Ok(self)
     }
 
-    /// Replaces the widths of TopK's kept values; by default they are sent in full. Each density is offered with each width.
+    /// Replaces the widths of TopK's kept values. By default, kept values are sent in full. Each density is offered
+    /// with each width.
     ///
     /// The default option keeps full values, and is always a candidate if TopK is the first method.
     ///
@@ -383,8 +387,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownName`] when TopK is not searched. [`Error::Parameter`] when bits are not 1 to 8. [`Error::Length`]
-    /// without widths.
+    /// [`Error::UnknownName`] when the search does not offer TopK. [`Error::Parameter`] when bits are not 1 to 8.
+    /// [`Error::Length`] without widths.
     pub fn with_widths(mut self, widths: &[Width]) -> Result<Self> {
         let widths = Widths::new(widths)?;
         let mut families = self.families.iter_mut();
@@ -417,7 +421,7 @@ impl Search {
         Ok(search)
     }
 
-    /// The method that is searched, or [`Method::Hybrid`] for several.
+    /// The only method of the search, or [`Method::Hybrid`] if it has several methods.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -482,7 +486,7 @@ impl Search {
 
     /// The first method's default as a setting for one tensor: the uniform setting. Nothing is measured.
     ///
-    /// It is uncompressed for a tensor that the search [leaves alone](Search::takes), and where compression would save
+    /// The setting is uncompressed if the search [leaves the tensor alone](Search::takes), or if compression would save
     /// nothing.
     ///
     /// ```
@@ -533,9 +537,9 @@ impl Search {
 
     /// Measures every layer with every candidate.
     ///
-    /// Several parameters may give the same setting on a layer: densities that keep equally many elements, or ranks above
-    /// its smaller side. Such a setting is offered once, with the first label. One option `dense` with error 0 replaces all
-    /// candidates that are not smaller than the uncompressed tensor.
+    /// Several parameters may give the same setting on a layer: densities that keep equally many elements, or ranks
+    /// above the layer's smaller side. Such a setting is offered once, with the first label. One option `dense` with
+    /// error 0 replaces all candidates that are not smaller than the uncompressed tensor.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};
@@ -551,7 +555,7 @@ impl Search {
     /// # Errors
     /// An error that names the first layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to
     /// compress. [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. The errors of
-    /// the backend, with the layer's name if they concern one. The errors of [`NamedTable`]'s
+    /// the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`]'s
     /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity

@@ -6,9 +6,11 @@ use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// Limit on extended partial plans in a search without thinning, as a multiple of the states that the arena can hold.
+/// Limit on the number of extended partial plans in a search without thinning, as a multiple of the number of states
+/// that the arena can hold.
 const EFFORT: usize = 8;
-/// Limit on matching steps in a search without thinning, as a multiple of the states that the arena can hold.
+/// Limit on the number of matching steps in a search without thinning, as a multiple of the number of states that the
+/// arena can hold.
 const PAIRS: usize = 128;
 /// Number of extended partial plans per layer when lists are thinned.
 const THIN: usize = 1 << 14;
@@ -58,9 +60,10 @@ impl Core<'_> {
 
     /// Finds the plan of least objective, if that is at most `target`, and writes its items to `plan`.
     ///
-    /// Two Pareto lists grow side by side, each over half of the layers that still have several options. The layer with
-    /// most options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is
-    /// dropped when the least values of its missing layers prove that it cannot reach the target.
+    /// Two Pareto lists of partial plans grow side by side. Each step adds one of the layers with several options to
+    /// the shorter list. The last of these layers is in neither list: each of its options is matched with all pairs
+    /// from the two lists. A partial plan is dropped when the least values of its missing layers prove that it cannot
+    /// reach the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
@@ -131,8 +134,9 @@ impl Core<'_> {
         Outcome { found: found.is_some(), complete }
     }
 
-    /// Writes the open layers, those with more than one option, to `order`. Sorts them by decreasing difference between
-    /// largest and smallest units. Returns their number.
+    /// Writes the open layers to `order`: the layers with more than one option. Sorts them by the difference between
+    /// the most and the fewest units that their options need, largest difference first. Returns the number of open
+    /// layers.
     fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
         let mut open = 0;
         for layer in 0..self.spans.len() {

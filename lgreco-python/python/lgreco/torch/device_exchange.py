@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("lgreco")
 _OUT_OF_MEMORY = 7
-"""The permanent error code of missing memory."""
+"""The error code for missing memory, which never changes."""
 
 
 class Residuals:
@@ -47,9 +47,10 @@ class Residuals:
 class Held:
     """Holds the residuals of layers whose gradient is all zeros in a step.
 
-    DDP drops the mean of a parameter that no rank has used. If its residual were sent with these zeros, it would be lost. So only
-    zeros are exchanged, and the residual is restored once the means are enqueued. It is restored in both copies, because the step
-    may fail or be undone by a GradScaler. The host does not learn which gradients are zeros, so it need not wait.
+    DDP drops the mean of a parameter that no rank has used. If the parameter's residual were sent with these zeros, the residual
+    would be lost. So only zeros are exchanged, and the residual is restored once the means are enqueued. It is restored in both
+    copies, because the step may fail or be undone by a GradScaler. The host does not learn which gradients are zeros, so it need
+    not wait.
     """
 
     def __init__(self, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
@@ -68,7 +69,7 @@ class Held:
         torch.where(self._mask, self._kept, both, out=both)
 
     def forget(self, places: list[int]) -> None:
-        """Clears the residuals of these layers, except held ones; ``places`` are in the bucket."""
+        """Clears the residuals of these layers, except layers that are held. ``places`` are positions in the bucket."""
         layers = torch.split(self._residuals.both(), self._residuals.lens, dim=1)
         for place in places:
             layers[place].masked_fill_(self._is_zero[place].logical_not(), 0.0)
@@ -115,13 +116,13 @@ class ResidentBucket:
         self.bucket = bucket
         self.memory = memory
         self.step = step
-        """The next step of the bucket."""
+        """The number of the bucket's next step."""
         self.outcome: Callable[[], torch.Tensor] | None = None
         """Returns the GPU's status record of the last step; None once the host has read it."""
         self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
         """The failure of the last step: the first rank at fault, the error, and whether only this rank knows of it."""
         self.refusal: LgrecoError | None = None
-        """The error of the GPU on this rank in the last step."""
+        """This rank's own error in the last step, from before the exchange or during it."""
         self.is_to_forget = False
         """Whether the last step's residuals of layers without error feedback must still be cleared."""
         self.held: Held | None = None
@@ -228,7 +229,7 @@ class DeviceExchange:
         return False
 
     def is_done(self) -> bool:
-        """Whether a collective is under way. ``go_on`` only enqueues, so it never waits for one."""
+        """Whether a collective is under way. ``go_on`` may then be called at once, because it enqueues work and never waits."""
         return self._work is not None
 
     def is_last(self) -> bool:

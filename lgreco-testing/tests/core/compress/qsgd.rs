@@ -83,7 +83,7 @@ fn no_elements_zeros_constants_and_the_ends_of_f32() {
     }
 }
 
-/// All values are small multiples of the smallest subnormal number. Levels between them also decode to such
+/// All values are small multiples of the smallest subnormal number. Levels between these values also decode to such
 /// multiples.
 #[test]
 fn rows_of_subnormal_numbers_are_those_of_decoded_values() {
@@ -106,8 +106,8 @@ fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     decoded
 }
 
-/// If the distance of two levels is below 1e-10, CGX sends only the bucket's minimum. QSGD has no such limit here:
-/// sixteen values arrive as sixteen values at any magnitude, even if they are neighbouring f32 numbers.
+/// If the distance between two levels is below 1e-10, CGX sends only the bucket's minimum. This QSGD has no such limit:
+/// sixteen evenly spaced values arrive almost unchanged at any magnitude, even if they are neighbouring f32 numbers.
 #[test]
 fn units_are_not_too_small_to_matter() {
     let cgx = Qsgd { bits: 4, bucket: 16, scale: Scale::MinMax, rounding: Rounding::Nearest };
@@ -126,7 +126,8 @@ fn units_are_not_too_small_to_matter() {
     }
 }
 
-/// Checks the documented bound for more than a few values. `check_gradient` has a looser bound, for single values.
+/// Checks the bound that `measure` documents for tensors with more than a few values: a relative difference below 1e-5.
+/// `check_gradient` allows a larger difference, because it also checks tensors with few values.
 #[test]
 fn rows_are_within_1e_5() {
     for spread in [1e-9, 1.0] {

@@ -1,4 +1,4 @@
-//! Turning sums over workers into means.
+//! Turns sums over workers into means.
 
 use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
@@ -55,14 +55,14 @@ fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
-/// The factor that turns values into shares, before they are summed over `world` workers. It is a power of two, so small that every
-/// sum of finite values is finite. The mean of shares has the bits of the sum of values divided by `world`, unless a share is
-/// subnormal.
+/// The factor that turns values into shares, before they are summed over `world` workers. It is a power of two, and so small that
+/// the sum of the shares of finite values is finite. A mean that is computed from shares has the same bits as the sum of the values
+/// divided by `world`, unless a share is subnormal.
 pub(super) fn share(world: u32) -> f32 {
     1.0 / world.next_power_of_two() as f32
 }
 
-/// Writes the mean of a sum of shares. The sum is undefined afterwards.
+/// Writes the mean, computed from the sum of all workers' shares. `sum` is undefined afterwards.
 ///
 /// # Errors
 /// The errors of [`average_shares`]; [`CoreError::ElementOverflow`] when a mean exceeds its element type.

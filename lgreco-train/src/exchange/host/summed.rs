@@ -1,7 +1,8 @@
-//! Values that collectives sum, with the ranks' status records behind them: f32, or bf16 if [`Moment::reduce_dtype`] says so.
+//! Values that are summed by collectives, followed in memory by the ranks' status records. They are f32, or bf16 if
+//! [`Moment::reduce_dtype`] says so.
 //!
 //! Ops use only f32. Just before the collective, values that travel as bf16 are rounded into the beginning of their own memory, and
-//! the status record is written behind them. Just after it, if no rank has failed, they are widened again.
+//! the status record is written after them. Just after the collective, if no rank has failed, the values are widened again.
 
 use crate::exchange::moment::Moment;
 use crate::exchange::slip::Slip;
@@ -14,7 +15,7 @@ pub(super) const SLIP_ROOM: usize = 2;
 /// Number of values that are rounded or widened at a time.
 const BLOCK: usize = 64;
 
-/// The memory of f32 values as bf16.
+/// Returns the memory of f32 values as a slice of bf16.
 pub(super) fn halves(values: &mut [f32]) -> &mut [Bf16] {
     bytemuck::cast_slice_mut(values)
 }
@@ -84,12 +85,12 @@ impl Wire {
         Wire { rank: moment.rank as usize, world: moment.world_size as usize, dtype: moment.reduce_dtype }
     }
 
-    /// Number of f32 for the status records behind each part of a memory.
+    /// Number of f32 that the status records after each part of a memory take.
     pub(super) fn slip_room(&self) -> usize {
         if self.dtype == Dtype::Bf16 { SLIP_ROOM * self.world } else { self.world }
     }
 
-    /// Moves values to place `to` of the memory, in the type in which they are summed, and writes this rank's status record behind
+    /// Moves values to place `to` of the memory, in the type in which they are summed, and writes this rank's status record after
     /// them. `to` must not be after the beginning of the values.
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
