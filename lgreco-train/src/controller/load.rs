@@ -202,16 +202,17 @@ impl Controller {
 
 /// Groups parts by the state to which they belong, in the order of first occurrence.
 pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
-    let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
+    let (mut runs, mut owners, mut layers): (_, _, Vec<Vec<_>>) = (vec![], vec![], vec![]);
     for bytes in parts {
         let (owner, run, parsed) = state_format::parse(bytes, methods)?;
-        let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
-            owners.push(owner);
-            layers.push(vec![]);
-            owners.len() - 1
-        });
+        match owners.iter().position(|&known| known == owner) {
+            Some(at) => layers[at].extend(parsed),
+            None => {
+                owners.push(owner);
+                layers.push(parsed);
+            }
+        }
         runs.extend(run);
-        layers[at].extend(parsed);
     }
     let states = owners.into_iter().zip(layers).map(|(owner, layers)| Layers::new(owner, layers));
     Ok((runs, states.collect::<Result<_, _>>()?))
