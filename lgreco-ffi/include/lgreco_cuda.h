@@ -375,7 +375,8 @@ typedef uint32_t lgreco_cuda_calls;
 #define LGRECO_CUDA_DECODE_ON_DEVICE 16
 
 // Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
-lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
+lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
+                                     uint64_t *bytes);
 
 // Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
 // `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new

@@ -165,12 +165,14 @@ fn check(backend: &mut WgpuBackend, model: &Model) {
 const SHAPES: [(usize, usize); 9] =
     [(144, 48), (1, 1), (0, 7), (300, 70), (48, 192), (7, 3), (33, 2070), (3, 5001), (90, 130)];
 
+type Device = fn() -> Option<WgpuBackend>;
+
 #[test]
 fn rows_of_layers_together_are_those_of_each_alone() {
     let (model, small_model) = (Model::new(&SHAPES), Model::new(&SHAPES[..5]));
     // The devices have bindings for all layers, for some layers, and for parts of a layer. Memory has the content of
     // earlier calls.
-    let devices: &[(fn() -> Option<WgpuBackend>, &Model)] = if is_full() {
+    let devices: &[(Device, &Model)] = if is_full() {
         &[(backend, &model), (small_backend, &model), (cut, &model)]
     } else {
         &[(backend, &model), (cut, &small_model)]
