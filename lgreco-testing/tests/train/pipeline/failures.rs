@@ -217,8 +217,8 @@ fn case_09_capacity_is_kept_and_evictions_are_counted() {
     assert_eq!(pair.above.memory_bytes(), 7 * 256, "rows are used again");
 }
 
-/// 10. If a codec sent the same few entries at every visit, an error would remain. TopK of the change sends other entries
-/// each time.
+/// 10. If a codec sent the same few entries at every visit, an error would remain. TopK of the change sends other
+///     entries each time.
 #[test]
 fn case_10_no_entry_is_left_out_for_ever() {
     let (n, keep) = (60usize, 10usize);
