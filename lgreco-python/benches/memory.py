@@ -80,7 +80,7 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
         fully_shard(model, mesh=mesh)
         return model, lambda: None, register(model, **PLAN, **options) if text else None
     if kind == "outer":
-        outer = OuterStep(model, period=1, **options)
+        outer = OuterStep(model, every=3, period=1, **options)
         return model, outer.step, outer
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if kind == "powersgd":

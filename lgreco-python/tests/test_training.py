@@ -9,6 +9,7 @@ import re
 import time
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -440,6 +441,7 @@ def test_large_models_are_planned_on_a_thread() -> None:
     large, small = [[Layer("weight", (side, side), torch.float32)] for side in (2048, 2047)]
     assert default_lead(large, None, {}) == 10 and default_lead(small, None, {}) == 0
     assert default_lead(large, None, {"start_iter": 3}) == 1 and default_lead(large, None, {"period": 12}) == 6
+    assert default_lead(large, None, {"start_iter": numpy.int64(3)}) == 1, "whole numbers of any type count"  # type: ignore[typeddict-item]
     assert default_lead(large, None, {"policy": "uniform"}) == default_lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0
 
 

@@ -153,8 +153,8 @@ class LGreCoState(Training):
     lead
         Number of steps by which a plan begins before the step in which it takes effect; fewer than ``start_iter`` and ``period``.
         With more than 0, rank 0 plans on a thread while training continues. The step in which the plan takes effect waits for it,
-        so that runs are reproducible. The default is 0. For models of 4 million parameters and more with gradients on the host, it
-        is 10, or half of ``start_iter`` or ``period`` if that is less.
+        so that runs are reproducible. The default is 10, or half of ``start_iter`` or ``period`` if that is less, for models with
+        4 million parameters or more and gradients on the host; otherwise, and with ``objective="seconds"``, it is 0.
     undo
         Whether the residuals of the previous step are kept, which doubles their memory. A step whose network failed
         then leaves residuals unchanged. With ``grad_scaler``, which skips steps, they are always kept. ``memory()``

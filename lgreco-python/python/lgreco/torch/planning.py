@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import math
+import numbers
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
@@ -27,7 +28,7 @@ def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -
     if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
         return 0
     steps = (options.get("start_iter", 100), options.get("period", 1000))
-    soonest = min((step for step in steps if isinstance(step, int) and step > 0), default=0)
+    soonest = min((int(step) for step in steps if isinstance(step, numbers.Integral) and step > 0), default=0)
     return min(_LEAD, soonest // 2)
 
 
