@@ -132,7 +132,9 @@ class Fragment(Training):
         self._expect_whole()
         self._loaded.send(changed)
         sent = [p.detach().clone() for p in self.parameters]
-        buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
+        buffer = torch.empty(sum(p.numel() for p in sent), dtype=self._dtype, device=sent[0].device)
+        for part, start, p in zip(self._parts(buffer), self._starts, sent):
+            part.copy_((start - p).flatten())
         exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
         self._outer = Sent(sent, buffer)
