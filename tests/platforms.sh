@@ -19,7 +19,7 @@ slowest=(controller::measured controller::saved::a_hundred_thousand_layers feedb
     compress::powersgd::rounding compress::powersgd::rows compress::powersgd::factors_are_nested)
 tests_on() { # PROCESSOR
     local processor=$1 tools=$1-linux-gnu target=$1-unknown-linux-gnu name
-    local selected=(-p lgreco-core -p lgreco-compress -p lgreco-train -p lgreco-testing --lib --test core --test train)
+    local selected=(-p lgreco-core -p lgreco-compress -p lgreco-train -p lgreco-properties --lib --test core --test train)
     need_target "$target"
     command -v "$tools-gcc" >/dev/null ||
         apt_install "gcc-$tools" "libc6-dev-$(architecture "$processor")-cross" || true

@@ -71,6 +71,23 @@ impl Setting {
         self
     }
 
+    /// The same setting with its kept values in `bits` bits each, 1 to 8. `None` for methods without such a form: only
+    /// TopK has one.
+    ///
+    /// ```
+    /// # use lgreco_compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
+    /// # use lgreco_core::gradient::Dtype;
+    /// let topk = Setting::TopK(TopK { keep: 10, values: Dtype::F32 });
+    /// assert_eq!(topk.in_few_bits(4), Some(Setting::QuantisedTopK(QuantisedTopK { keep: 10, bits: 4 })));
+    /// assert_eq!(Setting::Dense.in_few_bits(4), None);
+    /// ```
+    pub fn in_few_bits(&self, bits: u8) -> Option<Setting> {
+        match *self {
+            Setting::TopK(TopK { keep, .. }) => Some(Setting::QuantisedTopK(QuantisedTopK { keep, bits })),
+            _ => None,
+        }
+    }
+
     /// The CLT-k setting, if this is one. Under CLT-k, all workers send values at the positions of one leader
     /// ([`Aggregation::SharedPositions`](crate::Aggregation)).
     pub fn shared_positions(&self) -> Option<&CltK> {

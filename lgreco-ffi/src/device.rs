@@ -61,10 +61,7 @@ impl Device {
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => lgreco_cuda::CudaBackend::takes(setting, shape),
             #[cfg(feature = "wgpu")]
-            Device::Wgpu(_) => matches!(
-                setting,
-                Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::PowerSgd(_)
-            ),
+            Device::Wgpu(_) => lgreco_wgpu::WgpuBackend::takes(setting),
         }
     }
 

@@ -8,9 +8,9 @@ use lgreco_train::controller::{
 };
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
-use lgreco_train::gradient::Dtype;
+use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::plan::{Solver, dp};
-use lgreco_train::search::{Metric, Range, Search, Width};
+use lgreco_train::search::{Method, Metric, Range, Search, Width};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -29,6 +29,28 @@ pub(crate) fn named<T: Clone>(what: &str, name: &str, names: &[(&str, T)]) -> Py
 
 pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
+}
+
+/// The methods under which two options have an effect, by option: `widths`, and `residual_dtype` (methods that keep a
+/// residual without being asked to, in a type of the user's choice).
+#[pyfunction]
+pub(crate) fn methods_of_options() -> PyResult<[(&'static str, Vec<&'static str>); 2]> {
+    let of_choice = Feedback { others: Some(Residual::CLASSIC), ..Feedback::NONE };
+    let shape = Shape::new(64, 64).map_err(refused)?;
+    let (mut widths, mut residual_dtype) = (Vec::new(), Vec::new());
+    for method in Method::ALL {
+        let search = Search::new(method);
+        for single in search.single_methods().map(Method::planned) {
+            let setting = (single.setting)(single.default, shape, Dtype::F32).map_err(refused)?;
+            if of_choice.of(&setting).is_some() && residual_dtype.last() != Some(&method.name()) {
+                residual_dtype.push(method.name());
+            }
+        }
+        if search.with_widths(&WIDTHS).is_ok() {
+            widths.push(method.name());
+        }
+    }
+    Ok([("widths", widths), ("residual_dtype", residual_dtype)])
 }
 
 /// Parses a layer's element type; the error names the layer.

@@ -33,6 +33,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_page, module)?)?;
+    module.add_function(wrap_pyfunction!(arguments::methods_of_options, module)?)?;
     module.add_function(wrap_pyfunction!(controller::payload_len, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(cores::after_fork, module)?)?;

@@ -4,6 +4,7 @@ The processes are forked from this one, which has imported torch: importing it t
 """
 
 import contextlib
+import gc
 import io
 import os
 import runpy
@@ -20,6 +21,8 @@ import torch
 import torch._dynamo  # What DDP imports in its first step: here, every process has it already.
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+gc.freeze()  # A process that collects garbage would copy the pages of all objects that this one has.
 
 TIMEOUT = timedelta(seconds=60)
 

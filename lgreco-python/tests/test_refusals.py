@@ -228,6 +228,9 @@ SOUND: list[dict[str, Any]] = [
     {"policy": "accordion", "accordion": (0.2, 0.1), "method": "topk", "lead": 1},
     {"accordion": (8, 4), "method": "qsgd", "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)},
     {"method": "qsgd", "route": "scatter_reduce"},
+    {"policy": "paper", "method": "topk", "default": 0.1, "widths": ["full"], "min_elements": 64, "ramp_up": (0.5, 8), "lead": 1, "metric": "l2",
+     "budget": "size", "alpha": 0.5, "candidates": (0.02, 0.2, 0.02), "metrics_every": 2, "residual_dtype": torch.bfloat16, "on_plan": print},
+    *[{"method": method, "residual_dtype": torch.int8} for method in ("powersgd", "sidco", "hard-threshold", "adacomp", "clt-k", "qsgd,topk")],
 ]
 
 

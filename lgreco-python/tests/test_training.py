@@ -52,7 +52,9 @@ def _types(rank: int, dtype: torch.dtype, options: dict[str, Any]) -> tuple[torc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"method": "qsgd", "default": 4}, {"residual_dtype": torch.int8}])
+@pytest.mark.parametrize("options", [
+    {}, {"method": "qsgd", "default": 4}, {"residual_dtype": torch.int8}, {"policy": "paper", "method": "qsgd", "default": 4},
+])  # fmt: skip
 def test_narrow_gradients(dtype: torch.dtype, options: dict[str, Any]) -> None:
     options = {"default": 0.1, **options}
     (first, settings), (second, _) = on_ranks(2, _types, dtype, options)
@@ -439,7 +441,7 @@ def test_plans_are_made_while_training_goes_on() -> None:
 
 def test_large_models_are_planned_on_a_thread() -> None:
     large, small = [[Layer("weight", (side, side), torch.float32)] for side in (2048, 2047)]
-    assert default_lead(large, None, {}) == 10 and default_lead(small, None, {}) == 0
+    assert default_lead(large, None, {}) == default_lead(large, None, {"policy": "paper"}) == 10 and default_lead(small, None, {}) == 0
     assert default_lead(large, None, {"start_iter": 3}) == 1 and default_lead(large, None, {"period": 12}) == 6
     assert default_lead(large, None, {"start_iter": numpy.int64(3)}) == 1, "whole numbers of any type count"  # type: ignore[typeddict-item]
     assert default_lead(large, None, {"policy": "uniform"}) == default_lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0

@@ -2,9 +2,9 @@
 //!
 //! Every `check_*` function panics if a check fails, and says what was found.
 //!
-//! The properties of lgreco-core and lgreco-train are tested here, in `tests/core` and `tests/train`. The unit tests of
-//! those crates test private items and do not use this crate, because its types would differ from those of the crate
-//! under test.
+//! The properties of the core, the compressors and training are tested in `tests/core` and `tests/train`, which are a
+//! package of their own. The unit tests of those crates test private items and do not use this crate, because its types
+//! would differ from those of the crate under test.
 #![forbid(unsafe_code)]
 
 pub mod adacomp;
@@ -23,6 +23,7 @@ pub mod hard_threshold;
 pub mod hostile;
 pub mod loco;
 pub mod models;
+pub mod noise;
 pub mod oracle;
 pub mod pipeline;
 pub mod plans;

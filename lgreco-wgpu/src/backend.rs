@@ -36,6 +36,26 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
+    /// Whether the GPU measures and compresses gradients under this setting: QSGD, TopK (also in few bits), PowerSGD
+    /// and EDEN. Encoding under other settings is an error ([`Error::Method`]), except [`Setting::Dense`].
+    ///
+    /// ```
+    /// use lgreco::compress::{Setting, adacomp::AdaComp, eden::Eden};
+    /// use lgreco_wgpu::WgpuBackend;
+    /// assert!(WgpuBackend::takes(&Setting::Eden(Eden::default())));
+    /// assert!(!WgpuBackend::takes(&Setting::AdaComp(AdaComp { bin: 16 })));
+    /// ```
+    pub const fn takes(setting: &Setting) -> bool {
+        matches!(
+            setting,
+            Setting::Qsgd(_)
+                | Setting::TopK(_)
+                | Setting::QuantisedTopK(_)
+                | Setting::PowerSgd(_)
+                | Setting::Eden(_)
+        )
+    }
+
     /// Opens the fastest adapter: WebGPU's choice for high performance.
     ///
     /// ```

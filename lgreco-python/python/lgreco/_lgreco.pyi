@@ -19,6 +19,7 @@ __all__ = [
     "after_fork",
     "check_plan",
     "make_plan",
+    "methods_of_options",
     "payload_len",
     "peer_error",
     "plan_page",
@@ -58,6 +59,9 @@ def check_plan(json: str) -> str:
 
 def plan_page(json: str) -> str:
     """Makes a page of HTML about a plan from its file alone."""
+
+def methods_of_options() -> list[tuple[str, list[str]]]:
+    """The methods under which the options ``widths`` and ``residual_dtype`` have an effect."""
 
 def payload_len(setting: str, dims: list[int], dtype: str) -> int:
     """Number of bytes that a layer sends under a setting."""

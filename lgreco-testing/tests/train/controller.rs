@@ -1,3 +1,4 @@
+use lgreco_testing::noise;
 use lgreco_testing::controller::{Script, check, check_state};
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
 use lgreco_train::compress::Setting;
@@ -54,10 +55,8 @@ proptest! {
     }
 }
 
-/// Random multiples of 1/64 in [-1, 1). Sums and means of a few such values are exact.
 fn noise(layer: u32, rank: u32, step: u32, len: usize) -> Vec<f32> {
-    let stream = Stream { seed: 11, step, layer, rank };
-    (0..len as u64).map(|i| (stream.word(i) >> 25) as f32 / 64.0 - 1.0).collect()
+    noise::multiples(Stream { seed: 11, step, layer, rank }, len)
 }
 
 fn search(method: Method) -> Search {

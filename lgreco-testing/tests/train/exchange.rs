@@ -1,3 +1,4 @@
+use lgreco_testing::noise;
 use lgreco_testing::exchange::{Case, Outcome, check, check_failure};
 use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;
@@ -17,10 +18,8 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, Valu
 use lgreco_train::rng::Stream;
 use proptest::prelude::*;
 
-/// Uniform random values in (−1, 1).
 fn noise(seed: u64, layer: u32, rank: u32, len: usize) -> Vec<f32> {
-    let stream = Stream { seed, step: 77, layer, rank };
-    (0..len as u64).map(|i| (stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    noise::uniform(Stream { seed, step: 77, layer, rank }, len)
 }
 
 fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {

@@ -6,6 +6,7 @@ mod saved;
 mod suits;
 mod variable;
 
+use lgreco_testing::noise;
 use lgreco_testing::feedback::*;
 use lgreco_train::compress::clt::CltK;
 use lgreco_train::compress::loco::LoCo;
@@ -40,11 +41,8 @@ fn settings(n: u32) -> Vec<Setting> {
         .collect()
 }
 
-/// Roughly normal values of variance 1/3: sums of four uniform ones.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
-    let stream = Stream { seed, ..Stream::default() };
-    let block = |i| stream.block(i as u32).map(|word| word as f32 / 4294967296.0 - 0.5);
-    (0..n).map(|i| block(i).iter().sum()).collect()
+    noise::bell_shaped(Stream { seed, ..Stream::default() }, n)
 }
 
 /// Gradients of `count` steps that share a mean.

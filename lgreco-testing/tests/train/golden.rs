@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
 /// The number of files in each version's folder. No file is ever removed.
 const FILES: [(&str, usize); 1] = [("v0.1", 23)];
 const PAYLOADS: usize = 64;

@@ -1,3 +1,4 @@
+use lgreco_testing::noise;
 use lgreco_train::compress::Setting;
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::controller::{Config, Policy, Report, Tensor};
@@ -37,8 +38,7 @@ fn config(settings: Option<Vec<Setting>>) -> Config {
 }
 
 fn noise(layer: u32, rank: u32, step: u64, len: usize) -> Vec<f32> {
-    let stream = Stream { seed: 11, step: step as u32, layer, rank };
-    (0..len as u64).map(|i| (stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    noise::uniform(Stream { seed: 11, step: step as u32, layer, rank }, len)
 }
 
 fn start() -> Vec<Vec<f32>> {

@@ -6,6 +6,7 @@ mod saved;
 mod steps;
 
 use lgreco_pipeline::*;
+use lgreco_testing::noise;
 use lgreco_testing::pipeline::*;
 use lgreco_train::gradient::{Dtype, Values};
 use lgreco_train::rng::Stream;
@@ -22,11 +23,8 @@ fn samples(batch: u32, features: u32, codec: Codec, capacity: u32, storage: RowS
     CutSetting { forward, ..plain(batch, features, Codec::Dense { values: Dtype::F32 }) }
 }
 
-/// Roughly normal values of variance 1/3.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
-    let stream = Stream { seed, ..Stream::default() };
-    let block = |i| stream.block(i as u32).map(|word| word as f32 / 4294967296.0 - 0.5);
-    (0..n).map(|i| block(i).iter().sum()).collect()
+    noise::bell_shaped(Stream { seed, ..Stream::default() }, n)
 }
 
 /// Ids of consecutive samples.

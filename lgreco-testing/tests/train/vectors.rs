@@ -24,7 +24,7 @@ use lgreco_train::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use serde::{Deserialize, Serialize};
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/v0.1/payloads.json");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/v0.1/payloads.json");
 
 #[derive(Deserialize, Serialize)]
 struct Case {

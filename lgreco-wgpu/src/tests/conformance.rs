@@ -8,12 +8,13 @@ use lgreco::backend::{Backend, Job};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Candidates, Compressor, Setting, eden::Eden, qsgd::Qsgd, topk::TopK};
-use lgreco::gradient::{Dtype, Gradient};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{
     check_batches, check_dense, check_eden, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
 };
 use lgreco_testing::hostile::{Products, check_decoding};
+use lgreco_testing::settings::SETTINGS;
 use std::path::Path;
 use wgpu::Features;
 
@@ -121,6 +122,18 @@ fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
         bits.extend(values.into_iter().map(|value| u64::from(value.to_bits())));
     }
     bits
+}
+
+#[test]
+fn all_settings_that_it_takes_are_encoded() {
+    let Some(mut backend) = backend() else { return };
+    let values: Vec<f32> = (0..96).map(|i| (i as f32).sin()).collect();
+    let gradient = Gradient::new(Values::F32(&values), Shape::new(8, 12).unwrap()).unwrap();
+    for setting in SETTINGS.iter().filter(|setting| **setting != Setting::Dense) {
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        let encoded = backend.encode(setting, &gradient, Stream::default(), &mut [], &mut payload);
+        assert_eq!(encoded.is_ok(), WgpuBackend::takes(setting), "{setting}: {encoded:?}");
+    }
 }
 
 #[test]

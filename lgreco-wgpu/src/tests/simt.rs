@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// A dispatch, and the content of its bindings before and after it.
 #[derive(Clone, Debug)]
@@ -118,6 +119,32 @@ pub(crate) fn can_compile() -> bool {
     false
 }
 
+/// Calls g++. An error is what it has printed.
+fn gcc(options: &[&str], files: &[&Path]) -> Result<(), String> {
+    let options = options.iter().flat_map(|text| text.split(' '));
+    let output = Command::new("g++")
+        .args("-std=c++17 -fno-strict-aliasing -ffp-contract=off -Wno-attributes -I".split(' '))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("simt"))
+        .arg("-I")
+        .arg(cuda_simt())
+        .args(options)
+        .args(files)
+        .output()
+        .unwrap();
+    output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The check for races, which replaces the sanitizer's own library: an object file that all shaders are linked with.
+fn race_check(folder: &Path) -> &'static Path {
+    static OBJECT: OnceLock<PathBuf> = OnceLock::new();
+    OBJECT.get_or_init(|| {
+        let (object, own) = (folder.join("race-check.o"), folder.join(format!("race-check-{}.o", std::process::id())));
+        gcc(&["-O2 -c -o"], &[&own, &cuda_simt().join("cuda_racecheck.cpp")]).unwrap_or_else(|said| panic!("{said}"));
+        std::fs::rename(own, &object).unwrap();
+        object
+    })
+}
+
 impl Program {
     /// Compiles a shader's source.
     pub(crate) fn new(source: &str, subgroups: bool, check: Check) -> Program {
@@ -128,9 +155,8 @@ impl Program {
                 "-fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_shared"
             }
         };
-        let own_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let cuda = cuda_simt();
-        let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| own_folder.join("../target"), PathBuf::from);
+        let target = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+        let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(target, PathBuf::from);
         let folder = folder.join("simt");
         std::fs::create_dir_all(&folder).unwrap();
         static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
@@ -138,23 +164,8 @@ impl Program {
         let path = folder.join(format!("shader-{}-{number}", std::process::id()));
         let (cpp, object) = (path.with_extension("cpp"), path.with_extension("o"));
         std::fs::write(&cpp, text).unwrap();
-        let gcc = |options: &[&str], files: &[&Path]| {
-            let options = options.iter().flat_map(|text| text.split(' '));
-            let output = Command::new("g++")
-                .args("-std=c++17 -fno-strict-aliasing -ffp-contract=off -Wno-attributes -I".split(' '))
-                .arg(own_folder.join("simt"))
-                .arg("-I")
-                .arg(&cuda)
-                .args(options)
-                .args(files)
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            output.status.success().then_some(()).ok_or_else(|| said.into_owned())
-        };
         let made = gcc(&["-O1 -g1", own, "-c -o"], &[&object, &cpp]).and_then(|()| match check {
-            // The check replaces the sanitizer's own library.
-            Check::Races => gcc(&["-O2 -o"], &[&path, &object, &cuda.join("cuda_racecheck.cpp")]),
+            Check::Races => gcc(&["-o"], &[&path, &object, race_check(&folder)]),
             Check::Sanitizers => gcc(&[own, "-o"], &[&path, &object]),
         });
         for file in [&cpp, &object] {

@@ -1,7 +1,6 @@
 //! The options of one layer: lists its candidates, and removes duplicates and candidates that save nothing.
 
 use super::range::{Family, Weighing};
-use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::{Candidates, Compressor, Rows, Setting};
 use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
@@ -111,10 +110,7 @@ impl LayerOptions {
     }
 }
 
-/// A TopK setting with its values in each number of `bits`, and the names of these settings. Empty for other methods.
+/// The setting with its values in each number of `bits`, with names. Empty for methods without such a form.
 fn in_few_bits(setting: &Setting, name: &str, bits: &[u8]) -> Vec<(Setting, String)> {
-    let Setting::TopK(top) = setting else { return Vec::new() };
-    let few =
-        |&bits: &u8| (Setting::QuantisedTopK(QuantisedTopK { keep: top.keep, bits }), format!("{name} bits {bits}"));
-    bits.iter().map(few).collect()
+    bits.iter().filter_map(|&bits| Some((setting.in_few_bits(bits)?, format!("{name} bits {bits}")))).collect()
 }

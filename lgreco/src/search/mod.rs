@@ -434,6 +434,17 @@ impl Search {
         }
     }
 
+    /// The methods that the search chooses among: one, or several in a hybrid search.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// let methods: Vec<Method> = Search::new(Method::Hybrid).single_methods().collect();
+    /// assert_eq!(methods, [Method::Eden, Method::TopK, Method::PowerSgd]);
+    /// ```
+    pub fn single_methods(&self) -> impl Iterator<Item = Method> {
+        self.families.iter().map(|family| family.method)
+    }
+
     /// The default of the first method: bits, density or rank.
     ///
     /// ```

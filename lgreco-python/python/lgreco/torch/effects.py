@@ -3,33 +3,32 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lgreco._lgreco import LgrecoError
+from lgreco._lgreco import LgrecoError, methods_of_options
 from lgreco.torch.options import is_default
 
-_PLANS = ("lgreco", "kmeans")
-"""Policies that search for a plan. Only they use the options below."""
+PLANS = ("lgreco", "paper", "kmeans")
+"""Policies that search for a plan. Only they use the options of ``_OF_PLANS``."""
+_COMPRESSES = (*PLANS, "uniform", "accordion", "legacy")
+"""Policies that compress, beside ``settings``."""
 _OF_PLANS = ("budget", "objective", "candidates", "widths", "metric", "workers", "alpha")
 _POLICIES: dict[str, tuple[str, ...]] = {
-    **{option: _PLANS for option in _OF_PLANS},
-    "method": ("lgreco", "kmeans", "uniform", "accordion", "legacy"),
-    "default": ("lgreco", "kmeans", "uniform"),
-    "min_elements": ("lgreco", "kmeans", "uniform", "accordion", "legacy"),
-    "ramp_up": ("lgreco", "kmeans", "uniform"),
-    "lead": ("lgreco", "kmeans", "accordion"),
+    **{option: PLANS for option in _OF_PLANS},
+    "method": _COMPRESSES,
+    "default": (*PLANS, "uniform"),
+    "min_elements": _COMPRESSES,
+    "ramp_up": (*PLANS, "uniform"),
+    "lead": (*PLANS, "accordion"),
     "clusters": ("kmeans",),
-    "accordion": ("lgreco", "accordion"),
+    "accordion": ("lgreco", "paper", "accordion"),
     "legacy": ("legacy",),
-    "optimizer": ("lgreco", "accordion"),
-    "metrics_every": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
-    "residual_dtype": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
-    "on_plan": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
+    "optimizer": ("lgreco", "paper", "accordion"),
+    "metrics_every": (*_COMPRESSES, "settings"),
+    "residual_dtype": (*_COMPRESSES, "settings"),
+    "on_plan": (*_COMPRESSES, "settings"),
 }
 """The policies under which an option has an effect. ``settings`` count as a policy. Options without an entry always have an
 effect."""
-_METHODS = {
-    "widths": ("topk", "hybrid"),
-    "residual_dtype": ("topk", "powersgd", "hybrid", "sidco", "hard-threshold", "adacomp"),
-}
+_METHODS = dict(methods_of_options())
 
 
 def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:

@@ -30,8 +30,8 @@ class Ready:
 class Sent:
     """An outer step is under way."""
 
-    parameters: list[torch.Tensor]
-    """The parameters' values when they were sent."""
+    parameters: list[torch.Tensor] | None
+    """The parameters' values when they were sent. None without a delay: no inner step is taken until the means are there."""
     buffer: torch.Tensor
     """Pseudo-gradients, which their means replace."""
 
@@ -58,6 +58,7 @@ class Fragment(Training):
         momentum: float,
         decay: float,
         forget_moved: bool,
+        delayed: bool,
         group: dist.ProcessGroup | None,
         options: Options,
     ) -> None:
@@ -69,7 +70,7 @@ class Fragment(Training):
         self._controller.compress_warmup()  # Outer steps are few, and an uncompressed one is as large as a hundred others.
         self._whole = [p for _, p in named]
         self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
-        self._joined, self._forget_moved = joined is not None, forget_moved
+        self._joined, self._forget_moved, self._delayed = joined is not None, forget_moved, delayed
         self._starts = [p.detach().clone() for p in self.parameters]
         self._velocities = [torch.zeros_like(start) for start in self._starts]
         self._loaded = LoadedWeights(self._group)
@@ -105,7 +106,7 @@ class Fragment(Training):
         for at, p in enumerate(self._whole):
             if any(p is other for other in loaded):
                 self._starts[at].copy_(self.parameters[at].detach())
-                if isinstance(self._outer, Sent):
+                if isinstance(self._outer, Sent) and self._outer.parameters is not None:
                     self._outer.parameters[at].copy_(self._starts[at])
                 self._loaded.note(at, self._starts[at])
 
@@ -131,9 +132,9 @@ class Fragment(Training):
             return  # This step is repeated after an error in another fragment's turn.
         self._expect_whole()
         self._loaded.send(changed)
-        sent = [p.detach().clone() for p in self.parameters]
-        buffer = torch.empty(sum(p.numel() for p in sent), dtype=self._dtype, device=sent[0].device)
-        for part, start, p in zip(self._parts(buffer), self._starts, sent):
+        sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
+        buffer = torch.empty(sum(start.numel() for start in self._starts), dtype=self._dtype, device=self._starts[0].device)
+        for part, start, p in zip(self._parts(buffer), self._starts, self.parameters):
             part.copy_((start - p).flatten())
         exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
@@ -192,12 +193,13 @@ class Fragment(Training):
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
         self._outer = Torn()
-        for p, before, start, velocity, mean in zip(self.parameters, sent.parameters, self._starts, self._velocities, means):
-            learned_since = p - before
+        before = sent.parameters or [None] * len(means)
+        for p, was, start, velocity, mean in zip(self.parameters, before, self._starts, self._velocities, means):
+            learned_since = None if was is None else p - was
             mean = mean.view_as(p)
             velocity.mul_(self._momentum).add_(mean)
             start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
-            p.copy_(start + learned_since)
+            p.copy_(start if learned_since is None else start + learned_since)
         self._outer = Ready()
 
     def _expect_whole(self) -> None:

@@ -163,6 +163,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 momentum,
                 feedback_decay,
                 forget_moved,
+                delay > 0,
                 process_group,
                 _options_of(told, f"joined.{index}" if joined else None, part, named),
             )

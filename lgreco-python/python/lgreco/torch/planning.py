@@ -11,6 +11,7 @@ from functools import cache
 from lgreco._lgreco import Controller, PlanResult
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets
+from lgreco.torch.effects import PLANS
 from lgreco.torch.layers import Layer
 from lgreco.torch.options import Options
 
@@ -24,7 +25,7 @@ _LARGE = 1 << 22
 def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -> int:
     """The default of ``lead``. It is above 0 if planning would noticeably delay a step."""
     elements = sum(math.prod(layer.shape) for layer in layers)
-    looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in ("lgreco", "kmeans", "accordion")
+    looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in (*PLANS, "accordion")
     if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
         return 0
     steps = (options.get("start_iter", 100), options.get("period", 1000))

@@ -34,12 +34,10 @@ fn train(cores: usize, metrics_every: u64) -> Vec<(Vec<u32>, Vec<u8>)> {
             let mut bits = vec![];
             for step in 0..4 {
                 let stream = |layer| Stream { seed: 5, step, layer, rank: worker.rank() };
-                let value = |layer, i| (stream(layer).word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0;
-                let len = (SHAPE[0] * SHAPE[1]) as u64;
+                let values = |layer| noise::uniform(stream(layer), SHAPE[0] * SHAPE[1]);
                 let half = settings.len() as u32;
-                let mut wide: Vec<Vec<f32>> =
-                    (0..half).map(|layer| (0..len).map(|i| value(layer, i)).collect()).collect();
-                let narrow = |layer| (0..len).map(|i| Bf16::from_f32(value(layer, i))).collect();
+                let mut wide: Vec<Vec<f32>> = (0..half).map(values).collect();
+                let narrow = |layer| values(layer).into_iter().map(Bf16::from_f32).collect();
                 let mut narrow: Vec<Vec<Bf16>> = (half..2 * half).map(narrow).collect();
                 let mut gradients: Vec<ValuesMut<'_>> = wide.iter_mut().map(|values| ValuesMut::F32(values)).collect();
                 gradients.extend(narrow.iter_mut().map(|values| ValuesMut::Bf16(values)));

@@ -9,7 +9,7 @@ use lgreco_train::feedback::Storage;
 use std::fs;
 use std::path::Path;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/v0.1");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/v0.1");
 const STATES: [(&str, Storage); 3] =
     [("state-f32", Storage::F32), ("state-bf16", Storage::Bf16), ("state-int8", Storage::Int8)];
 
