@@ -48,11 +48,7 @@ impl WgpuBackend {
     pub const fn takes(setting: &Setting) -> bool {
         matches!(
             setting,
-            Setting::Qsgd(_)
-                | Setting::TopK(_)
-                | Setting::QuantisedTopK(_)
-                | Setting::PowerSgd(_)
-                | Setting::Eden(_)
+            Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::PowerSgd(_) | Setting::Eden(_)
         )
     }
 

@@ -1,5 +1,5 @@
-use lgreco_testing::noise;
 use lgreco_testing::controller::{Script, check, check_state};
+use lgreco_testing::noise;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
 use lgreco_train::compress::Setting;
 use lgreco_train::compress::powersgd::PowerSgd;

@@ -1,5 +1,5 @@
-use lgreco_testing::noise;
 use lgreco_testing::exchange::{Case, Outcome, check, check_failure};
+use lgreco_testing::noise;
 use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;

@@ -6,8 +6,8 @@ mod saved;
 mod suits;
 mod variable;
 
-use lgreco_testing::noise;
 use lgreco_testing::feedback::*;
+use lgreco_testing::noise;
 use lgreco_train::compress::clt::CltK;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
