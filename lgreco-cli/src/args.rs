@@ -135,8 +135,8 @@ pub struct Candidates {
     /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always are.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
-    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU) or `wgpu` (the fastest GPU, in builds with
-    /// `--features wgpu`). `lgreco devices` lists them.
+    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU, in builds with `--features cuda`) or `wgpu`
+    /// (the fastest GPU, in builds with `--features wgpu`). `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }

@@ -1,7 +1,7 @@
 //! The backends of this build.
 //!
-//! Default builds leave out wgpu, because wgpu and naga took two thirds of the time of a first build. Most users first try
-//! plans on the CPU. Default builds include CUDA: its libraries are loaded at run time.
+//! Default builds have the CPU only, because most users first try plans on it, and GPUs take longer to compile: CUDA a
+//! tenth of the rest, wgpu twice as long as the rest. The libraries of CUDA are loaded at run time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;

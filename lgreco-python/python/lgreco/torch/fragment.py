@@ -1,7 +1,7 @@
 """A fragment of the model in outer steps: layers that are sent, averaged and updated together."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,7 +193,7 @@ class Fragment(Training):
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
         self._outer = Torn()
-        before = sent.parameters or [None] * len(means)
+        before: Sequence[torch.Tensor | None] = sent.parameters or [None] * len(means)
         for p, was, start, velocity, mean in zip(self.parameters, before, self._starts, self._velocities, means):
             learned_since = None if was is None else p - was
             mean = mean.view_as(p)
