@@ -62,9 +62,9 @@ impl CudaBackend {
     /// Uses the caller's stream, in the context of that stream. All work goes to this stream, and calls may come from
     /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
     /// default stream is the one that is current on the calling thread. While the stream is being captured into a
-    /// graph, calls return [`Error::Captured`]. They would wait and allocate, and a replay would repeat the random
-    /// words. A backend that is dropped during a capture frees nothing. In this case, its workspace, kernels,
-    /// page-locked memory and events stay until the context ends.
+    /// graph, calls return [`Error::Captured`]. The reasons: calls may wait and allocate, and each replay of the graph
+    /// would use the same random words. A backend that is dropped during a capture frees nothing. In this case, its
+    /// workspace, kernels, page-locked memory and events stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -190,9 +190,10 @@ impl CudaBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload in host memory into f32 values at `address`, a
-    /// multiple of 4. After an error none of the values may be used. The payload is read before the call returns. If
-    /// the device has not yet read more than 4 MiB of uploads, the call waits until it has read 2 MiB of them.
+    /// Enqueued: decodes a payload in host memory into f32 values at `address`, a multiple of 4. If the device decodes
+    /// a payload of TopK, EDEN or PowerSGD, the call waits until it has checked the payload. After an error, none of
+    /// the values may be used. The payload is read before the call returns. If the device has not yet read more than 4
+    /// MiB of uploads, the call waits until it has read 2 MiB of them.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
@@ -214,7 +215,8 @@ impl CudaBackend {
         self.decode_to_part(payload, target)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload into f32 values.
+    /// Enqueued: decodes a payload into f32 values. If the device decodes a payload of TopK, EDEN or PowerSGD, the call
+    /// waits until it has checked the payload.
     pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<()> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();

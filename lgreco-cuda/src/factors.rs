@@ -104,7 +104,7 @@ pub(crate) struct Totals {
     pub(crate) counters: u32,
     /// Columns of factors.
     pub(crate) columns: u32,
-    /// Pieces of work of each kernel; they are numbered across all matrices.
+    /// Number of pieces of work of all matrices, for each kernel.
     pub(crate) products: u32,
     pub(crate) backs: u32,
     pub(crate) grams: u32,
@@ -123,7 +123,7 @@ struct Division {
 impl Division {
     fn new(outer: u32, inner: u32, columns: u32) -> Division {
         let tiles = outer.div_ceil(OUTER);
-        // A column's bits must not depend on the number of columns, so the division does not either.
+        // The chunk does not depend on the number of columns, so a column's bits do not either.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         let across = u64::from(tiles) * u64::from(columns.div_ceil(WIDEST));
         Division { chunk, chunks: inner.div_ceil(chunk), across }

@@ -154,7 +154,7 @@ struct Run {
     base: Params,
 }
 
-/// The tables of several matrices.
+/// The tables for launches over several matrices.
 #[derive(Default)]
 struct Tables {
     factors: Table,

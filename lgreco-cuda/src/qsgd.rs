@@ -1,10 +1,11 @@
 //! QSGD: launches of `buckets.cu` and `qsgd.cu`.
 //!
 //! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
-//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row with 1 bit and other
-//! widths takes two reads. Codes of 1 bit have no sign, so they need another grid. A block holds 4096 values in shared
-//! memory, finds the grids of their buckets, and then makes the row or the codes. Expected errors are summed in closed
-//! form, as n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
+//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row that has 1 bit and
+//! other widths takes two reads. Codes of 1 bit have no sign, so they need another grid than the other widths. A CUDA
+//! block holds 4096 values in shared memory and finds the grids of their buckets. Then it computes the errors for the
+//! table's row when measuring, or the codes when encoding. Expected errors are summed in closed form, as
+//! n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.

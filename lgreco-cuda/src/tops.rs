@@ -31,7 +31,7 @@ impl Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Parameters for rows, from the number of k and the number of spans. The measured values are f32.
+    /// Parameters for rows. Each measured k counts as a layer. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
@@ -111,8 +111,8 @@ pub(crate) struct Place {
 }
 
 impl Top {
-    /// An entry that only measures values from `first` on. Nothing is gathered, and `errors` takes the place of the
-    /// payload.
+    /// An entry that only measures `count` values, which begin at index `first`. Nothing is gathered. `errors` is the
+    /// index of the row's first error.
     pub(crate) fn of_row(keep: u32, bits: u32, (first, count): (u64, u32), errors: u64) -> Top {
         let spans = u64::from(count).div_ceil(SPAN) as u32;
         Top { keep, bits, first, count, spans, payload: errors, ..Top::zeroed() }
@@ -191,7 +191,7 @@ fn room_of(keep: u32, count: u32) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tops {
     layers: Vec<Top>,
-    /// The layer of each span, and of each chunk.
+    /// Number of the layer to which each span (`top_of`) and each chunk (`chunk_of`) belongs.
     top_of: Vec<u32>,
     chunk_of: Vec<u32>,
     /// Number of entries that all layers have room for.

@@ -424,8 +424,9 @@ typedef struct lgreco_compressor lgreco_compressor;
 // Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
 // `context` means the CPU. Allocates all memory for later calls.
 //
-// Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
-// feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
+// Fails with LGRECO_PARAMETER when the setting does not fit the layer, with LGRECO_NOT_CONTRACTIVE when it does not
+// suit error feedback (lgreco_feedback_check), with the codes of lgreco_setting for a wrong setting, and with
+// LGRECO_UNKNOWN_OPTION for an unknown option.
 lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const char *setting,
@@ -603,8 +604,8 @@ typedef struct lgreco_controller lgreco_controller;
 // Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
 // collective.
 //
-// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
-// lgreco_setting, LGRECO_DUPLICATE_NAME.
+// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
+// codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for layers with the same name.
 lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        const struct lgreco_collective *collective,
                                        const struct lgreco_layer *layers,

@@ -24,9 +24,9 @@ typedef struct lgreco_cuda lgreco_cuda;
 // Makes a handle for device number `ordinal`, from 0. It uses the device's primary context, which PyTorch and the CUDA
 // runtime use too, and a new stream that does not wait for the default stream.
 //
-// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`, LGRECO_UNAVAILABLE when driver or device are missing or too
-// old or the library has no kernels for the device; the message says which. LGRECO_DEVICE when the driver fails, also when
-// a context or stream cannot be allocated.
+// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`. Fails with LGRECO_UNAVAILABLE when driver or device are
+// missing or too old, or when the library has no kernels for the device; the message says which. Fails with
+// LGRECO_DEVICE when the driver fails, also when a context or stream cannot be allocated.
 lgreco_status lgreco_cuda_create(uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
 
@@ -55,7 +55,8 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 // the memory.
 //
 // Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
-// with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
+// with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the
+// message names no layer.
 lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const struct lgreco_layer *layers,
                                   size_t layers_len,
@@ -79,8 +80,8 @@ lgreco_status lgreco_cuda_rows_bytes(struct lgreco_cuda *cuda,
 // options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
 // the results to host memory, and give it to lgreco_cuda_read_rows.
 //
-// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_ALIGNMENT.
-// LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
+// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
+// LGRECO_ALIGNMENT when it is not aligned. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the message names no layer.
 lgreco_status lgreco_cuda_enqueue_rows(struct lgreco_cuda *cuda,
                                        const struct lgreco_layer *layers,
                                        size_t layers_len,

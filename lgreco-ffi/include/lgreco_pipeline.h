@@ -237,7 +237,7 @@ lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
 // AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
 // features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 //
-// Fails with LGRECO_LENGTH for another `values_len`.
+// Fails with LGRECO_LENGTH if `values_len` is not the number of features.
 lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     uint64_t sample,
                                     float *values,

@@ -109,7 +109,9 @@ lgreco_status lgreco_plan_check(const struct lgreco_table_view *table,
 // values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
 // them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 //
-// Fails with LGRECO_NOT_CONTRACTIVE, with the squared error in the message, LGRECO_PARAMETER, LGRECO_NON_FINITE.
+// Fails with LGRECO_NOT_CONTRACTIVE when the setting does not suit error feedback; the message then has the squared
+// error. Also fails with LGRECO_PARAMETER when the setting does not fit the layer, and with LGRECO_NON_FINITE when a
+// value is not finite.
 lgreco_status lgreco_feedback_check(const struct lgreco_layer *layer,
                                     const char *setting,
                                     const char *const *options);

@@ -128,8 +128,8 @@ impl Failure {
         }
     }
 
-    /// Replaces a layer's index in the failure by its name in `names`, if there is one. The index of a setting is that
-    /// of its layer, because there is one setting per layer.
+    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has a setting's
+    /// index also gets the layer's name: the indices are the same, because there is one setting per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {

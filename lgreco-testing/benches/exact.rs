@@ -28,7 +28,8 @@ fn limit(model: &Model, sized: bool) -> Limit {
     if sized { Limit::Size(solved.unwrap().size) } else { Limit::Error(model.budget) }
 }
 
-/// Sorts and solves in turn. Returns the least time of each in seconds, and the solver's summary.
+/// Sorts the model's options and solves for a plan, in turn, `rounds` times. Returns the least seconds of a sort, the
+/// least seconds of a solution, and the solver's summary.
 fn measure(model: &Model, limit: Limit, limits: Limits, rounds: usize) -> (f64, f64, Summary) {
     let table = model.table();
     let mut workspace = vec![0; workspace_len(&table, limits)];

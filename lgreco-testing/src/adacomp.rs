@@ -74,7 +74,8 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Rewrites a payload as TopK's with values ±1, in the layout that results, and decodes that.
+/// Rewrites an AdaComp payload as a TopK payload with values ±1, decodes that bit by bit, and applies AdaComp's
+/// magnitude. It tries the three layouts of positions until one decodes.
 fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     let count = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let (header, body) = bytes.split_at(HEADER_LEN);

@@ -482,7 +482,8 @@ fn check_low_rank(
     assert!(apart <= squared(relative) * norm, "{powersgd:?} of {shape:?}: {apart:e} apart, norm {norm:e}");
 }
 
-/// Checks EDEN's payloads and rows of every tensor, with both scales and every width; damaged payloads.
+/// Checks EDEN's payloads and rows of every tensor, with both scales; the tensors together use every width. Also checks
+/// that damaged payloads decode as with [`Portable`].
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].

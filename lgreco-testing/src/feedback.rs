@@ -164,8 +164,9 @@ pub fn check_resumes(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape
     }
 }
 
-/// Asserts that any bytes, as they are and with the right checksum, are either refused or a memory. The memory must
-/// save to the same bytes and take a step without a panic.
+/// Checks `bytes` twice: unchanged, and with a corrected checksum. Each time, they must be refused, or parse as the
+/// saved state of an error-feedback memory. Then the memory must save to the same bytes and take a step without a
+/// panic.
 pub fn check_saved_bytes(bytes: &[u8]) {
     check_memory(bytes);
     let mut sealed = bytes.to_vec();

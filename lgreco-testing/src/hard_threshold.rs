@@ -108,8 +108,8 @@ pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
     (0..9).for_each(|types| check_types(bits, lambdas, types));
 }
 
-/// Runs [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`. `types % 3` selects the type in which values are
-/// sent.
+/// Runs [`check`] on the values with these `bits`. `types / 3` selects their type (f32, f16 or bf16), and `types % 3`
+/// the type in which they are sent.
 fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
     with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
 }

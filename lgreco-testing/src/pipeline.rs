@@ -37,7 +37,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 impl Pair {
-    /// Two new ends, of generation 0.
+    /// Makes both ends of a cut, with generation 0.
     ///
     /// # Errors
     /// The errors of [`Upstream::new`].

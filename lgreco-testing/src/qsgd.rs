@@ -295,7 +295,8 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
 /// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
-    // A code takes at least one bit. So no payload makes the decoder's caller allocate more than it sent.
+    // A code takes at least one bit, so a valid payload has at most 8 elements per byte. Room for more is not
+    // allocated, whatever the header says.
     let elements = payload.header.shape.elements().min(8 * payload.body.len());
     let mut values = vec![0.0; elements];
     let decoded = qsgd::decode(&payload, &mut values);

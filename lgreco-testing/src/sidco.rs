@@ -58,10 +58,11 @@ pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
     Some(eta * norm)
 }
 
-/// Asserts that `sidco` sends the largest elements. Their number is that of the elements above the textbook's
-/// threshold, but between half and twice the wanted number. All elements are sent if that is shorter. Elements within
-/// 1e-9 of the threshold may be sent or not. The payload must have at most the predicted bytes, and the row must be its
-/// error and length. Returns the number of sent elements. Gamma fits have no textbook form here.
+/// Asserts that `sidco` sends the largest elements. Their number must be the number of elements above [`threshold`],
+/// limited to the range from half to twice the wanted number. Inside this range, all elements must be sent if their
+/// payload is shorter. Elements within 1e-9 of the threshold may be sent or not. The payload must not be longer than
+/// predicted. Measuring this density must give the payload's squared error and its length. For gamma fits there is no
+/// textbook form, so only the range of the number is checked. Returns the number of sent elements.
 ///
 /// # Panics
 /// If a check fails, or if a value is not finite or too large for the value type.

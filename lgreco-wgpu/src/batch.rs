@@ -55,7 +55,7 @@ const TASK_BYTES: usize = PARAMETERS / 4;
 /// Approximate upper bound of the bytes that a workgroup reads or writes. Bindings can be larger, because tables are
 /// bound whole.
 const GROUP_BYTES: u64 = 64 << 10;
-/// Least number of bytes of a tensor's values that a workgroup reads or writes.
+/// Each workgroup counts as reading or writing at least this many bytes: the values of a tile in f32.
 const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
 
 impl<'g> Batch<'g> {

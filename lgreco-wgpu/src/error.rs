@@ -32,7 +32,7 @@ pub enum Error {
         /// The device's value.
         found: u64,
     },
-    /// The device's shader compiler refuses constructs of the kernels, as FXC of DirectX 12 does.
+    /// The device's shader compiler cannot compile the kernels. FXC, the older compiler of DirectX 12, cannot.
     #[error(
         "the device's shader compiler cannot compile the kernels: on DirectX 12 they need DXC. Put dxcompiler.dll next to the program, \
          or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"

@@ -148,8 +148,8 @@ pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, re
     Ok(())
 }
 
-/// Uploads a stretch and records the reading of its positions. In the buffer, the last position of the previous stretch
-/// precedes them.
+/// Uploads a stretch and records the reading of its positions. The buffer of positions begins with the last position of
+/// the previous stretch.
 fn upload(
     batch: &mut Batch<'_>,
     body: &Body<'_>,
@@ -178,7 +178,7 @@ fn upload(
         ..Params::default()
     };
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-    // Without positions the binding is never read.
+    // If all values are kept, no positions are sent, and the binding is never read.
     let words = if coding == Coding::All { 1 } else { 1 + values.len() };
     let positions = batch.buffer(4 * words as u64, usage)?;
     if coding != Coding::All {

@@ -170,12 +170,12 @@ impl Matrix<'_> {
 pub(crate) struct Run<'t> {
     pub(crate) matrices: Vec<Matrix<'t>>,
     pub(crate) results: Buffer,
-    /// The room of all matrices.
+    /// The room of all matrices together.
     room: Room,
 }
 
 impl<'t> Run<'t> {
-    /// All matrices with their factors. Factors may have several bands only if there is a single matrix.
+    /// Makes all matrices with their factors. Factors may have several bands only if there is a single matrix.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
         let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {

@@ -11,7 +11,8 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
-/// The parameters for the places of a payload's parts: values after the header, and positions in separate words.
+/// The parameters that say where the parts of a payload are: values after the header, and positions in words of their
+/// own.
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
@@ -99,7 +100,7 @@ struct Search {
     sent_len: usize,
     blocks: Blocks,
     base: Params,
-    /// Whether the sample has missed the cut.
+    /// 1 if the sample has missed the cut, otherwise 0.
     settles: u32,
     state: Buffer,
     counters: Buffer,

@@ -157,7 +157,8 @@ impl Tile {
         })
     }
 
-    /// Indices of a tile's blocks: rows in steps of [`BLOCK`], columns in steps of [`LANES`].
+    /// Numbers (b, k) of a tile's blocks: b counts downwards, k to the right. A block has up to [`BLOCK`] rows and
+    /// [`LANES`] columns.
     #[inline(always)]
     fn blocks(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.cols.div_ceil(LANES)).flat_map(move |k| (0..self.rows.div_ceil(BLOCK)).map(move |b| (b, k)))

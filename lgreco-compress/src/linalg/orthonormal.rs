@@ -2,16 +2,17 @@
 //!
 //! For each panel it does the following twice. It subtracts the projection on all earlier panels, then runs modified
 //! Gram–Schmidt inside the panel. Twice is enough: Giraud, Langou, Rozložník, "The loss of orthogonality in the
-//! Gram–Schmidt orthogonalization process", 2005. Blocks are as in Barlow and Smoktunowicz, 2013. Exact powers of two
-//! first scale the columns to magnitude 1, so that no square leaves the range of f32.
+//! Gram–Schmidt orthogonalization process", 2005. The work by panels follows the block Gram–Schmidt of Barlow and
+//! Smoktunowicz, 2013. Exact powers of two first scale the columns to magnitude 1, so that no square leaves the range
+//! of f32.
 
 use super::product::{inner_sums, outer_sums};
 use super::{LANES, Row, add_scaled, largest, panels, scale, to_unit};
 use crate::num::sqrt;
 use crate::simd::dispatch_with;
 
-/// A column is dependent on earlier columns if subtracting them leaves at most this fraction of its norm. The rest is
-/// then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
+/// A column counts as dependent if subtracting its projections on the earlier columns leaves at most this fraction of
+/// its norm. The remainder is then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
 const DEPENDENT: f64 = 1.0 / (1 << 20) as f64;
 /// In the second pass, an orthogonal column keeps its norm. A column that loses more than half was rounding error.
 const UNSTABLE: f64 = 0.5;

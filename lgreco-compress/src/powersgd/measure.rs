@@ -89,7 +89,8 @@ pub fn measure(
             let first = first.unwrap_or(rank);
             let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
             linalg::residuals(m, p, q, first - 1, errors);
-            // If the sums are not finite at one rank, they are not finite at any larger rank either.
+            // An element of the product that is not finite at one rank is not finite at any larger rank either. So
+            // checking the largest rank is enough.
     Error::require_finite(errors[rank - 1].is_finite(), "the product of the factors")?;
             add_what_lacks(work.q, m.cols, &mut errors[..first]);
             for (error, &r) in squared_errors.iter_mut().zip(ranks) {

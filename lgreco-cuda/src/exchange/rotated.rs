@@ -39,7 +39,8 @@ fn launch(gpu: &mut Gpu, exchange: &DeviceExchange, entry: &'static str, parts: 
     gpu.launch_capturable(kernel(entry), exchange.program.rotated_params, &parts, looping_pieces(pieces))
 }
 
-/// Enqueued, in one launch if there are layers under EDEN: makes their payloads and next residuals.
+/// Enqueued: makes the payloads and the next residuals of layers under EDEN. Takes one launch, or none without such
+/// layers.
 pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, message: Part) -> Result<()> {
     let spans = u64::from(exchange.program.head.rotated);
     if spans == 0 {
@@ -48,8 +49,9 @@ pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, 
     launch(gpu, exchange, "encode_offered", &[gradients, exchange.residuals, message], spans)
 }
 
-/// Enqueued, in two launches if this rank averages layers under EDEN: checks that encoders wrote the payloads, and
-/// makes the means. Another launch ends the step.
+/// Enqueued: checks that the EDEN payloads are valid (an encoder can have written them, and they decode to finite
+/// values), and computes the means. Takes two launches, or none if this rank averages no layers under EDEN. The caller
+/// ends the step with another launch.
 pub(super) fn average(gpu: &mut Gpu, exchange: &DeviceExchange, messages: Part, means: Part) -> Result<()> {
     let head = &exchange.program.head;
     let spans = u64::from(head.own_rotated);

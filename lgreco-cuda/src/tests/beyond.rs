@@ -84,7 +84,7 @@ pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'sta
     Some(CudaBackend::on(Box::new(Simt::sparse(edits.collect(), ends)?)))
 }
 
-/// `elements` values. The last ones are `tail`, the others are zeros.
+/// Makes `elements` values: zeros, and `tail` at the end.
 pub(super) fn filled(elements: usize, dtype: Dtype, tail: &[f32]) -> Sparse {
     let (mut values, (tail, _)) = (Sparse::new((elements * dtype.bytes()) as u64), narrowed(tail, dtype));
     let bytes = values.values::<u8>();

@@ -160,7 +160,8 @@ fn damaged_payloads_on_the_device_are_told() {
     }
 }
 
-/// Checks rows of layers that share launches and of layers that do not, and then of a layer that is not finite.
+/// Checks the rows of layers that share launches, and of layers that do not. Then checks the error for a layer with a
+/// value that is not finite.
 fn check_layers(backend: &mut CudaBackend) {
     let faulty = faulty();
     let tensors: Vec<Tensor> = (0..10).map(|i| tensor(if i == 7 { 0 } else { 1 + 1111 * i }, 1.0)).collect();

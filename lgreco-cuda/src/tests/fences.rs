@@ -111,8 +111,8 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// Fences by the atomic's own thread are enough too. Any load may read data that fences order. So the check cannot tell
-/// whether the compiler may omit or move the load in `fresh`.
+/// Fences are also enough if only the thread with the atomic executes them. The check accepts any load of data that
+/// fences order. So it cannot tell whether the compiler may omit or move the load in `fresh`.
 #[test]
 fn other_ways_that_are_right_are_no_races() {
     let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
@@ -127,7 +127,8 @@ fn other_ways_that_are_right_are_no_races() {
     }
 }
 
-/// What a line of PTX does to the order of blocks. Atomics have the register of their address.
+/// The effect of a line of PTX on the order in which blocks see memory. Atomics are named by the register that has
+/// their address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event<'p> {
     Fence,

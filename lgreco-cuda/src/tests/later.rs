@@ -15,7 +15,7 @@ fn with_the_fake(test: &str) {
     run("later", test, &[]);
 }
 
-/// The values at an address, to be written.
+/// The `count` values at `address`, as a slice to write to.
 fn values_mut(address: u64, count: usize) -> &'static mut [f32] {
     // SAFETY: `device` allocated this many values, and no enqueued work uses them yet.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }

@@ -160,8 +160,8 @@ fn copied_after() {
     println!("reversed: {}", !is_copied(false));
 }
 
-/// Tests the same fault in uploads. A copy from pageable memory may be unfinished when the call returns, and a
-/// backend's own stream does not wait for it.
+/// Tests the fault of the test above in uploads. A copy from pageable memory may be unfinished when the call returns,
+/// and a backend's own stream does not wait for it.
 #[test]
 fn uploads_that_no_backend_waits_for_are_found() {
     extremes("uploaded_before");

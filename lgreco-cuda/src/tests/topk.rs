@@ -104,7 +104,8 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// Value `index` of bell-shaped values with ties. Every third value has more ties, which are not at the start of bins.
+/// Value `index` of bell-shaped values with ties. Every third value is rounded more coarsely, so it has more ties. They
+/// are not at the start of bins.
 pub(super) fn with_ties(index: usize) -> f32 {
     let rounded = |unit: f32| (bell(index) / unit).round() * unit;
     if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
@@ -114,7 +115,7 @@ fn tensor() -> Tensor {
     Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
-/// Values of k. The last ones drop few values, so that bins are refined.
+/// Values of k. All except the first drop only few values, so that bins are refined.
 const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
 
 fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {

@@ -18,19 +18,19 @@ pub trait Memory: Sized {
     /// If something has been written to the guard area.
     fn bytes(&self) -> Vec<u8>;
 
-    /// Writes these bytes to the start of the memory.
+    /// Writes `bytes` to the start of the memory.
     fn fill(&mut self, bytes: &[u8]);
 
     /// Reads device memory.
     ///
     /// # Safety
-    /// The address is valid for this many bytes, and no enqueued work writes them.
+    /// `address` is valid for `bytes.len()` bytes, and no enqueued work writes them.
     unsafe fn read(address: u64, bytes: &mut [u8]);
 
     /// Writes device memory.
     ///
     /// # Safety
-    /// The address is valid for this many bytes, and no enqueued work uses them.
+    /// `address` is valid for `bytes.len()` bytes, and no enqueued work uses them.
     unsafe fn write(address: u64, bytes: &[u8]);
 
     /// Runs a collective of the host on a copy of device memory.
@@ -39,7 +39,7 @@ pub trait Memory: Sized {
     /// The collective's errors.
     ///
     /// # Safety
-    /// The address is valid for this many values, and no enqueued work uses them.
+    /// `lent` is valid memory of `lent.len` values of type `T`, and no enqueued work uses it.
     unsafe fn lend<T: bytemuck::Pod>(
         lent: DeviceMemory,
         collective: impl FnOnce(&mut [T]) -> Result<(), CollectiveError>,

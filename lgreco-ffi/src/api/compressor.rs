@@ -121,8 +121,9 @@ impl Compressor {
 /// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
 /// `context` means the CPU. Allocates all memory for later calls.
 ///
-/// Fails with LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error
-/// feedback (lgreco_feedback_check), the codes of lgreco_setting, LGRECO_UNKNOWN_OPTION.
+/// Fails with LGRECO_PARAMETER when the setting does not fit the layer, with LGRECO_NOT_CONTRACTIVE when it does not
+/// suit error feedback (lgreco_feedback_check), with the codes of lgreco_setting for a wrong setting, and with
+/// LGRECO_UNKNOWN_OPTION for an unknown option.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *const lgreco_context,
@@ -165,7 +166,9 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 /// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
 /// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
 ///
-/// Fails with LGRECO_NOT_CONTRACTIVE, with the squared error in the message, LGRECO_PARAMETER, LGRECO_NON_FINITE.
+/// Fails with LGRECO_NOT_CONTRACTIVE when the setting does not suit error feedback; the message then has the squared
+/// error. Also fails with LGRECO_PARAMETER when the setting does not fit the layer, and with LGRECO_NON_FINITE when a
+/// value is not finite.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_feedback_check(
     layer: *const lgreco_layer,

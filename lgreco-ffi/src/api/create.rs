@@ -100,8 +100,8 @@ impl Given {
 /// Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
 /// collective.
 ///
-/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, the codes of
-/// lgreco_setting, LGRECO_DUPLICATE_NAME.
+/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
+/// codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for layers with the same name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create(
     context: *const lgreco_context,

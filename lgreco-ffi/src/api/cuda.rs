@@ -16,9 +16,9 @@ kind!(lgreco_cuda, "cuda", b"lgcuda\0\0", Box<dyn OnDevice>);
 /// Makes a handle for device number `ordinal`, from 0. It uses the device's primary context, which PyTorch and the CUDA
 /// runtime use too, and a new stream that does not wait for the default stream.
 ///
-/// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`, LGRECO_UNAVAILABLE when driver or device are missing or too
-/// old or the library has no kernels for the device; the message says which. LGRECO_DEVICE when the driver fails, also when
-/// a context or stream cannot be allocated.
+/// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`. Fails with LGRECO_UNAVAILABLE when driver or device are
+/// missing or too old, or when the library has no kernels for the device; the message says which. Fails with
+/// LGRECO_DEVICE when the driver fails, also when a context or stream cannot be allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create(ordinal: u32, cuda: *mut *mut lgreco_cuda) -> lgreco_status {
     create!(cuda, || cuda::open(ordinal))

@@ -136,7 +136,8 @@ pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 /// the memory.
 ///
 /// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
-/// with bucket sizes that are not a power of two from 64 to 4096. LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
+/// with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the
+/// message names no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,
@@ -187,8 +188,8 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
 /// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
 /// the results to host memory, and give it to lgreco_cuda_read_rows.
 ///
-/// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_ALIGNMENT.
-/// LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE name no layer.
+/// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
+/// LGRECO_ALIGNMENT when it is not aligned. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the message names no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
     cuda: *mut lgreco_cuda,

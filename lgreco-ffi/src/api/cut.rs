@@ -132,7 +132,7 @@ pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) ->
 /// AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
 /// features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 ///
-/// Fails with LGRECO_LENGTH for another `values_len`.
+/// Fails with LGRECO_LENGTH if `values_len` is not the number of features.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered(
     cut: *mut lgreco_cut,

@@ -462,7 +462,8 @@ static void out_of_order(void) {
     OK(lgreco_bucket_close(controller, NULL));
     OK(lgreco_bucket_close(NULL, NULL));
 
-    // The layers can be lent again. A bucket that is done stays done, and no longer reads the gradients.
+    // After a bucket is closed, a new one can be opened with its layers. A bucket whose exchange is done stays done,
+    // and no longer reads the gradients.
     OK(lgreco_bucket_open(controller, all, LAYERS, &bucket));
     gradients(&model, 0, 0);
     Model *const own = malloc(sizeof *own);

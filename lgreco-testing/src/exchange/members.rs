@@ -28,7 +28,7 @@ pub(super) fn factor_lens(member: &Member) -> [usize; 2] {
     [member.shape.rows() * rank, member.shape.cols() * rank]
 }
 
-/// Whether the bits may differ from the host's.
+/// Whether the bits of a layer's results may differ from the host's.
 pub(super) fn is_near(member: &Member) -> bool {
     matches!(member.setting, Setting::PowerSgd(_))
 }

@@ -39,8 +39,8 @@ pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dty
     assert!(apart <= allowed * all, "{what}: {apart:e} of {all:e} apart");
 }
 
-/// Asserts that ranks with factors have sent nearly the same bytes. Fingerprints differ, because they include the
-/// factors.
+/// Asserts that an exchange of a bucket with factors has sent nearly the same bytes as the host's. Fingerprints are not
+/// compared: they include the factors, whose bits differ.
 ///
 /// # Panics
 /// If the check fails.

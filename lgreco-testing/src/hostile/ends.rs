@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 const BATCH: u32 = 2;
 const FEATURES: u32 = 4;
 
-/// Every codec with every memory that it may have, and both ends saved after two steps.
+/// The settings with every codec and every memory that it may have. Each setting comes with its two ends, saved after
+/// two steps.
 fn stopped() -> &'static [(CutSetting, [Vec<u8>; 2])] {
     static STOPPED: OnceLock<Vec<(CutSetting, [Vec<u8>; 2])>> = OnceLock::new();
     STOPPED.get_or_init(|| {

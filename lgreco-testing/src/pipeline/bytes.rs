@@ -6,8 +6,9 @@ use lgreco::checksum::LEN as CHECKSUM_LEN;
 use lgreco_pipeline::{CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream};
 use lgreco_train::feedback::Residual;
 
-/// Checks any bytes as a message. It must be refused, or decoded to finite values by an end that expects this message.
-/// One byte less must be refused.
+/// Checks that `bytes` are refused as a message, or decoded to finite values by an end with the setting of their
+/// header. An end that refuses them must stay unchanged. If `bytes` are a message, they must be refused without their
+/// last byte.
 ///
 /// # Panics
 /// If a check fails.
@@ -40,8 +41,8 @@ pub fn check_message(bytes: &[u8]) {
     }
 }
 
-/// Checks any bytes as saved ends, as they are and with the right checksum. They must be refused, or be an end that
-/// saves to the same bytes.
+/// Checks `bytes` as a saved end of a cut, twice: unchanged, and with a corrected checksum. Each time, they must be
+/// refused, or restore an end that saves to the same bytes.
 ///
 /// # Panics
 /// If a check fails.

@@ -153,14 +153,15 @@ pub fn check_program(bytes: &[u8]) {
     }
 }
 
-/// Whether a batch has a size that a memory keyed by batch position does not allow, or is not finite.
+/// Whether an end with a memory keyed by batch position must refuse a batch: it has too few values, or a value is not
+/// finite.
 fn refused(pair: &Pair, batch: &Batch) -> bool {
     let setting = pair.above.setting();
     batch.values.len() < setting.batch as usize * setting.features as usize
         || batch.values.iter().any(|x| !x.is_finite())
 }
 
-/// The message with one changed bit.
+/// A copy of the message with one changed bit.
 fn damaged(message: &[u8], choices: &mut Choices<'_>) -> Vec<u8> {
     let mut bytes = message.to_vec();
     bytes[choices.next() as usize % message.len()] ^= 1 << (choices.next() % 8);

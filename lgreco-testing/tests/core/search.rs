@@ -137,7 +137,8 @@ struct Expected {
     sizes: &'static [u64],
 }
 
-/// Returns rows that count down from the number of candidates, or fails. Records the settings that it was asked for.
+/// A backend for tests. Its errors count down to 1, or it fails if `failure` is set. It records the settings and the
+/// stream of each job.
 #[derive(Default)]
 struct Scripted {
     asked: Vec<(Vec<Setting>, Stream)>,

@@ -135,7 +135,7 @@ fn values_in_few_bits_travel_by_every_route() {
     }
 }
 
-/// Pieces of EDEN are whole blocks. A small layer is one piece.
+/// A layer under EDEN is cut between whole blocks, so a small layer is one piece.
 #[test]
 fn rotated_values_travel_by_every_route() {
     use eden::Scale::{LeastSquares, Unbiased};

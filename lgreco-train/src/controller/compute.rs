@@ -19,7 +19,7 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     1e-9 * (overhead + cost.nanoseconds(shape.elements(), payloads))
 }
 
-/// Two factors per cost family.
+/// For each cost family, two factors that convert estimated work into measured seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compute {
     /// Seconds of a trial, divided by its work.

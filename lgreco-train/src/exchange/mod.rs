@@ -24,13 +24,13 @@
 //! layers share one broadcast. The payloads of all layers share one message, in layer order.
 //!
 //! # Failures
-//! Ranks exchange their status inside these messages. A gathered message begins with a status record ([`Slip`]) of 16 bytes. An
-//! all-reduce has one additional f32, or three additional bf16, for each rank's record. All other ranks set these to zero. The
-//! record has the rank's error code and a fingerprint of its layers, settings, seed, step and warm-start factors. So all ranks can
-//! name a rank that fails or disagrees, at the same point of the sequence, and no rank waits for it. An additional all-gather of 24
-//! bytes per rank comes first in two cases: before ranks have [agreed](Agreement) on layers and settings, and if the lengths of
-//! messages depend on values. A message is accepted only up to the largest length that its payloads may have together. A payload is
-//! accepted only if it has the length that its header states.
+//! Ranks exchange their status inside the messages of the collectives. A gathered message begins with a status record ([`Slip`]) of
+//! 16 bytes. An all-reduce has one additional f32, or three additional bf16, for each rank's record. All other ranks set these to
+//! zero. The record has the rank's error code and a fingerprint of its layers, settings, seed, step and warm-start factors. So all
+//! ranks can name a rank that fails or disagrees, at the same point of the sequence, and no rank waits for it. An additional
+//! all-gather of 24 bytes per rank comes first in two cases: before ranks have [agreed](Agreement) on layers and settings, and if
+//! the lengths of messages depend on values. A message is accepted only up to the largest length that its payloads may have
+//! together. A payload is accepted only if it has the length that its header states.
 //!
 //! # Sums
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if

@@ -33,23 +33,23 @@ pub enum Round {
     },
     /// [`Request::AllToAll`](super::Request::AllToAll).
     AllToAll {
-        /// Bytes that this rank sends to all others together.
+        /// Number of bytes that this rank sends to all other ranks together.
         send: usize,
-        /// Bytes that it receives.
+        /// Number of bytes that this rank receives from all other ranks together.
         received: usize,
     },
     /// [`Request::ReduceScatterSum`](super::Request::ReduceScatterSum).
     ReduceScatterSum {
-        /// Number of f32 of all ranks together.
+        /// Number of f32 values that each rank contributes: the parts of all ranks together.
         values: usize,
-        /// The part of `values` that belongs to this rank.
+        /// Number of these values that are in this rank's part.
         own: usize,
     },
     /// [`Request::ReduceScatterSumBf16`](super::Request::ReduceScatterSumBf16).
     ReduceScatterSumBf16 {
-        /// Number of bf16 of all ranks together.
+        /// Number of bf16 values that each rank contributes: the parts of all ranks together.
         values: usize,
-        /// The part of `values` that belongs to this rank.
+        /// Number of these values that are in this rank's part.
         own: usize,
     },
 }

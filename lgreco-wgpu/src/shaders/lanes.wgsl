@@ -14,7 +14,7 @@ fn share(lane: Lane, x: vec2<u32>) {
     workgroupBarrier();
 }
 
-// The sum over all lanes of a workgroup of `lanes`, a power of two.
+// The sum of x over all lanes. The workgroup has `lanes` lanes, a power of two.
 fn sum_of(lane: Lane, lanes: u32, x: vec2<u32>) -> vec2<u32> {
     share(lane, x);
     for (var reach = lanes / 2u; reach > 0u; reach >>= 1u) {
@@ -43,7 +43,7 @@ fn place(lane: Lane) -> u32 {
     return lane.index;
 }
 
-// The sum over the lanes with smaller places.
+// The sum of x over the lanes with smaller places.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     share(lane, x);
     var sum = vec2<u32>(0u, 0u);

@@ -60,14 +60,14 @@ fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     for (var i = start + lane; i < end; i += 256u) {
         product[in_product(column * params.all_rows + i)] *= factor;
     }
-    // The lane that made it in the earlier phases writes it.
+    // The lane that wrote this element in the earlier phases writes it again.
     if (params.chunks > 1u && lane == column % 256u) {
         inner[in_triangle(chunk, column, column)] = left * factor;
     }
 }
 
-// Adds the subtracted coefficients of this phase to a column of the triangle. The first phase creates the column, with
-// zeros below.
+// Adds the coefficients that this phase has subtracted to a column of the triangle. The first phase writes the whole
+// column, with zeros from the diagonal on.
 fn add_to_triangle(chunk: u32, column: u32, phase: u32, lane: u32) {
     for (var row = lane; row < params.columns; row += 256u) {
         let at = in_triangle(chunk, row, column);

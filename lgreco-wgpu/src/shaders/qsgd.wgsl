@@ -35,14 +35,14 @@ fn clear_tops(lane: u32) {
     }
 }
 
-// The buckets of the first and the last value of the tile, for the values from `first` on.
+// The buckets of the tile's first and last value. The first value has index `first`.
 fn buckets_of_tile(first: u32) -> vec2<u32> {
     let last = params.first + min(first + PER_GROUP, params.count) - 1u;
     return vec2<u32>(params.first + first, last) / params.bucket;
 }
 
-// Finds the extremes of the tile, which has the values from `first` on, after `clear_tops`. They go to `tops` if there
-// are few buckets, and otherwise to `extremes`.
+// Finds the extremes of the tile's buckets, after `clear_tops`. They go to `tops` if there are few buckets, and
+// otherwise to `extremes`. The tile's first value has index `first`.
 fn find_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     let start = lane * ROW;
@@ -150,8 +150,8 @@ fn in_levels(position: u32, log_levels: u32) -> u32 {
     return (position << log_levels) - position;
 }
 
-// Replaces values of a row of the tile by their codes, once the values have been read. `grid_at` has the grids of
-// buckets.
+// Replaces the values of a row of the tile by their codes. Each word is overwritten only after its value has been read.
+// `grid_at` returns a bucket's grid.
 fn encode_row(first: u32, start: u32, end: u32) {
     let position = params.first + first + start;
     var bucket = position / params.bucket - params.first_bucket;
@@ -200,8 +200,8 @@ fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
 
-// Writes the codes of the tile, for the values from `first` on, to `words`. All lanes must call it, once the tile is
-// filled and the grids exist.
+// Writes the codes of the tile's values to `words`. The tile's first value has index `first`. All lanes must call it,
+// once the tile is filled and the grids exist.
 fn write_codes(first: u32, lane: u32) {
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);

@@ -101,7 +101,8 @@ fn add_singles(sum: u32, lane: u32) {
     add_parts(8u, lane);
 }
 
-// Finds the norm of the block of `len` values from `first` on. Magnitudes that are not finite go to results[result].
+// Finds the norm of the block of `len` values that begins at index `first`. If a value is not finite, results[result]
+// is raised to at least its magnitude.
 fn find_norm(first: u32, len: u32, lane: u32) {
     var sum = NO_DOUBLE;
     var largest = 0u;

@@ -13,7 +13,7 @@ fn in_tile(i: u32) -> u32 {
     return i + (i >> 5u);
 }
 
-// Fills the tile with the bits of the values from `first` on, a multiple of 2048. All lanes must call it.
+// Fills the tile with the bits of the values that begin at index `first`, a multiple of 2048. All lanes must call it.
 fn load_tile(first: u32, lane: u32) {
     if (params.dtype == 0u) {
         for (var i = lane; i < PER_GROUP; i += 64u) {

@@ -12,8 +12,8 @@ const BIN_LEAST = 8192u;
 // Index of the first counter, after the tables.
 const COUNTERS = 12288u;
 
-// Words among a layer's counters: counts of the interval's bins, and sums of counts. For each kind of counts there are
-// sums over 64 equal shares of its bins.
+// Indices of a layer's words, after COUNTERS. BINNED has the counts of the interval's bins. OF_SHARES has sums of
+// counts: for each kind of counts (SAMPLE to SETTLED), over 64 equal shares of its bins.
 const BINNED = 0u;
 const OF_SHARES = 4096u;
 const SAMPLE = 0u;
@@ -28,7 +28,7 @@ const ABOVE = 4488u;
 const USED = 4489u;
 const LOWEST = 4490u;
 const HIGHEST = 4491u;
-// LOWEST and HIGHEST for the sample.
+// Like LOWEST and HIGHEST, but for the sample alone.
 const LOWEST_SAMPLED = 4492u;
 const HIGHEST_SAMPLED = 4493u;
 // The interval; the bin that contains the k-th largest, or NOWHERE; and the rank of the k-th largest in that bin.

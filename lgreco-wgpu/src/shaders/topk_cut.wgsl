@@ -110,7 +110,8 @@ fn settled(level: u32, lane: Lane) -> Cut {
     return Cut(before.magnitude * level_bins(last) + found.bin, found.rank);
 }
 
-// Counts a block's values from `first` on by the bits of one of the three levels. All 64 lanes must call it.
+// Counts a block's values by their bits of one of the three levels. It leaves out values whose upper bits are not the
+// cut's. The block's first value has index `first`. All 64 lanes must call it.
 fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     for (var bin = lane.index; bin < 2048u; bin += 64u) {
@@ -247,7 +248,7 @@ fn found(bits: u32, cut: u32) -> vec2<u32> {
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
-// The numbers of a block's values from `first` on that are above the cut and at it, as counted by a lane.
+// A lane's share of the numbers of a block's values above the cut and at it. The block's first value has index `first`.
 fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     if (cut == MAGNITUDE) {

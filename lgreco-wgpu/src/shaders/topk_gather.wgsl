@@ -1,6 +1,6 @@
 // The first read of a layer's values: which values are gathered, and which are only counted.
 
-// Gathered magnitudes, or counts of magnitudes.
+// The magnitudes that a workgroup gathers. In `settle_block`, counts of magnitudes.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
 // Numbers of the workgroup's values that are gathered, above the interval, at its upper end, and at its lower end. The
 // last two words are like LOWEST and HIGHEST.
@@ -20,7 +20,8 @@ fn begin_gathering(lane: Lane) {
     find_interval(lane);
 }
 
-// Counts of a lane.
+// A lane's numbers of values above the interval, at its upper end and at its lower end. The last two words are like
+// LOWEST and HIGHEST.
 var<private> seen: array<u32, 5>;
 
 fn gather(magnitude: u32) {
@@ -45,8 +46,9 @@ fn see(magnitude: u32) {
     }
 }
 
-// Index of a block's record. The record has the block's place among entries or NOWHERE, and the number of its entries.
-// Then come the numbers of its values above the interval, at the upper end and at the lower end.
+// Index of a block's record. The record first has the place in `entries` of the values that the block gathered, or
+// NOWHERE if they did not fit, and then their number. Then come the numbers of the block's values above the interval,
+// at its upper end and at its lower end.
 fn record_of(block: u32) -> u32 {
     return 4u * block;
 }

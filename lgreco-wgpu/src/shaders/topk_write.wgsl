@@ -1,5 +1,5 @@
-// Writes TopK's payloads: the values above the cut or at it. `put_kept` writes a value as it is sent, and
-// `put_position` the bits of its position.
+// Writes TopK's payloads: all values above the cut, and the first of the values at the cut. `put_kept` writes a value
+// as it is sent, and `put_position` the bits of its position.
 
 // Statistics of some values: the number above the cut, the number at the cut, and the range of the kept magnitudes. The
 // range is the complement of the smallest nonzero magnitude, and the largest magnitude.
@@ -67,8 +67,8 @@ fn is_in_window(word: u32) -> bool {
     return word - params.window < params.window_len;
 }
 
-// Skips a block's values from `first` on if none of them is written to the window. `known` has the counts before the
-// block.
+// Skips a block if none of its values is written to the window. The block's first value has index `first`. `known` has
+// the numbers of values above and at the cut before the block.
 fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<u32>) {
     let after = known + two_counts(params.block_counts + 2u * block);
     let start = known.x + min(known.y, ties);
@@ -85,8 +85,9 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
     }
 }
 
-// Writes the kept values of the tile, which has the values from `first` on. Kept are the values above the cut, and the
-// first of the values at the cut. `known` has the counts before the tile. All lanes must call it.
+// Writes the kept values of the tile. The tile's first value has index `first`. Kept are all values above the cut, and
+// the layer's first `ties` values at the cut. `known` has the numbers of values above and at the cut before the tile.
+// All lanes must call it.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     let start = place(lane) * ROW;
     let end = min(start + ROW, params.count - first);
@@ -148,7 +149,8 @@ fn put(word: u32, bit: u32, bits: u32) {
     }
 }
 
-// Word and bit of the `index`-th field of `width` bits after a start.
+// Word and bit at which field number `index` begins. Fields of `width` bits follow one another, and the first begins at
+// `word` and `bit`.
 fn field(word: u32, bit: u32, index: u32, width: u32) -> vec2<u32> {
     let offset = mul_wide(index, width);
     let within = (offset.x & 31u) + bit;

@@ -1,4 +1,5 @@
-//! Kernels must count a tensor's values in workgroup memory first. This test inspects all loops over values.
+//! Kernels must count a tensor's values in workgroup memory before they add the counts to device memory. This test
+//! inspects all of the shaders' loops over values.
 
 use super::shaders::valid;
 use crate::kernels::Shader;

@@ -356,7 +356,7 @@ fn a_sample_that_misleads_changes_no_bit() {
     let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
     let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
     cases.push((apart(len), full(len / 2 + 40)));
-    // At least this many tensors must be searched again.
+    // The number says how many tensors must be searched again, at the least.
     for (text, instead, lost) in [
         (MISLEADING.0, MISLEADING.1, 9),
         ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
@@ -386,7 +386,7 @@ fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let len = 70_001;
     let mut values = apart(len);
-    // The large values do not fit f16, nor does the first of them.
+    // The large values, at even positions, do not fit f16. The second k keeps only some of them.
     values.iter_mut().for_each(|x| *x *= 1e-12);
     values.iter_mut().skip(1).step_by(4).for_each(|x| *x = x.signum() * 1e-29);
     let gradient = Gradient::new(Values::F32(&values), Shape::new(len, 1).unwrap()).unwrap();

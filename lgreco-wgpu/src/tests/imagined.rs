@@ -10,7 +10,8 @@ use wgpu::{Buffer, BufferUsages};
 /// start.
 pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 4096 * 4096;
 
-/// A device with WebGPU's default limits, except for the size of buffers. Buffers of more than 2 MiB do not exist.
+/// A device that seems to have WebGPU's default limits, except for the size of buffers. Buffers of more than 2 MiB have
+/// no memory.
 pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     let required_limits = small(wgpu::Limits::default());
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
@@ -23,7 +24,7 @@ pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     backend
 }
 
-/// A buffer of the embedder without memory.
+/// A buffer as the embedder would make it, but without memory.
 pub(super) fn buffer(backend: &WgpuBackend, size: u64) -> Buffer {
     let _refused = backend.device().push_error_scope(wgpu::ErrorFilter::Validation);
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;

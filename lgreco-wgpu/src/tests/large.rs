@@ -16,8 +16,9 @@ const FEWER: usize = 1 << 21;
 
 /// Relative error of an addition of nonnegative numbers.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
-/// Error bound of QSGD's sums, from the depth of the additions: 32 values of an invocation, at most 32 buckets, and 64
-/// invocations; then twice 64 records of 64 lanes. The terms add a few roundings.
+/// Error bound of QSGD's sums: the number of additions on a value's way into the sum, times the error of one. An
+/// invocation adds 32 values and at most 32 buckets, and 64 invocations take 6 levels. Then a lane adds 64 records, and
+/// 64 lanes take 6 levels, twice. The last 10 are for the rounding of the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
 /// Error bound of TopK's sums. The depths are: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and
 /// 16 of 16 bins of level 3. The spread inside bins adds to it.
@@ -26,8 +27,8 @@ const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 
 /// Error bound of TopK in few bits: one more term, and seven levels of bins. The statistics are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
 
-/// Error bound of EDEN's sums: 16 coordinates of an invocation and 256 invocations; then records as for QSGD. The terms
-/// add a few roundings.
+/// Error bound of EDEN's sums. An invocation adds 16 coordinates, and 256 invocations take 8 levels. Then records are
+/// added as for QSGD. The last 20 are for the rounding of the terms.
 const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
 /// A permutation of the 32-bit numbers that looks random.

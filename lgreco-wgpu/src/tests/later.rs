@@ -118,7 +118,7 @@ fn rows_of_what_is_not_finite_say_where() {
         let content = content(&backend, &results);
         let found = backend.read_rows(&jobs, &content, &mut places(&jobs));
         let expected = backend.measure_buffers(&jobs, &mut places(&jobs));
-        // NaN does not equal itself, so texts are compared.
+        // The errors may contain NaN, which does not equal itself, so their texts are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         // The second layer's first job, or the first of its jobs that sends f16.
         let (job, told) = (if damage.is_finite() { 7 + 3 } else { 7 }, found.unwrap_err());

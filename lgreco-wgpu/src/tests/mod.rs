@@ -1,4 +1,4 @@
-//! Tests that need a device report if there is none. `LGRECO_REQUIRE=wgpu` makes that a failure.
+//! If there is no device, tests that need one are skipped, and say so. With `LGRECO_REQUIRE=wgpu` they fail instead.
 
 mod beyond;
 mod bins;

@@ -211,8 +211,8 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
     }
 }
 
-/// Bytes that a call reads repeatedly count repeatedly, because the watchdogs of desktops limit the time of a
-/// submission.
+/// The bytes of a submission are limited, because the watchdogs of desktops limit its time. A buffer that a call reads
+/// several times counts each time.
 #[test]
 fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -224,7 +224,7 @@ fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let jobs = vec![BufferJob { gradient, candidates, stream: Stream::default() }; 100];
     let before = backend.gpu().submissions;
     backend.measure_buffers(&jobs, &mut []).unwrap();
-    // 400 MiB in parts of at most 128.
+    // The jobs read 400 MiB, at most 128 MiB per submission.
     assert_eq!((backend.gpu().dispatches, backend.gpu().submissions - before), (4, 4));
 }
 

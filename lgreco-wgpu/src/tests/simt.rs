@@ -62,7 +62,7 @@ impl Batch<'_> {
         Some(bindings.iter().map(content).collect())
     }
 
-    /// Records a dispatch, if the content of its bindings `before` it is known.
+    /// Records a dispatch, if `before` has the content of its bindings before it.
     pub(crate) fn remember(
         &mut self,
         kernel: Kernel,

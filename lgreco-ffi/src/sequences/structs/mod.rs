@@ -1,7 +1,8 @@
 //! Calls with structs of right and wrong sizes and random contents, layers of any shape and type, and arrays of any
 //! length.
 //!
-//! All memory exists and is as long as the lengths say. The exception is a length that a call must refuse before it reads.
+//! All memory that a call may read or write is valid, and as long as the stated lengths. The exception is a length that
+//! a call must refuse before it reads.
 
 mod layers;
 mod memory;

@@ -51,7 +51,7 @@ fn rows_are_the_errors_of_real_encodes() {
     }
 }
 
-/// In long sums of equal terms, rounding errors have the same sign.
+/// Long sums of equal terms are a hard case, because their rounding errors have the same sign.
 #[test]
 fn rows_of_tall_and_wide_gradients_are_the_errors_of_real_encodes() {
     let long = 1 << 18;

@@ -84,8 +84,8 @@ fn hard_distributions() {
     }
 }
 
-/// All large magnitudes are at positions that are not sampled, or the other way round. The bracket from the sample is
-/// wrong, but the result is right.
+/// All large magnitudes are at positions that the sample skips, or all are at positions that it reads. Then the bracket
+/// from the sample is wrong, but the result must still be right.
 #[test]
 fn a_misled_sample_costs_time_only() {
     let n = 1 << 15;

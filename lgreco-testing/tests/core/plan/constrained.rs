@@ -153,7 +153,7 @@ proptest! {
         check_case(&case, limit, true);
     }
 
-    /// Sums of tenths are rounded. Many differ from the budget only because of that.
+    /// Errors are multiples of 0.1, so their sums are rounded. Many sums differ from the budget only by this rounding.
     #[test]
     fn rounded_sums_lose_no_plan(case in any_case(0.1), limit in any_limit(0.1)) {
         check_case(&case, limit, false);

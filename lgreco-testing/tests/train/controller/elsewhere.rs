@@ -1,4 +1,4 @@
-//! Compares a controller whose layers are exchanged elsewhere with one that exchanges them itself.
+//! Compares a controller whose layers are exchanged by the caller with one that exchanges them itself.
 
 use super::*;
 use lgreco_train::gradient::Values;
@@ -34,7 +34,7 @@ fn step_in_a_bucket(
     controller.finish_step().unwrap().outcome
 }
 
-/// In the last step of a window, the other rank's gradient is not finite. This rank learns of it only after the step.
+/// In the last step of a window, rank 1's gradient is not finite. Rank 0 learns of it only after the step.
 #[test]
 fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
     for lead in [0, 1] {

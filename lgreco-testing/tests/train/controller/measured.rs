@@ -395,7 +395,7 @@ fn several_methods_are_within_a_tenth_of_the_best_at_every_rate() {
 #[test]
 fn one_wrong_probe_is_not_believed_for_ever() {
     for wrong in [1e11, 1e5] {
-        // The wrong probe is that of the first decision, before step 3, or that of a later one.
+        // The probe of step 2 belongs to the first decision, before step 3, and the probe of step 12 to a later one.
         for at in [2, 12] {
             let world = World::new(Method::Qsgd, move |_, step| if step == at { wrong } else { 1.25e8 });
             expect_the_best(&world, at + 3 * 5 + 2);

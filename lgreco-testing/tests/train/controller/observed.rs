@@ -1,4 +1,5 @@
-//! Gradients that are observed elsewhere must lead to the same plans as the host's gradients.
+//! Gradients that the caller observes (here on a stand-in for a device) must lead to the same plans as gradients that
+//! the controller observes.
 
 use super::*;
 use lgreco_train::compress::qsgd::Qsgd;
@@ -7,7 +8,8 @@ use lgreco_train::gradient::{Bf16, Element, Values, with_elements};
 use lgreco_train::plan::Solver;
 use lgreco_train::search::OfferedRow;
 
-/// A device. It keeps the means of the window in f32, by layer, and measures them like the host.
+/// Stands in for a device. It keeps the means of the gradients in the window, in f32 for each layer, and measures them
+/// like the host.
 struct Device {
     tensors: Vec<Tensor>,
     means: Vec<Vec<f32>>,

@@ -308,7 +308,8 @@ fn buckets_in_flight_end_as_blocking_steps_do() {
     }
 }
 
-/// A layer keeps its residual if no rank of the node has a gradient. If only some ranks have one, the others count as zeros.
+/// A layer keeps its residual if no rank of the node has a gradient. If only some of these ranks have a gradient, the
+/// missing gradients count as zeros.
 #[test]
 fn layers_without_gradients_on_a_node_keep_their_residuals() {
     let before_and_after = on_nodes((2, 2), |place, node, peers| {

@@ -59,7 +59,7 @@ fn kept_counts_by_published_numbers() {
     for (features, density, keep) in [(10, 0.1, 1), (10, 0.3, 3), (100, 0.02, 2), (7, 0.5, 4), (65536, 0.05, 3277)] {
         assert_eq!(Codec::top_k(density, features, Dtype::F32), Ok(Codec::TopK { keep, values: Dtype::F32 }));
     }
-    // Here 1 − density is rounded to 1.
+    // The difference 1 − 1e-20 is rounded to 1.
     assert_eq!(Codec::top_k(1e-20, 7, Dtype::F32), Ok(Codec::TopK { keep: 1, values: Dtype::F32 }));
     assert_eq!(Codec::top_k(1e-9, 7, Dtype::F32), Ok(Codec::TopK { keep: 1, values: Dtype::F32 }));
     assert_eq!(Codec::top_k(1.0, 7, Dtype::F32), Ok(Codec::TopK { keep: 7, values: Dtype::F32 }));

@@ -130,7 +130,7 @@ fn small_values_are_not_lost_to_rounding() {
         pair.below.forget(sent.ticket).unwrap();
         sum += received[1];
     }
-    // The values sum to 20. Each message sends about 1 to 2.
+    // The second values sum to 20. A message that sends the second value sends about 1 to 2 for it.
     assert!((16.0..24.0).contains(&sum), "{sum}");
 }
 

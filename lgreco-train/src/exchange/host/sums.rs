@@ -57,7 +57,7 @@ pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, value
     with_elements!(gradient.values(), v => spread_parts!(values.len(), 1, (&v[from..][..values.len()], values), times, run))
 }
 
-/// The layers' parts in both buffers.
+/// The parts of some layers in the buffers of sums and factors.
 struct Sums<'r> {
     program: &'r Program,
     sums: &'r mut [f32],
@@ -83,7 +83,7 @@ impl Parts for Sums<'_> {
     }
 }
 
-/// Calls `visit` with each layer and its parts. Errors name the layer.
+/// Calls `visit` with each layer, its parts of the buffers of sums and factors, and scratch memory. Errors name the layer.
 fn for_each(
     layers: &mut [Layer<'_>],
     program: &Program,

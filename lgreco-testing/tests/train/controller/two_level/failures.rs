@@ -5,7 +5,8 @@ use lgreco_train::OptionValue::{Name, Whole};
 
 const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
 
-/// Asserts that all other ranks get an error that names the failing rank.
+/// Asserts that the failing rank gets the error `own`, and that every other rank gets an error that names the failing
+/// rank.
 fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str) {
     for (other, result) in (0..).zip(results) {
         let expected = if other == rank { *own } else { Error::Peer { rank, code: own.code() } };
@@ -152,7 +153,7 @@ fn options_and_layers_that_differ_are_named() {
             agree_on_nodes(&mut training, node, peers, 1.0)
         })
     };
-    // The second rank of each node differs.
+    // The second rank of each node has other options.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.local));
     for (rank, result) in results.iter().enumerate() {
         let first = 2 * (rank as u32 / 2) + 1;
@@ -164,13 +165,13 @@ fn options_and_layers_that_differ_are_named() {
         }
     });
     assert_eq!(results[0], Err(differ(1, "route", Name("scatter-reduce"), Name("all-gather"))));
-    // The second node differs.
+    // The second node has other options.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.node));
     for (rank, result) in results.iter().enumerate() {
         let first = 2 + rank as u32 % 2;
         assert_eq!(*result, Err(differ(first, "period", Whole(4), Whole(3))), "rank {rank}");
     }
-    // One rank differs.
+    // One rank has other options.
     let results = first_step(&|place, config, _| config.schedule.period += u64::from(place.rank() == 3));
     let (named, told) = (differ(3, "period", Whole(4), Whole(3)), Error::Peer { rank: 3, code: 82 });
     assert_eq!(results[2..], [Err(named), Err(named)]);
