@@ -61,7 +61,7 @@ impl Lanes for Portable {
     }
 }
 
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
+#[cfg(all(feature = "avx512", target_arch = "x86_64"))]
 impl Lanes for pulp::x86::V4 {
     #[inline(always)]
     fn mask(self, lanes: [u32; LANES]) -> u16 {
@@ -114,7 +114,7 @@ pub(crate) fn dispatch_lanes<K: LaneKernel>(kernel: K) -> K::Output {
             self.0.run(Portable)
         }
     }
-    #[cfg(all(feature = "std", target_arch = "x86_64"))]
+    #[cfg(all(feature = "avx512", target_arch = "x86_64"))]
     if let Some(lanes) = pulp::x86::V4::try_new() {
         struct Adapter<K>(K, pulp::x86::V4);
         impl<K: LaneKernel> pulp::WithSimd for Adapter<K> {

@@ -3,8 +3,8 @@
 //! Loops are plain Rust over fixed arrays of partial sums. Rust neither reorders nor fuses float operations. So every
 //! instruction set gives the same bits.
 //!
-//! [`dispatch`] compiles each loop for three instruction sets through `pulp`. `pulp` contains the unsafe code; this crate
-//! has none. Builds without `std` compile each loop once.
+//! [`dispatch`] compiles each loop for three instruction sets through `pulp`, or for two without the feature `avx512`.
+//! `pulp` contains the unsafe code; this crate has none. Builds without `std` compile each loop once.
 //!
 //! Hot loops do not convert floats to integers. They add 2²³ to an f32, or 2⁵² to an f64, which puts the rounded integer
 //! into the mantissa. The addition vectorises on every target, and gives the same bits on GPUs.
