@@ -84,7 +84,7 @@ checked_elsewhere() {
         need_target "$target"
         say "$target"
         cargo check --locked --target "$target" --target-dir "$platforms_folder" "${published[@]/#/-p}" -p lgreco-wgpu -p lgreco-cli \
-            -p lgreco-ffi || failed=1
+            -p lgreco-ffi --features lgreco-cli/cuda || failed=1
     done
     need_target wasm32-unknown-unknown
     cargo check --locked --target wasm32-unknown-unknown --target-dir "$platforms_folder" "${published[@]/#/-p}" || failed=1

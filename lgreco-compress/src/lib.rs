@@ -23,6 +23,7 @@
 //! buffers.
 //! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions that the target
 //!   is compiled for. The results have the same bits either way. Implies `alloc`.
+//! * `avx512` (default): AVX-512 too; a third more to compile. Implies `std`.
 //! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
 //!   processors. Implies `std`.
 //! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool, with the same bits. A

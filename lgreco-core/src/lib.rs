@@ -34,6 +34,7 @@
 //! The crate is `no_std`. Without features it needs no allocator: every planner works on the caller's buffers.
 //! * `std`: chooses vector instructions at run time. Without it, loops use the instructions of the compilation target.
 //!   Results have the same bits either way.
+//! * `avx512`: AVX-512 too; a third more to compile. Implies `std`.
 //! * `alloc`: plans that own their choices, and a planner that allocates its workspace.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

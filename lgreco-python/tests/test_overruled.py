@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco.torch import OuterStep, register
+from lgreco.torch.options import deciding
 
 OPTIONS: dict[str, Any] = {"start_iter": 2, "period": 50, "window": 1, "min_elements": 64}
 UNIFORM: dict[str, Any] = {"method": "topk", "default": 0.1, "policy": "uniform", **OPTIONS}
@@ -83,3 +84,8 @@ def _outer(rank: int) -> dict[str, str]:
 def test_options_of_now_win_in_outer_steps() -> None:
     for settings in on_ranks(2, _outer):
         assert settings == {"first": "dense", "bias": "dense", "second": "qsgd 4", "third": "dense"}
+
+
+def test_a_budget_that_is_no_default_of_the_paper_decides() -> None:
+    assert deciding({"policy": "paper", "budget": "size"}) != deciding({"policy": "paper"})
+    assert deciding({"budget": "size"}) == deciding({})

@@ -11,7 +11,7 @@
 //!
 //! # Features
 //! The crate is `no_std` and needs an allocator.
-//! * `std` (default): run-time choice of vector instructions. Implies `threads`.
+//! * `std` (default): run-time choice of vector instructions, AVX-512 among them. Implies `threads`.
 //! * `threads`: `exchange::threads`, a group of workers in one process.
 //! * `json`: `controller::metrics_line`, and the module `file` of the core.
 //! * `gemm`, `rayon`: the features of the core. With `rayon`, layers of a bucket are compressed and decoded at the same time. Both

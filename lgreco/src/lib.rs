@@ -41,6 +41,7 @@
 //! Without features the crate is `no_std` and needs no allocator.
 //! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions of the compilation
 //!   target. Results have the same bits either way. Implies `alloc`.
+//! * `avx512` (default): AVX-512 too; a third more to compile. Implies `std`.
 //! * `alloc`: named tables, plans that own their choices, the planner that allocates its workspace, and the module `search`.
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. Its results may differ between
 //!   processors. Implies `std`.

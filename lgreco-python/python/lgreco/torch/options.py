@@ -76,7 +76,9 @@ _DECIDING = (
 def deciding(told: Mapping[str, Any]) -> dict[str, str]:
     """The options that decide which settings are chosen, as text."""
     given = ((name, told.get(name)) for name in _DECIDING)
-    return {name: repr(value) for name, value in given if value is not None and not is_default(name, value)}
+    # The paper's budget is another one by default.
+    kept = {"budget"} if told.get("policy") == "paper" else set()
+    return {name: repr(value) for name, value in given if value is not None and (name in kept or not is_default(name, value))}
 
 
 _DEFAULTS: dict[str, object] = {

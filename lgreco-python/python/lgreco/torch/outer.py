@@ -183,6 +183,8 @@ class OuterStep(Reports, Checkpointed[None]):
         count, received = len(self._fragments), []
 
         def turn(fragment: Fragment, index: int) -> None:
+            if fragment.has_sent and self.delay == 0:
+                fragment.receive()  # An interrupt came before the means were received.
             at = self.steps + index * self.every // count
             if at % self.every == 0:
                 fragment.send(self._changed())
