@@ -239,3 +239,25 @@ def _learn(model: torch.nn.Module, rank: int, at: int) -> None:
 
 def test_an_interrupt_takes_the_outer_step_back() -> None:
     assert on_ranks(2, _outer_stopped) == 2 * [(True, True, 5)]
+
+
+def _between_sending_and_receiving(rank: int) -> list[bool]:
+    outer = OuterStep(Linear(), every=2, method="topk")
+    (fragment,) = outer._fragments
+    receive, under_way = fragment.receive, []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    fragment.receive = interrupted  # type: ignore[method-assign]
+    outer.step()
+    with pytest.raises(KeyboardInterrupt):
+        outer.step()
+    fragment.receive = receive  # type: ignore[method-assign]
+    under_way.append(fragment.has_sent)
+    outer.step()
+    return [*under_way, fragment.has_sent]
+
+
+def test_an_outer_step_that_was_interrupted_ends_in_the_next_call() -> None:
+    assert on_ranks(1, _between_sending_and_receiving) == [[True, False]]
