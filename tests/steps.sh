@@ -84,6 +84,16 @@ without_progress() {
     grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Packaging|Verifying) ' "$1" || true
 }
 
+# Prints what a failed step says of its failures, from where Rust's tests or pytest begin to list them. A step that lists
+# none prints its last lines.
+failures() { # NAME
+    local listed
+    listed=$(sed -n '/^failures:$/,$p; /^=* FAILURES =*$/,$p' "$logs/$1.log" | head -n 60)
+    [ -n "$listed" ] || listed=$(without_progress "$logs/$1.log" | tail -n 40)
+    sed 's/^/    /' <<<"$listed"
+    say "    (more is in $logs/$1.log)"
+}
+
 # Prints what a step's programs have skipped: lines of Rust tests, which may follow the test's name, and of pytest.
 left_out() { # NAME
     sed -nE 's/^(test .* \.\.\. (ok)?)?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' - | sed 's/;left/; left/g'
@@ -106,8 +116,7 @@ end_step() { # NAME STATUS CPU
     if [ -n "$all_output" ]; then say "==> $name" && without_progress "$logs/$name.log" >&2; fi
     line "$name" >&2
     if [ "${outcome[$name]}" = FAIL ] && [ -z "$all_output" ]; then
-        without_progress "$logs/$name.log" | tail -n 40 | sed 's/^/    /' >&2
-        say "    (the last lines of $logs/$name.log)"
+        failures "$name" >&2
     fi
 }
 
@@ -183,6 +192,11 @@ run_steps() { # HOW MANY AT A TIME
         [ -n "${outcome[$name]:-}" ] || outcome[$name]=FAIL reason[$name]="never run" failed=1
     done
     say ""
+    if [ -n "$all_output" ]; then # the failures are far above by now
+        for name in "${names[@]}"; do
+            [ "${outcome[$name]}" != FAIL ] || [ ! -e "$logs/$name.log" ] || { line "$name" && failures "$name"; } >&2
+        done
+    fi
     say "        s CPU s"
     for name in "${names[@]}"; do line "$name" >&2; done
     [ ${#left_to_full[@]} = 0 ] || report_left_to_full
