@@ -135,7 +135,7 @@ class Fragment(Training):
         sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
         buffer = torch.empty(sum(start.numel() for start in self._starts), dtype=self._dtype, device=self._starts[0].device)
         for part, start, p in zip(self._parts(buffer), self._starts, self.parameters):
-            part.copy_((start - p).flatten())
+            torch.sub(start, p, out=part.view_as(p))
         exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
         self._outer = Sent(sent, buffer)
@@ -193,13 +193,13 @@ class Fragment(Training):
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
         self._outer = Torn()
-        before: Sequence[torch.Tensor | None] = sent.parameters or [None] * len(means)
-        for p, was, start, velocity, mean in zip(self.parameters, before, self._starts, self._velocities, means):
-            learned_since = None if was is None else p - was
-            mean = mean.view_as(p)
-            velocity.mul_(self._momentum).add_(mean)
-            start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
-            p.copy_(start if learned_since is None else start + learned_since)
+        means = [mean.view_as(start) for mean, start in zip(means, self._starts)]
+        for layer in zip(self.parameters, sent.parameters or self.parameters, self._starts, self._velocities, means):
+            for p, before, start, velocity, mean in zip(*map(_rows, layer)):
+                learned_since = p - before if self._delayed else None
+                velocity.mul_(self._momentum).add_(mean)
+                start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
+                p.copy_(start if learned_since is None else start + learned_since)
         self._outer = Ready()
 
     def _expect_whole(self) -> None:
@@ -259,6 +259,13 @@ class Fragment(Training):
     def mend(self) -> None:
         """Ends ``Torn``, because all fragments have loaded a state."""
         self._outer = Ready()
+
+
+def _rows(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Splits values by rows into parts of about a million, so that what is computed from a part takes little memory."""
+    if values.dim() == 0:
+        return [values]
+    return values.split(max(1, (1 << 20) * len(values) // values.numel()))
 
 
 def elements(named: Named) -> int:
