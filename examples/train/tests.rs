@@ -319,7 +319,7 @@ fn momentum_correction_of_uncompressed_gradients_is_momentum() {
     }
 }
 
-/// Checks that there is a line per step, and that the lines sum to the run's row.
+/// Checks that each run has one line per step, and that the bytes in its lines add up to the bytes in the run's row.
 fn check_metrics(metrics: &[u8], rows: &[Row]) {
     let mut lines = std::str::from_utf8(metrics).unwrap().lines();
     for row in rows {

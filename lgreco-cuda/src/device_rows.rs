@@ -94,9 +94,9 @@ impl CudaBackend {
     /// The cost of [`measure_device`](CudaBackend::measure_device); the host makes the tables of layers twice.
     ///
     /// # Safety
-    /// Both are valid memory of the sizes that [`rows_bytes`](CudaBackend::rows_bytes) returns, in the backend's
-    /// context. They overlap neither each other nor the gradients. Nothing else uses them, except work that is ordered
-    /// before or after on the backend's stream.
+    /// Workspace and results are valid memory of the sizes that [`rows_bytes`](CudaBackend::rows_bytes) returns, in the
+    /// backend's context. They overlap neither each other nor the gradients. Nothing else uses them, except work that
+    /// is ordered before or after on the backend's stream.
     pub unsafe fn enqueue_rows(
         &mut self,
         jobs: &[DeviceJob<'_>],

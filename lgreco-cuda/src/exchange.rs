@@ -191,7 +191,8 @@ impl CudaBackend {
     ///
     /// # Errors
     /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or if that of the
-    /// gradients is not a multiple of their type's size. Errors of the device. Bad values are found on the device: see
+    /// gradients is not a multiple of their type's size. Errors of the device. The call does not report values that are
+    /// not finite. The device detects them, and the step fails: see
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity

@@ -78,7 +78,7 @@ impl Params {
 const PER_READER: u64 = 4 * SPAN;
 const PER_ENCODER: u64 = 16;
 const PER_DECODER: u64 = 4;
-/// Values of a span, which a block holds at a time.
+/// Number of values in a span. A CUDA block holds one span at a time.
 const SPAN: u64 = 4096;
 /// The bucket size that a warp holds in registers.
 const TILE: u32 = 512;

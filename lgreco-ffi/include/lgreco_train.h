@@ -78,8 +78,8 @@ lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
                                   size_t capacity,
                                   size_t *length);
 
-// Reads a plan file for `table`, `length` bytes of JSON, and verifies it. The order of layers may differ. Each entry must
-// name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
+// Reads a plan file for `table` and verifies it. `json` has `length` bytes. The order of layers may differ. Each entry
+// must name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
 //
 // Fails with LGRECO_JSON or LGRECO_JSON_VERSION, the codes of lgreco_setting for a setting in the file, LGRECO_LENGTH
 // unless there is one entry per layer, LGRECO_UNKNOWN_NAME for a layer or label that the table does not have,
@@ -550,7 +550,7 @@ typedef struct lgreco_decision {
     uint32_t planned;
     // 1 when the plan is proved optimal, else 0.
     uint32_t proven;
-    // Total size of the layers that may be compressed, in bits or in picoseconds (`in_picoseconds`).
+    // Total size of the layers that may be compressed, in picoseconds if `in_picoseconds` is 1, otherwise in bits.
     uint64_t size;
     // LGRECO_LIMIT_ERROR: a lower bound of the size of all plans within the budget. Otherwise 0.
     uint64_t lower_bound;

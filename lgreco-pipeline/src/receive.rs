@@ -39,8 +39,8 @@ impl Half {
         in_step("step", expected.step, message.header.step)
     }
 
-    /// Decodes a training message whose numbers have been checked. Changes nothing. Under EF21, `values` receives the
-    /// correction; otherwise the values that the stage computes with.
+    /// Decodes a training message that [`check_numbers`](Half::check_numbers) has accepted. Changes nothing. Under
+    /// EF21, `values` receives the correction; otherwise the values that the stage computes with.
     pub(super) fn read(
         &self,
         message: &Message<'_>,

@@ -116,7 +116,8 @@ impl Half {
         let mut at = HEADER_LEN + samples.len() * SAMPLE_ENTRY_LEN;
         let mut coded = 0;
         for (i, &sample) in samples.iter().enumerate() {
-            // Samples for the codec are packed at the front.
+            // Rows that the codec encodes lie at the start of `offered`, without gaps. The row of a first visit is sent
+            // uncompressed, so the next row replaces it.
             let row = &mut offered[coded * features..][..features];
             widen(values, i * features, row);
             let visit = match sample.map(|id| (id, store.checksum(id))) {

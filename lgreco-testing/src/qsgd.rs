@@ -234,8 +234,8 @@ pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
     }
 }
 
-/// Checks that the ends of every bucket's interval decode exactly, and that no value moves by more than the distance of
-/// two levels.
+/// Checks that values at the ends of their bucket's interval decode exactly. Apart from rounding in f32, no other value
+/// may move by more than one step of the grid, or half a step with rounding to nearest.
 fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
     for (values, decoded) in values.chunks(qsgd.bucket as usize).zip(decoded.chunks(qsgd.bucket as usize)) {
         let bucket = bucket(values, qsgd);

@@ -56,8 +56,8 @@ impl Tall {
     }
 }
 
-/// The steps of each dispatch, for all factors together. Each dispatch takes as many steps as its limit of loop
-/// iterations allows.
+/// Divides the steps into ranges, one per dispatch. A dispatch runs its steps on all factors, and takes as many steps
+/// as the limit of loop iterations allows.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();

@@ -40,7 +40,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Labels inside `within`, where no area is taken yet.
+    /// Restricts texts to `within`. At first no area is taken.
     pub fn new(within: Area) -> Labels {
         Labels { within, taken: Vec::new(), marks: Vec::new() }
     }

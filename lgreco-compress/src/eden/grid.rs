@@ -181,8 +181,8 @@ mod tests {
 
     /// Computes levels that are the means of their cells, by Newton's method with a tridiagonal matrix.
     fn derived(n: usize) -> Vec<f64> {
-        // In a fine grid, the density of levels is proportional to the cube root of the values' density. That is the
-        // density of N(0, 3).
+        // In a fine grid, the density of levels is proportional to the cube root of the values' density. For values
+        // from N(0, 1), this gives the density of N(0, 3).
         let mut levels: Vec<f64> = (0..n).map(|k| 3f64.sqrt() * quantile((k as f64 + 0.5) / (2 * n) as f64)).collect();
         for _ in 0..20 {
             let ends = thresholds(&levels);

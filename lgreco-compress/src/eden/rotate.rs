@@ -82,7 +82,7 @@ pub(super) struct Norm {
     /// Power of two by which the values are multiplied, so that the products and their inverse norm are in the range of
     /// f32. Usually 1.
     power: f32,
-    /// Inverse of the norm of these products.
+    /// Inverse of the norm of the multiplied values; 0 if all values are 0.
     inverse: f32,
 }
 

@@ -106,7 +106,7 @@ pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, fro
     dispatch_with!((m, p, q, from, squares), add_residuals);
 }
 
-/// The rows of a tile in `DEPTH` columns of both factors.
+/// The entries of `P` and `Q` from which a tile of the product is computed, for up to `DEPTH` factor columns.
 struct Slab {
     p: [[f32; TILE_ROWS]; DEPTH],
     q: [[f32; TILE_COLS]; DEPTH],

@@ -37,7 +37,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let padded = elements % 2 == 1 && codes.last().is_some_and(|&last| last >> 4 != 0);
     Error::require_body(!padded, "padding is not zero")?;
     let scales = scales.as_chunks::<4>().0;
-    // Larger bit patterns than that of the largest finite number are infinite, NaN or negative.
+    // Infinity, NaN and numbers with a minus sign have larger bit patterns than `f32::MAX`.
     let sound = scales.iter().all(|&scale| u32::from_le_bytes(scale) <= f32::MAX.to_bits());
     Error::require_body(sound, "a scale is not finite and positive")?;
     dispatch_with!((loco.group as usize, scales, codes, values), put);

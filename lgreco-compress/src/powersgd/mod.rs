@@ -15,7 +15,8 @@
 //! `matrixmultiply` computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and measured errors
 //! then depend on the processor's instructions. They also differ from the bits without the feature. Results on one
 //! processor stay reproducible. Measured errors are still the errors of that processor's payloads, and decoding always
-//! gives the same bits. Products then allocate packing buffers of about 1 KiB per column, and workspaces are larger.
+//! gives the same bits. With the feature, products also allocate packing buffers of about 1 KiB per column, and
+//! workspaces are larger.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",

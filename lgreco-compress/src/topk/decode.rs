@@ -68,7 +68,7 @@ pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>> {
     Ok(body)
 }
 
-/// Bytes of the body that a header implies, the layout of its positions and the type of its values.
+/// Checks a header, and returns what it implies: bytes of the body, layout of the positions, and type of the values.
 pub(crate) fn stated(found: &Header) -> Result<(usize, Layout, Dtype)> {
     found.expect_method(Method::TopK)?;
     let (keep, elements) = (found.parameter, found.shape.elements());

@@ -14,7 +14,7 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
-/// Values of a span, the unit of work of a block; `SPAN` in `buckets.cu`.
+/// Number of values in a span, the unit of work of a CUDA block; `SPAN` in `buckets.cu`.
 const SPAN: usize = 4096;
 /// Length of a message's header in bytes. Payloads begin at multiples of this length.
 const MESSAGE_HEADER: u64 = 16;

@@ -85,7 +85,7 @@ pub(crate) const PEER: u32 = 81;
 /// The code of `lgreco_train::Error::NonFiniteGradient`. A rank reports it when its own gradient is not finite.
 pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
-/// Values of a span of an uncompressed layer, the unit of work of a block.
+/// Number of values in a span of an uncompressed layer. A span is the unit of work of a CUDA block.
 const SPAN: u64 = 4096;
 
 /// Length of a rank's status record in a summed buffer of this type, in values.
@@ -123,12 +123,14 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// Starts the pieces of an owner, the rank that averages them. Their values begin at `start` in the first sum.
+    /// Call this before adding the pieces of an owner, the rank that averages them. Their values begin at `start` in
+    /// the first sum.
     pub(super) fn begin(&mut self, start: u64) {
         self.sum = start;
     }
 
-    /// Ends the pieces of an owner and returns where their values end. The first owner is this rank.
+    /// Call this after adding the pieces of an owner. Returns where their values end in the first sum. The first call
+    /// must be for this rank's own pieces, and records their number.
     pub(super) fn end(&mut self) -> u64 {
         self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
         self.sum

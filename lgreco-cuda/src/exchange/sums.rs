@@ -118,8 +118,9 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Memory`] if an address is 0 or not a multiple of its type's size; errors of the device. Bad values are
-    /// found on the device: see [`average_exchange`](CudaBackend::average_exchange).
+    /// [`Error::Memory`] if an address is 0 or not a multiple of its type's size; errors of the device. The call does
+    /// not report values that are not finite. The device detects them, and the step fails: see
+    /// [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
     /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank), four columns at a time;

@@ -433,7 +433,7 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         // The call is out of order, and its failure must not be kept.
         ranks[0].submit(&mut cuda, &draw(9));
         let Rank { bucket, gradients, .. } = &mut ranks[0];
-        // SAFETY: the call does nothing.
+        // SAFETY: the call is refused before it uses memory.
         let refused = unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) };
         assert!(matches!(refused, Err(Error::Train(lgreco_train::Error::StepOrder { .. }))), "{refused:?}");
         let rest = [draw(10), draw(11)];
@@ -450,15 +450,15 @@ fn steps_have_an_order() {
         let stepped = matches!(outcome, Err(Error::Train(lgreco_train::Error::StepOrder { .. })));
         assert!(stepped, "{outcome:?}");
     };
-    // SAFETY: the call does nothing.
+    // SAFETY: the call is refused before it uses memory.
     out_of_order(unsafe { rank.bucket.next(&mut cuda) }.map(drop));
     let address = rank.gradients.address();
-    // SAFETY: the call does nothing.
+    // SAFETY: the call is refused before it uses memory.
     let refused = unsafe { rank.bucket.submit(&mut cuda, address + 2) };
     assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
     let values = vec![0.5; rank.elements];
     rank.submit(&mut cuda, &values);
-    // SAFETY: the call does nothing.
+    // SAFETY: the call is refused before it uses memory.
     out_of_order(unsafe { rank.bucket.submit(&mut cuda, address) });
     assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
 }

@@ -253,7 +253,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// The layer's part of all sums and residuals of a rank.
+    /// Selects the layer from all sums and residuals of a rank.
     fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32], reduce_dtype: Dtype) -> Known<'a> {
         let [offered, before] = [offered, before].map(|values| &values[place.values.clone()]);
         Known { place, offered, before, reduce_dtype }
@@ -269,7 +269,7 @@ impl Known<'_> {
         vec![!0; steps_workspace_len(self.place.shape, self.place.rank as u32)]
     }
 
-    /// Checks the layer's part of the first sum.
+    /// Checks the layer's values that a rank contributes to the first all-reduce.
     fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
         if self.place.setting == Setting::Dense {
             let shares: Vec<f32> = self.offered.iter().map(|x| x * SHARE).collect();
@@ -281,8 +281,8 @@ impl Known<'_> {
         near_as("P", found, &narrowed(&p, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// Checks the factors made from the sum: `p`, with orthonormal columns, and `q`, this rank's part of the second
-    /// sum.
+    /// Checks the factors made from the sum: `p`, which has orthonormal columns, and `q`, which the rank contributes to
+    /// the second all-reduce.
     fn check_factors(&self, sum: &[f32], p: &[f32], q: &[f32]) -> Result<(), String> {
         let Place { shape, rank, .. } = *self.place;
         let (mut expected_p, mut expected_q) = (sum.to_vec(), vec![0.0; q.len()]);

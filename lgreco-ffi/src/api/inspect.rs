@@ -100,7 +100,7 @@ pub struct lgreco_decision {
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
-    /// Total size of the layers that may be compressed, in bits or in picoseconds (`in_picoseconds`).
+    /// Total size of the layers that may be compressed, in picoseconds if `in_picoseconds` is 1, otherwise in bits.
     pub size: u64,
     /// LGRECO_LIMIT_ERROR: a lower bound of the size of all plans within the budget. Otherwise 0.
     pub lower_bound: u64,

@@ -204,8 +204,8 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
     })
 }
 
-/// Reads a plan file for `table`, `length` bytes of JSON, and verifies it. The order of layers may differ. Each entry must
-/// name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
+/// Reads a plan file for `table` and verifies it. `json` has `length` bytes. The order of layers may differ. Each entry
+/// must name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
 ///
 /// Fails with LGRECO_JSON or LGRECO_JSON_VERSION, the codes of lgreco_setting for a setting in the file, LGRECO_LENGTH
 /// unless there is one entry per layer, LGRECO_UNKNOWN_NAME for a layer or label that the table does not have,

@@ -293,7 +293,7 @@ def test_where_there_is_no_memory_for_trials_costs_are_guessed() -> None:
 
 
 def _not_kept(rank: int) -> tuple[list[Any], list[str], bool]:
-    """The planning rank's GPU has no memory to keep gradients in for trials."""
+    """The gradients for trials do not fit in the memory of the planning rank's GPU."""
     from lgreco.torch import times
 
     class Full:

@@ -39,7 +39,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Calls `work` with the memory as the kernels see it.
+    /// Calls `work` with a [`Host`] on this memory. The host's operations act as the device's kernels.
     fn with<T>(&mut self, specs: &[Spec<'_>], work: impl FnOnce(&mut Host<'_, '_>) -> T) -> Result<T, Error> {
         let Memory { values, rest, factors, workspace, .. } = self;
         let mut layers = Vec::new();

@@ -37,7 +37,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Elements per bucket, and a function from a bucket's smallest and largest value to the distance of two levels.
+/// Elements per bucket, and a function from a bucket's smallest and largest value to the step of its grid.
 fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     let bucket = match setting {
         Setting::Qsgd(c) => c.bucket,
@@ -53,7 +53,7 @@ fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     Some((bucket, step))
 }
 
-/// For each element: the largest magnitude of its quantiser bucket on one worker, and the distance of two levels there.
+/// For each element: the largest magnitude of its quantiser bucket on one worker, and the step of the bucket's grid.
 /// Each piece of a layer starts a new bucket.
 fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: &[u64]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
@@ -69,8 +69,8 @@ fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: 
 
 /// Runs the case and checks properties that hold for any values. All ranks end with the same bits. The mean of the
 /// contributions is the mean. Dense layers, and TopK that keeps everything, are exact up to rounding. TopK contributes
-/// the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most the distance of
-/// two levels. Without random bits and leaders the order of the ranks does not matter.
+/// the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most one step of their
+/// grid. Without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
 /// If a check fails, or a gradient is not finite.
@@ -239,7 +239,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
                 if case.route == Route::ScatterReduce {
                     let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
-                    // The distance of two levels is proportional to the mean's norm; `quantiser.1` gives it for norm 1.
+                    // The step of the grid is proportional to the mean's norm; `quantiser.1` gives it for norm 1.
                     allowed += quantiser.1(-1.0, 1.0) * norm;
                 }
                 let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;

@@ -518,8 +518,8 @@ pub fn check_space_damage<B: Bucket>(
     let feedback = !B::FORGETS;
     let mut found = run(|| open(members, feedback, 2), &of_headers, sums);
     let decoded = run(|| host(feedback), &of_headers, sums);
-    // If only the memory under test refuses a message, the host must refuse it too, so that both have the same
-    // residuals.
+    // The memory under test may refuse a header that the host decodes. Then the message gets another damage that the
+    // host refuses too, so that both keep the same residuals.
     let mut refused = vec![];
     for ((number, step), at) in of_headers.iter_mut().enumerate().zip(begin) {
         let is_refused = |rank: &Vec<Outcome>| matches!(rank[number].result, Err(Error::PeerMessage { rank: 1, .. }));

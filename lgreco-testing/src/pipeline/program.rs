@@ -153,8 +153,8 @@ pub fn check_program(bytes: &[u8]) {
     }
 }
 
-/// Whether an end with a memory keyed by batch position must refuse a batch: it has too few values, or a value is not
-/// finite.
+/// Whether the batch has too few values, or a value that is not finite. An end whose memory is keyed by batch position
+/// must refuse such a batch.
 fn refused(pair: &Pair, batch: &Batch) -> bool {
     let setting = pair.above.setting();
     batch.values.len() < setting.batch as usize * setting.features as usize

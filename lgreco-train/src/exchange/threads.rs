@@ -286,7 +286,7 @@ impl ThreadCollective {
 }
 
 impl Slot {
-    /// Adds the slot's values from number `start` on to a sum. With `first`, they replace the sum's old values.
+    /// Adds the slot's values, from index `start` on, to `sum`. With `first`, they replace the old content of `sum`.
     fn add<T: Element>(&self, start: usize, first: bool, sum: &mut [T]) {
         let addends = self.bytes.chunks_exact(size_of::<T>()).skip(start).map(bytemuck::pod_read_unaligned::<T>);
         for (sum, x) in sum.iter_mut().zip(addends) {

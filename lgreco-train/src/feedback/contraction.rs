@@ -58,11 +58,12 @@ pub fn contraction(
     Ok(if norm.value() > 0.0 { squared_error[0] / norm.value() } else { 0.0 })
 }
 
-/// `Err` unless `relative`, a squared error over the gradient's squared norm, is below 1.
+/// Returns an error unless `relative` is below 1: the squared compression error divided by the gradient's squared norm.
 ///
-/// Error feedback is proven to converge under contractions only. Above 1, the memory grows from step to step. With 2-bit QSGD in
-/// buckets of 2048, its squared norm is more than 100 times the gradient's after 60 steps. A hard threshold needs no contraction.
-/// If all values of a gradient are below λ, nothing is sent and the relative error is 1, but the memory stays below λ per element.
+/// Error feedback is proven to converge under contractions only. If `relative` is above 1, the residual grows from step to step.
+/// With 2-bit QSGD in buckets of 2048, the residual's squared norm is more than 100 times the gradient's after 60 steps. A hard
+/// threshold needs no contraction. If all values of a gradient are below λ, nothing is sent and `relative` is 1, but the residual
+/// stays below λ per element.
 ///
 /// ```
 /// use lgreco_train::{Error, feedback::require_contraction};

@@ -51,8 +51,9 @@ fn matrix(gradient: &[f32]) -> Gradient<'_> {
     Gradient::new(Values::F32(gradient), Shape::new(gradient.len() / 4096, 4096).unwrap()).unwrap()
 }
 
-/// Asserts that rows of the values `value(i)` equal the core's, or that both give the same error. There are fewer
-/// values unless the run is full.
+/// Measures the gradient with the values `value(i)` on the device and with the core. Asserts that their rows agree
+/// within the error bounds, or that both give the same error. Only full runs use [`MOST`] values; others use
+/// [`FEWER`].
 fn check(value: impl Fn(usize) -> f32) {
     let Some(mut backend) = backend() else { return };
     let gradient: Vec<f32> = (0..if is_full() { MOST } else { FEWER }).map(value).collect();

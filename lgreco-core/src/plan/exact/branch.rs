@@ -10,7 +10,7 @@ use super::tail::Tail;
 /// there.
 const EFFORT: usize = 8;
 
-/// Branches, improves `best`, and returns the proved bound.
+/// Improves `best` by branching, and returns a proved lower bound of the objective.
 ///
 /// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes it to
 /// a plan. Then it extends the list by the layer of this relaxation's cut edge. Branching ends when no remaining state

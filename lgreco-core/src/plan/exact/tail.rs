@@ -224,8 +224,9 @@ mod tests {
         (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
     }
 
-    /// The relaxation of some layers with `room` coarse units, rounded up. It is the least weighted mean of two sums of
-    /// options that fits.
+    /// The least objective of the linear relaxation of these layers within `room` coarse units, rounded up. It belongs
+    /// to a plan that fits, or to a mixture of such a plan with one that does not, of exactly `room` units. `None` if
+    /// no plan fits.
     fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
         let mut sums = vec![(0, 0)];
         for layer in layers {

@@ -136,9 +136,9 @@ pub struct TwoLevel {
 
 impl TwoLevel {
     /// Creates the controller of the rank at `topology`, for a model with the layers `tensors`. All ranks must give the same
-    /// configuration and layers. [`Config::measuring_rank`] is the number of a node. Each rank of that node plans for its peers.
-    /// [`min_elements`](crate::search::Search::min_elements) and the settings of [`Policy::Fixed`](super::Policy) are for whole
-    /// layers. They are scaled to the size of shards.
+    /// configuration and layers. [`Config::measuring_rank`] is the number of a node. Each rank of that node makes the plans for its
+    /// [peers](self), the ranks of the same local rank on the other nodes. [`min_elements`](crate::search::Search::min_elements)
+    /// and the settings of [`Policy::Fixed`](super::Policy) are for whole layers. They are scaled to the size of shards.
     ///
     /// # Errors
     /// The errors of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the

@@ -75,7 +75,7 @@ pub(super) struct Room<'a> {
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
     pub(super) received: &'a mut [u8],
-    /// Received pieces, or their means.
+    /// The other ranks' payloads for this rank's pieces; later, the payloads of the means of all pieces.
     pub(super) arrived: &'a mut [u8],
     pub(super) scratch: Scratch<'a>,
 }
