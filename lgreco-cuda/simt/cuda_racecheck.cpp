@@ -24,7 +24,7 @@ struct Acc {
 };
 struct Cell {
     Acc w, r, a;               // the last plain write, plain read and atomic
-    Acc earlier_r, earlier_a;  // the last ones before, by another block
+    Acc earlier_r, earlier_a;  // the last read and atomic before these, by another block
 };
 struct Page {
     Cell c[4096];
@@ -35,8 +35,8 @@ std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
 
-// The accesses that a block has released. Per thread, these are the accesses before a number of its fences. For all
-// threads, they include all epochs before `before`.
+// The accesses that a block has released. These are all accesses in epochs before `before`, and each thread's accesses
+// before its fence number `fences[thread]`.
 struct Release {
     std::vector<uint32_t> fences;
     uint32_t before = 0;

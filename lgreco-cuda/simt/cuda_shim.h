@@ -97,7 +97,8 @@ struct Sched : Block {  // the block that is running
     uint64_t launch_id = 0;
 };
 inline Sched S;
-// Only barriers of the block up to this epoch also order global memory. By default all do, as in CUDA.
+// Barriers of a block up to this epoch order shared and global memory, later ones only shared memory. By default, all
+// barriers order both, as in CUDA.
 inline uint64_t device_epoch = ~0ull;
 inline uint64_t rnd() {
     S.rng ^= S.rng << 13;
@@ -162,7 +163,7 @@ SHIM_NOSAN inline void start(Fiber& x) {
     memset(p, 0, 48);
     x.sp = p;
 }
-// Copies memory that the address sanitizer does not allow to be read between variables.
+// Copies memory, including gaps between variables, which the address sanitizer does not allow to be read.
 inline void copy_raw(char* to, const char* from, size_t bytes) {
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes)::"memory");
 }
@@ -329,7 +330,7 @@ SHIM_NOSAN inline void change(Block& other) {
     copy_raw(__start_cuda_shared, S.shared.data(), S.shared.size());
     blockIdx = S.at;
 }
-// The order in which a grid's blocks start. At random, each block may be the last one: the mode says which.
+// The order in which a grid's blocks start. In random orders, the mode chooses the block that starts last.
 inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
     uint64_t blocks = all.size();
     if (S.mode == 1) std::reverse(all.begin(), all.end());
@@ -430,7 +431,7 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
 }  // namespace cuda_shim
 // Entry point of a kernel, for dlsym. Threads of a block and blocks of a grid run forwards (order 0), backwards (1) or
 // at random (from 2 on). Orders 0 and 1 run one block after another. At random, threads also switch at atomics, and a
-// few blocks run at a time; block `order - 2` (modulo their number) starts when all others are done. Returns whether
+// few blocks run at a time. Block `order - 2` (modulo their number) starts when all others are done. Returns whether
 // the kernel failed, and the error text.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
@@ -455,7 +456,8 @@ inline std::vector<uint64_t> chosen(const cuda_shim_launch* l) {
     return all;
 }
 }  // namespace cuda_shim
-// Beside it: bytes of its first argument, and how many there are; the others are pointers.
+// Exports a kernel as shim_KERNEL. shim_arguments_KERNEL gives the size of the kernel's first argument in bytes, and
+// the number of arguments. All other arguments are pointers.
 #define SHIM_EXPORT(kernel)                                                                                   \
     extern "C" __attribute__((visibility("default"))) void shim_arguments_##kernel(size_t* f, size_t* n) {    \
         cuda_shim_arguments(kernel, f, n);                                                                    \

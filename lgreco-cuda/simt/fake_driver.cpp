@@ -6,17 +6,18 @@
 // to the context that was current when they were created. Another context's memory gives error 201. A handle of another
 // context, or a destroyed one, gives 400. All calls may be made from any thread; one mutex orders them.
 //
-// Every stream has a queue. An operation may run once everything before it in its queue has run, and everything that
-// events or the rules of the null stream order before it. CUDA allows every such order, and programs must be right in
-// all of them. Only waits run enqueued work: freeing memory, destroying a stream or unloading a module does not. A copy
-// from pageable memory reads it before the call returns, and writes the device's memory later.
+// Every stream has a queue. An operation may run once all earlier operations of its queue have run. It also waits for
+// operations that events or the rules of the null stream order before it. CUDA allows every such order, and programs
+// must be right in all of them. Only waits run enqueued work: freeing memory, destroying a stream or unloading a module
+// does not. A copy from pageable memory reads it before the call returns, and writes the device's memory later.
 // FAKE_CUDA_ORDER is one of:
 //   latest       An operation runs only when something waits for it. A wait for the whole context runs its streams one
 //                after another, the oldest first (the null stream is the oldest). This is the default.
 //   others       As `latest`, but each wait first runs all other streams as far as possible, the newest first.
 //   earliest     An operation runs when it is enqueued.
 //   random:SEED  Each call runs some operations of random streams.
-// Two unordered operations run in one order under one of the first three values, and in the other order under another.
+// For any two unordered operations, one of the first three values runs them in one order, and another in the other
+// order.
 //
 // A capture is global, as with torch.cuda.graph. Calls in any thread that synchronise, load or allocate immediately
 // give 900 and invalidate the capture.
@@ -107,7 +108,7 @@ enum Capture { NONE, ACTIVE, INVALIDATED };  // CUstreamCaptureStatus
 
 struct Stream {
     Context* context;
-    // Whether operations are ordered with the null stream's.
+    // Whether operations are ordered with operations of the null stream.
     bool blocking;
     std::deque<Operation> queue;
     // Number of operations done so far.
@@ -509,7 +510,7 @@ CALL(cuStreamGetCtx, (void* stream, void** context), Context* here; int code = c
      *context = found->context)
 IN_CONTEXT(cuStreamIsCapturing, (void* stream, int* status), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; *status = found->capture)
-// Enqueued operations still run.
+// Enqueued operations still run after this call.
 FREEING(cuStreamDestroy_v2, (void* stream), auto found = stream ? stream_of(stream, here) : nullptr;
         if (!found) return INVALID_HANDLE; found->destroyed = true; give_up())
 IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream;

@@ -1,5 +1,6 @@
-// Shaders on the processor, as naga translates them to Metal's language, on what runs CUDA's kernels there (cuda_shim.h of lgreco-cuda):
-// a fiber per invocation, workgroups one after another. What is here of Metal is what naga writes of these shaders.
+// Runs shaders on the CPU, for tests. naga translates the shaders to the Metal Shading Language, and this file defines
+// the parts of Metal that the translations use. cuda_shim.h of lgreco-cuda runs invocations and workgroups like the
+// threads and blocks of CUDA.
 #pragma once
 #include "cuda_shim.h"
 #define kernel static
@@ -7,7 +8,7 @@
 #define thread
 #define threadgroup
 #define constant const
-// What a call that is left returns into memory at once, the check for races does not see.
+// Forces inlining: the race check does not see values that a call returns directly into memory.
 #define METAL_INLINE inline __attribute__((always_inline))
 namespace metal {
 using uint = unsigned;
@@ -80,7 +81,7 @@ METAL_INLINE auto each(vec<T, N> a, vec<T, N> b, F f) {
     for (int i = 0; i < N; ++i) r.v[i] = f(a.v[i], b.v[i]);
     return r;
 }
-// The other operand may be a number.
+// Excludes an argument from template deduction, so that it may also be a number.
 template <class T>
 struct Same {
     using type = T;
@@ -141,7 +142,7 @@ inline bool atomic_compare_exchange_weak_explicit(atomic_uint* p, uint* expected
     uint found = atomicCAS(&p->value, *expected, v);
     return found == *expected || (*expected = found, false);
 }
-// Of a subgroup's lanes, of which there are 32, those up to one of them.
+// Joins the values of the subgroup's lanes before lane `end`. A subgroup has 32 lanes.
 template <class T, class F>
 METAL_INLINE T of_lanes(T x, int end, F join) {
     T all{};
@@ -162,7 +163,7 @@ METAL_INLINE T simd_prefix_exclusive_sum(T x) {
 inline uint simd_max(uint x) {
     return of_lanes(x, 32, [](uint a, uint b) { return max(a, b); });
 }
-// No shader has a barrier for the device's memory, so none is here: in that, nothing is ordered.
+// Orders only workgroup memory. No shader has a barrier for device memory, so none is implemented.
 enum class mem_flags { mem_threadgroup };
 inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) { cuda_shim::sync_block(line, line); }
 }  // namespace metal
@@ -174,7 +175,7 @@ METAL_INLINE To as_type(From from) {
     return to;
 }
 
-// What a shader's bindings are: whatever type they have there.
+// A binding of a shader. It converts to a reference of the type that the shader declares.
 struct Binding {
     char* bytes = nullptr;
     template <class T>
@@ -190,8 +191,10 @@ struct EntryPoint {
     unsigned size[3];
 };
 
-// Reads dispatches until there are no more: entry point, order (see cuda_shim_launch), workgroups in three dimensions, bindings, and of each
-// of these its number, its length and its bytes. Writes of each what went wrong, as a length and text, and all bindings' bytes.
+// Runs dispatches that it reads from standard input, until the input ends. A dispatch begins with six words: entry
+// point, order (see cuda_shim_launch), number of workgroups in three dimensions, and number of bindings. The bindings
+// follow, each with its number, its length in bytes and its bytes. After each dispatch, writes the length of the error
+// text, the text (empty on success), and the bytes of all bindings to standard output.
 inline int serve(const EntryPoint* entries, void (*measure)()) {
     auto take = [](void* to, size_t bytes) { return fread(to, 1, bytes, stdin) == bytes; };
     auto give = [](const void* from, size_t bytes) {
@@ -205,7 +208,7 @@ inline int serve(const EntryPoint* entries, void (*measure)()) {
             if (!take(of, sizeof of) || of[0] >= BINDINGS) return 2;
             number = of[0];
             bound_bytes[number] = of[1];
-            // No more than there is, so that the address sanitizer sees what reaches beyond.
+            // Allocates exactly this length, so that the address sanitizer finds accesses beyond it.
             bound[number].bytes = static_cast<char*>(malloc(of[1]));
             if (!take(bound[number].bytes, of[1])) return 2;
         }

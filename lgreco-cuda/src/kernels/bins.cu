@@ -103,7 +103,7 @@ __device__ inline double error_unit(u32 exponent, u32 sent) {
     return power_of_two(2 * (int(exponent) - 173 + int(coarser(dropped_bits(exponent, sent)))));
 }
 
-// The unit of energies: an energy is a square of significands in [1, 2), times this.
+// The unit of energies. In this unit, the energy of a value is the square of its significand, which is in [1, 2).
 __device__ inline double energy_unit(u32 exponent) {
     return exponent == 0 ? 0.0 : power_of_two(2 * (int(exponent) - 150));
 }
@@ -120,8 +120,8 @@ struct Bins {
     }
 };
 
-// 1 / x with a relative error below 2^-21, for a count. Newton's method avoids a division's code for numbers that are
-// too large.
+// 1 / x with a relative error below 2^-21, for a count x. Newton's method needs less code than a division, which also
+// handles very large numbers.
 __device__ inline float reciprocal(float x) {
     float y = __uint_as_float(0x7ef311c3u - __float_as_uint(x));
 #pragma unroll
@@ -141,8 +141,9 @@ __device__ inline float lower_end(u32 bin) {
 }
 
 // The energy of a bin. The variance of its values is between 0 and mean * (WIDTH - mean), where the mean is relative to
-// the bin's lower end. A third of this is right for evenly spread values. For other values, the energy is off by at
-// most 2/3 * 2^-16 of itself. The loss by f32 is smaller, and f32 is much cheaper than f64 on most GPUs.
+// the bin's lower end. A third of the upper limit is right for evenly spread values. For other values, the relative
+// error of the energy is at most 2/3 * 2^-16. Computing in f32 adds a smaller error, and is much cheaper than f64 on
+// most GPUs.
 __device__ inline double energy_of(u32 bin, u32 count, u64 low) {
     if (count == 0) {
         return 0.0;
@@ -280,8 +281,8 @@ struct Shared {
     u32 zeros;
 };
 
-// Fills a layer's bins with the values of chunks `chunk` to `end`, at most TURNS chunks. Raises the first result to at
-// least the largest magnitude. All READERS threads of the block must call it.
+// Fills a layer's bins with the values of chunks `chunk` to `end`, at most TURNS chunks. Sets the first result to the
+// maximum of itself and the largest magnitude. All READERS threads of the block must call it.
 template <bool ERRORS>
 __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32 end, const Bins& all, u64* results,
                                  Shared& shared) {
@@ -316,7 +317,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32
     for (; chunk < end; chunk++) {
         u32 begin = (chunk - row.first_chunk) * CHUNK;
         u32 left = min(row.count - begin, u32(CHUNK));
-        // Values that are loaded in groups of four, without checks for the end.
+        // Number of values that are loaded in groups of four, without checks for the end.
         u32 whole = row.dtype == 0 && reinterpret_cast<u64>(values) % 16 == 0 ? left / 4 * 4 : 0;
         for (u32 i = threadIdx.x * 4; i < left; i += READERS * 4) {
             float four[4];

@@ -18,14 +18,14 @@ __device__ static inline bool is_last(u32* done, u32 own, u32 all) {
     return before + own == all;
 }
 
-// Reads a word that another block has written in this launch, not from this multiprocessor's cache.
+// Reads a word that another block has written in this launch. Bypasses this multiprocessor's cache.
 template <class T>
 __device__ inline T fresh(const T& word) {
     return *static_cast<const volatile T*>(&word);
 }
 
-// Index of the first of a block's items. Each block has a share of `all` items, directly after the share of the block
-// before it.
+// Index of the first item in a block's share of `all` items. The shares of consecutive blocks follow each other without
+// gaps.
 __device__ inline u32 share(u32 all, u32 block) {
     return u32(u64(all) * block / gridDim.x);
 }

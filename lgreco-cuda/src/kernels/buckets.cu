@@ -36,8 +36,8 @@ struct Grid {
     float inverse;
 };
 
-// STRIP is the number of values that a warp loads at once, TILE the values of a warp's tile, and SPAN the values of a
-// block's tiles.
+// Numbers of values: a warp loads STRIP values at once, a warp's tile has TILE values, and the tiles of a block have
+// SPAN values together.
 #define STRIP 128
 #define TILE 512
 #define STRIPS (TILE / STRIP)
@@ -55,8 +55,8 @@ __device__ inline u32 from_ordered(u32 key) {
     return key ^ (key >= SIGN ? SIGN : 0xffffffffu);
 }
 
-// Loads a lane's values of a tile: four consecutive values of each strip. `first` is the index of the first of them in
-// the first strip. Values beyond the layer's end are 0.
+// Loads a lane's values of a tile: four consecutive values of each strip. `first` is the index of the lane's first
+// value. Values beyond the layer's end are 0.
 __device__ inline void load_tile(const void* all, u32 dtype, u64 count, u64 first, float (&values)[STRIPS][4]) {
     bool whole = (first / TILE + 1) * TILE <= count;
     if (whole && dtype == 0 && reinterpret_cast<u64>(all) % 16 == 0) {
@@ -96,7 +96,7 @@ __device__ inline void load_tile(const void* all, u32 dtype, u64 count, u64 firs
     }
 }
 
-// The source of values for `hold`: device memory.
+// Reads values for `hold` from device memory.
 struct Everywhere {
     const void* values;
 
@@ -105,21 +105,21 @@ struct Everywhere {
     }
 };
 
-// How many of the four values from index `i` on exist.
+// Number of values that exist, among the four from index `i` on.
 __device__ inline u32 there(const Params& p, u64 i) {
     return i >= p.count ? 0 : p.count - i < 4 ? u32(p.count - i) : 4;
 }
 
-// A span in shared memory. It consists of whole buckets, which are numbered from 0. All lanes of a warp move on to
-// other buckets at the same time.
+// A span in shared memory. It consists of whole buckets, which are numbered from 0. In `visit`, all lanes of a warp
+// move on to other buckets at the same time.
 struct Held {
-    // Pairs of strips that `encode_tile` encodes at once.
+    // Number of pairs of strips that `encode_tile` encodes at once.
     static const u32 PAIRS = 1;
     uint4 values[SPAN / 4];
     Extremes extremes[SLOTS];
     Grid grids[SLOTS];
 
-    // Loads four values. This thread must have stored them.
+    // Loads four values that this thread has stored.
     __device__ void load(u64 i, u32, float (&four)[4]) const {
         uint4 bits = values[i % SPAN / 4];
         four[0] = __uint_as_float(bits.x);
@@ -141,8 +141,8 @@ struct Held {
     }
 };
 
-// Passes this thread's values of the warp's tile to `to.add`, in order. Calls `to.next` first if they begin another
-// bucket than `to.bucket`. Four values from a multiple of 4 on are always in one bucket.
+// Passes this thread's values of the warp's tile to `to.add`, in order. Calls `to.next` before values that are in
+// another bucket than `to.bucket`. Four values from a multiple of 4 on are always in one bucket.
 template <class To>
 __device__ inline void visit(const Params& p, const Held& held, u64 tile, To& to) {
     for (u32 j = 0; j < STRIPS; j++) {
@@ -210,7 +210,8 @@ struct Seen {
     }
 };
 
-// Makes a bucket's grid. If the largest magnitude is not finite, raises result[0] to at least its bits.
+// Makes a bucket's grid. If the largest magnitude is not finite, sets result[0] to the maximum of itself and the
+// magnitude's bits.
 __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* result) {
     if (seen.largest >= INFINITE) {
         atomicMax(result, seen.largest);

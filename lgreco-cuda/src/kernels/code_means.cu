@@ -1,11 +1,12 @@
-// Means of all ranks' QSGD codes. For each code of a layer, a table has its level as a part of the grid. This part is
-// scaled by what a rank has sent for the bucket.
+// Means of all ranks' QSGD codes. A table has the `part` of each code of a layer: the position of the code's level
+// between the grid's ends, from 0 to 1. A code's value is computed from its part and the scales that a rank has sent
+// for the bucket.
 
 // Largest number of codes of a layer.
 #define CODES 256
 
-// Fills the table with the part of each code. If codes have a sign, negative codes have negative parts, but level 0
-// always has +0. All threads of the block must call it.
+// Fills the table with the part of each code. If codes have a sign, negative codes have negative parts, but the part of
+// level 0 is always +0. All threads of the block must call it.
 __device__ inline void make_parts(const Layer& layer, float* parts) {
     u32 code = threadIdx.x;
     if (code < 1u << layer.bits) {
@@ -16,7 +17,7 @@ __device__ inline void make_parts(const Layer& layer, float* parts) {
     }
 }
 
-// Eight codes of each rank in turn, with the scales of their bucket.
+// Reads eight codes of one rank after another, with the scales of their bucket.
 struct Eight {
     const u32* codes;  // the word in which the first code begins
     const float* sent;  // scales of the bucket
@@ -40,8 +41,8 @@ struct Eight {
         third = bytes > 8;
     }
 
-    // Adds the values of the next RANKS ranks' codes. A rank's codes are read from WORDS words; two words suffice for
-    // up to 4 bits. The loads for all of these ranks are in flight together.
+    // Adds the values of the codes of the next RANKS ranks. A rank's codes are read from WORDS words; two words suffice
+    // for codes of up to 4 bits. The loads for all of these ranks are in flight together.
     template <u32 RANKS, u32 WORDS, bool SIGNED>
     __device__ void add(const float* parts, float (&sums)[PER_CODER]) {
         u32 words[RANKS][WORDS];
@@ -80,7 +81,7 @@ struct Eight {
         }
     }
 
-    // Moves on by this number of messages, which may be negative.
+    // Moves forward by this number of messages, or back if it is negative.
     __device__ void skip(long long messages) {
         codes = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(codes) + messages * (long long)apart);
         sent = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(sent) + messages * (long long)apart);

@@ -4,7 +4,7 @@
 #define HALF 0x00400000u
 #define ONE 0x3f800000u
 
-// The value on the scale of the grid or, if codes have a sign bit, its magnitude on that scale.
+// The value times the grid's power of two or, if codes have a sign bit, its magnitude times this power.
 __device__ inline float scaled(const Params& p, const Grid& grid, float value) {
     return (p.sign_magnitude ? fabsf(value) : value) * grid.power;
 }
@@ -24,7 +24,7 @@ __device__ inline u32 in_levels(u32 position, u32 log_levels) {
     return (position << log_levels) - position;
 }
 
-// Writes a bucket's scales, as payloads have them.
+// Writes a bucket's scales in the format of payloads.
 __device__ inline void send(const Params& p, const Grid& grid, u64 bucket, float* sent) {
     if (p.min_max) {
         sent[2 * bucket] = grid.low;
@@ -50,7 +50,7 @@ __device__ inline float step_of(const Params& p) {
     return 1.0f / float((1u << p.log_levels) - 1);
 }
 
-// For callers of `encode_tile` that do not need the decoded values.
+// Ignores the values and codes that it is given. For callers of `encode_tile` that do not need them.
 struct Nowhere {
     __device__ void take(const Params&, u64, const float (&)[4], const Grid&, u32) const {}
 };
@@ -77,8 +77,8 @@ __device__ inline u32 encode_quad(const Params& p, const Grid& grid, const float
 }
 
 // Encodes a warp's tile, eight values to `bits` bytes. `to.take` receives each lane's four values of a strip and their
-// codes. Two neighbouring lanes write eight codes at a time: the even lane writes those of the first of two strips, and
-// the odd lane those of the second strip. All lanes must call it.
+// codes. Two neighbouring lanes write eight codes at a time. The even lane writes the codes of the first of two strips,
+// the odd lane the codes of the second strip. All lanes must call it.
 template <class Values, class To>
 __device__ inline void encode_tile(const Params& p, const Values& values, u64 tile, u8* codes, const To& to) {
     u32 is_odd = threadIdx.x % 2;

@@ -1,4 +1,5 @@
-// Counts of magnitudes in bins. All blocks of a launch count, and the last block finds the bin of a given rank.
+// Counts of magnitudes in bins. All blocks of a launch count, and the last block finds the bin that contains the
+// magnitude of a given rank.
 
 // Sets the counts in shared memory to 0.
 template <u32 BITS>
@@ -37,12 +38,12 @@ __device__ inline void take_counts(u32* room, u32* bins) {
 
 // A value that was found by its rank.
 struct Picked {
-    u32 bin;   // its bin; NOWHERE if there are fewer values
+    u32 bin;   // its bin; NOWHERE if there are fewer values than the rank
     u32 rank;  // its rank in the bin
 };
 
-// Finds the value of this rank: 1 is the largest value. For rank 0, returns bin 0. `bins` has `all` counts in shared
-// memory, at most 32 per thread. All threads of the block must call it.
+// Finds the bin of the value with this rank. Rank 1 is the largest value. For rank 0, returns bin 0. `bins` has `all`
+// counts in shared memory, at most 32 per thread. All threads of the block must call it.
 __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     u32 each = all / BLOCK;
     __shared__ u32 owner;
@@ -84,7 +85,7 @@ struct Digits {
     u32 shift;
     u32 bits;
 
-    // The digits are those of the lowest `known` bits.
+    // Divides the lowest `known` bits into digits.
     __device__ explicit Digits(u32 known) : shift(known), bits(0) {}
 
     // Goes on to the next digit. Returns whether there is one.

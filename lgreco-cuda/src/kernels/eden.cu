@@ -35,8 +35,9 @@ struct Own {
     }
 };
 
-// Encodes a tensor. Sets result[0] to infinity if a value is not finite. If a block would not decode to finite values,
-// raises result[1] to at least the complement of the index of its first value.
+// Encodes a tensor. Sets result[0] to infinity if a value is not finite. For a block that would not decode to finite
+// values, result[1] becomes the maximum of itself and ~i. Here i is the index of the block's first value. So result[1]
+// tells the first such block, and 0 means none.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, const void* values, u8* body,
                                                                       u32* result) {
     __shared__ Room room;

@@ -19,7 +19,7 @@ struct Layer {
 // Shared memory of a CUDA block, in addition to `Room`.
 struct Row {
     double errors[8];  // for 1 to 8 bits
-    u32 undecided;     // what `add_rounding` returns
+    u32 undecided;     // the result of `add_rounding`
 };
 
 // Adds the squared errors of rounding the coordinates in `room`. 64 threads process each width. With t = z - q and a
@@ -118,8 +118,9 @@ __device__ inline bool add_decoded(Room& room, const Grids& grids, const Params&
 }
 
 // Adds up the squared error of each width over the chunks of a CUDA block. Sets the first word of a layer's results to
-// infinity if a value is not finite. If a block would not decode to finite values, raises the second word to at least
-// the complement of the index of its first value.
+// infinity if a value is not finite. For a block that would not decode to finite values, the second word becomes the
+// maximum of itself and ~i. Here i is the index of the block's first value. So the word tells the first such block, and
+// 0 means none.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Layer* layers, const u32* layer_of,
                                                             double* partials, u32* results) {
     __shared__ Room room;
@@ -154,7 +155,8 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
             bool closed = len >= FEW && is_moderate(norm);
             u32 undecided = p.widths;
             bool loaded = true;
-            // First all widths at once, if possible. Then the widths for which decoding is necessary, one by one.
+            // Measures all widths at once, if possible. Then measures the widths for which decoding is necessary, one
+            // by one.
 #pragma unroll 1
             for (u32 bits = closed ? 0 : 1; bits <= 8; bits++) {
                 if (bits > 0 && (undecided >> (bits - 1) & 1) == 0) {

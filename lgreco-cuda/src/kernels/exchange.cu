@@ -23,7 +23,7 @@ __device__ inline u64 codes_at(const Params& p) {
     return u64(p.buckets) * (p.min_max ? 8 : 4);
 }
 
-// The source of values for `hold`: the sum of a layer's gradient and residual.
+// Reads values for `hold`: the sums of a layer's gradient and residual.
 struct Offered {
     const void* gradient;
     const float* residual;

@@ -1,5 +1,5 @@
-// Layers under EDEN in an exchange: error feedback and payloads, checks of all ranks' payloads, and means. A span is a
-// chunk. Tables of spans are separate from those under QSGD. Other launches end the step.
+// The exchange of layers under EDEN: error feedback and payloads, checks of all ranks' payloads, and means. A span is
+// one chunk. EDEN and QSGD have separate tables of spans. Kernels of other files end the step.
 
 struct Params {
     u32 dtype;
@@ -7,7 +7,7 @@ struct Params {
     u32 seed_high;
 };
 
-// The sums of a layer's gradient and residual, which are encoded. Also makes the next residuals.
+// The values that are encoded: the sums of a layer's gradient and residual. Also makes the next residuals.
 struct Offered {
     const void* gradient;
     u32 dtype;
@@ -94,11 +94,11 @@ __device__ inline Sent sent_by(const Program& program, const Layer& layer, const
     return Sent(payload + HEADER, layer.count, layer.bits, span - layer.first_span);
 }
 
-// Scales below this one keep decoded values in the range of f32.
+// If a scale is below this limit, all values that are decoded with it are in the range of f32.
 #define LARGE_SCALE 1e34f
 
-// Reports ranks whose payloads no encoder can have written, or do not decode to finite values. A CUDA block checks a
-// chunk of one rank at a time.
+// Reports ranks with invalid payloads: no encoder can have written them, or they do not decode to finite values. A CUDA
+// block checks one chunk of one rank at a time.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void check_rotated(Params, const Layer* layers, const u32* layer_of,
                                                                      Program* program, const u8* messages) {
     __shared__ Room room;
@@ -139,7 +139,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void check_rotated(Params, con
 // Index in `Room::values` where the sums of a short block begin, after its values.
 #define OF_SUMS 2176
 
-// Writes the means of all ranks' payloads, added up in the order of the ranks, unless a rank is at fault.
+// Writes the means of all ranks' payloads, unless a rank is at fault. Values are added up in the order of the ranks.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_rotated(Params p, const Layer* layers,
                                                                        const u32* layer_of, Program* program,
                                                                        const u8* messages, void* means) {

@@ -1,13 +1,14 @@
-// The layers of a bucket that are summed by collectives, entirely on the device. The first sum has uncompressed values
-// and PowerSGD's P, and the second sum has Q. Sums are f32 or bf16. The residual keeps the rounding errors of this
-// rank's values and of its own Q. P is made orthonormal after it is summed, in f32 and in separate memory.
+// Exchanges the layers of a bucket that collectives sum over the ranks (uncompressed layers and PowerSGD), entirely on
+// the device. The first sum has uncompressed values and PowerSGD's P. The second sum has Q. Sums are f32 or bf16. The
+// residual keeps the rounding errors of this rank's values and of its own Q. P is made orthonormal after it is summed,
+// in f32 and in separate memory.
 //
-// Residuals exist twice, as in exchange.cu, and so do the remembered Q. A step reads one half and writes the other.
-// From the first call to the second, the half that is written has the sum of each matrix and its residual. So a step
-// makes four reads per matrix: of the gradient, of the residual, of their sum for Q, and of their sum for the next
-// residual.
+// The memory of the residuals has two halves, as in exchange.cu, and so has the memory of the remembered Q. A step
+// reads one half and writes the other. While P is computed, the sum of each matrix and its residual is stored in the
+// half that is written. So a step reads four arrays per matrix: the gradient, the residual, their sum for Q, and their
+// sum for the next residual.
 
-// This rank's status number: the code of its fault, or the number of a rank without a fault.
+// This rank's status number: the error code of its fault or, without a fault, the result of `well`.
 __device__ inline float own_code(const Params& p, const Program& program) {
     if (program.fault == 0) {
         return well(program);
@@ -56,8 +57,9 @@ __device__ inline const void* from_value(const void* values, u32 dtype, u64 befo
     return static_cast<const u8*>(values) + before * (dtype == 0 ? 4 : 2);
 }
 
-// Writes the values of an uncompressed span, with their residuals and times the share, to the first sum. Their next
-// residuals contain only what rounding has not sent.
+// Adds the residuals to the values of an uncompressed span, multiplies the results by `share_of`, and writes them to
+// the first sum. The only unsent part of a value is its rounding error in the type of the sums (none for f32). With
+// gain 1, this is its next residual.
 __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, Program* program,
                                  const void* gradients, float* residuals, void* sums) {
     const void* own = from_value(gradients, p.dtype, layer.first);
@@ -90,7 +92,7 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
 }
 
 // Makes a column of the Q with which P is computed: the remembered column or, if that is zero, the column of the start
-// matrix. A power of two brings its largest magnitude into [1, 2).
+// matrix. It is multiplied by the power of two that brings its largest magnitude into [1, 2).
 __device__ static inline void start(const Params& p, const Factors& f, u32 column, const float* remembered, float* q) {
     __shared__ u32 largest;
     u64 first = u64(column) * f.cols;
@@ -175,7 +177,8 @@ struct Kept {
     }
 };
 
-// Writes the elements of a factor to a sum. Records a fault if one is not finite.
+// Writes the elements of a PowerSGD factor to the buffer that is summed over the ranks. Records a fault if an element
+// is not finite.
 struct Factor {
     const Params& p;
     void* sums;
@@ -190,7 +193,7 @@ struct Factor {
     }
 };
 
-// Reads a factor from a sum or from f32 memory.
+// Reads a factor of type `dtype`, from a sum or from other memory.
 struct Summed {
     const void* sums;
     u32 dtype;
@@ -201,7 +204,8 @@ struct Summed {
     }
 };
 
-// P's columns: from the first sum or, when they are made orthonormal for the second time, from the first time's result.
+// P's columns as the input of an orthonormalisation. The first one reads them from the first sum. The second one reads
+// the result of the first one.
 __device__ inline Summed columns_of(const Params& p, const Factors& f, const void* sums, const float* of_rows) {
     return p.second != 0 ? Summed{of_rows, 0, f.p} : Summed{sums, p.reduce_dtype, f.sum};
 }
@@ -225,7 +229,8 @@ extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const F
     }
 }
 
-// Writes this rank's status record behind each part of the first sum. Launched with one block.
+// Writes this rank's status record behind the first sum or, with shards, behind each rank's part of it. Launched with
+// one block.
 extern "C" __global__ void tell_sums(Params p, const Program* program, const u64* slips, void* sums) {
     float code = own_code(p, *program);
     for (u32 i = 0; i < owners(*program); i++) {
@@ -233,7 +238,7 @@ extern "C" __global__ void tell_sums(Params p, const Program* program, const u64
     }
 }
 
-// Computes the inner products of P's columns. The last block of a matrix factors them.
+// Computes the inner products of P's columns. The last block of a matrix computes the Cholesky factor.
 extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const void* sums,
                                 const float* of_rows, double* partials, double* triangles, u32* counters) {
     __shared__ GramRoom room;
@@ -284,7 +289,8 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, co
     }
 }
 
-// Makes the next residual of each matrix: the matrix minus this rank's own P Qᵀ. It becomes current if no rank fails.
+// Makes the next residual of each matrix from the matrix minus P Qᵀ, with this rank's own Q. The residual becomes
+// current if no rank fails.
 extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const void* sums,
                                     const float* of_rows, const void* factors) {
     __shared__ Slabs slabs;
@@ -393,7 +399,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
     }
 }
 
-// Finds the first rank at fault by the sums. Ends the step if no messages follow. Launched with one block.
+// Finds the first rank at fault according to the sums. Ends the step if no messages follow. Launched with one block.
 extern "C" __global__ void settle(Params p, Program* program, const void* sums, const void* factors) {
     u32 faulty = judge(p, *program, sums, factors);
     if (threadIdx.x == 0) {

@@ -9,27 +9,27 @@ struct Factors {
     u64 p;         // index of P's first element in the memory for all P
     u64 sum;       // index of P's first element in the first sum
     u64 q;         // index of Q's first element in the memory for all Q, and in the second sum
-    u64 partial;   // the same for the partial sums of a product, one per chunk
-    u64 gram;      // the same for the partial sums of the Gram matrix
-    u64 triangle;  // the same for the Gram matrix's triangular factor
+    u64 partial;   // index of its first partial sum of a product; each chunk has a set of them
+    u64 gram;      // index of its first partial sum of the Gram matrix
+    u64 triangle;  // index of the first element of the Gram matrix's triangular factor
     u32 rows;
     u32 cols;
-    u32 columns;      // of the factors
+    u32 columns;      // number of columns of each factor
     u32 chunk;        // number of terms of a product M Q that one block adds up, a multiple of WARPS * DEEP
     u32 chunks;       // number of chunks in such a product
-    u32 back_chunk;   // the same for the product with the transposed matrix
-    u32 back_chunks;  // the same for the product with the transposed matrix
+    u32 back_chunk;   // number of terms of a product Mᵀ P that one block adds up
+    u32 back_chunks;  // number of chunks in such a product
     u32 stretch;      // number of rows that one thread adds up for an inner product
     u32 stretches;  // number of stretches in all rows
     u32 counter;  // index of its first counter, for the Gram matrix; counters of products follow
     u32 first_column;  // number of its first column among the columns of all factors
     u32 first_product;  // number of its first piece of M Q among the pieces of all matrices
-    u32 first_back;     // the same for the transposed matrix
-    u32 first_gram;  // the same for its Gram matrix
-    u32 first_solve;  // the same for rows of P in `solve`
-    u32 first_tile;  // the same for its tiles
+    u32 first_back;     // number of its first piece of Mᵀ P
+    u32 first_gram;  // number of its first piece of the Gram matrix
+    u32 first_solve;  // number of its first row of P in `solve`
+    u32 first_tile;  // number of its first tile
     u32 layer;  // number of the layer
-    u32 id;     // layer number of its random words
+    u32 id;     // layer number that its random words depend on
 };
 
 // Index of the table entry to which a piece of work belongs: the last one whose field FIRST is at most `piece`. All
@@ -64,8 +64,8 @@ __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
 #define OUTER 64
 #define WIDEST 16u
 #define FEW 4
-// Values of the matrix that a thread reads together: ROWS rows in STEPS columns. For the transposed matrix, PAIR of its
-// rows in DEEP of its columns.
+// A thread reads ROWS rows and STEPS columns of the matrix M together. For the product with the transposed matrix, it
+// reads DEEP rows and PAIR columns of M together.
 #define ROWS 4
 #define STEPS 2
 #define PAIR (OUTER / 32)
@@ -76,7 +76,8 @@ struct Room {
     u32 last;
 };
 
-// Loads values of a tensor: from each line, those at these places. `lines` are the indices where lines begin.
+// Loads the values of a tensor at all `places` of all `lines`. A line is given by the index at which it begins, a place
+// by the distance from there.
 template <u32 LINES, u32 EACH>
 __device__ inline void values_at(const void* values, u32 dtype, const u64 (&lines)[LINES], const u32 (&places)[EACH],
                                  float (&out)[LINES * EACH]) {
@@ -108,7 +109,7 @@ __device__ inline void values_at(const void* values, u32 dtype, const u64 (&line
 }
 
 // Adds up sums over lanes. Each step halves the number of a lane's sums, and each sum then covers twice as many lanes.
-// In the end, a lane has the sum of its own number.
+// In the end, lane l has sum number l % (ROWS * FEW), over the lanes of its half of the warp.
 template <u32 COUNT>
 __device__ inline void fold(float (&sums)[ROWS * FEW]) {
     bool upper = (threadIdx.x & COUNT) != 0;
@@ -127,7 +128,7 @@ __device__ inline void fold(float (&sums)[ROWS * FEW]) {
 template <class From>
 __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u32 end, bool first, From& from,
                                         const float* const (&columns)[FEW]) {
-    // Rows after the last one are read as the last one. Their results are not used.
+    // Beyond the last row, the last row is read again. These results are not used.
     u64 rows[ROWS];
 #pragma unroll
     for (u32 k = 0; k < ROWS; k++) {
@@ -146,7 +147,7 @@ __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u3
                 right[step][c] = j + 32 * step < end ? (columns[c] + j)[32 * step] : 0.0f;
             }
         }
-        // Bits for values that no other lane or warp has bits for.
+        // Every value of the matrix has its bit set in only one lane of one warp.
         u32 own = 0;
 #pragma unroll
         for (u32 k = 0; k < ROWS * STEPS; k++) {
@@ -199,7 +200,7 @@ __device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 sta
 
 // Computes a piece of M F, or of Mᵀ F, with up to WIDEST columns. Warps divide the columns and, if there are fewer than
 // WIDEST, also the rows or terms. This division does not change the order of a column's sums. `from.read(lines, places,
-// own, out)` reads the matrix. Unless it is transposed, each element is read once with its bit of `own`.
+// own, out)` reads the matrix. Unless it is transposed, each element is read exactly once with its bit of `own` set.
 template <bool TRANSPOSED, class From, class To>
 __device__ inline void multiply(const Factors& f, u32 piece, From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {
@@ -222,7 +223,7 @@ __device__ inline void multiply(const Factors& f, u32 piece, From& from, const f
     for (u32 unit = threadIdx.x / 32; unit < sets * GROUPS; unit += WARPS) {
         u32 group = unit / sets;
         u32 own = unit % sets * FEW;
-        // Columns after the last one are computed as the last one. Their results are not used.
+        // Beyond the last column, the last column is used again. These results are not used.
         const float* of[FEW];
 #pragma unroll
         for (u32 c = 0; c < FEW; c++) {

@@ -21,14 +21,15 @@ struct CodeBins {
     __device__ CodeBins(const Top& top, const Cut& cut)
         : low(cut.low), span(cut.high - cut.low + 1), log_count(top.bits - 1) {}
 
-    // Zeros are below `low` and belong to the first bin. Values above the range were changed by the caller meanwhile.
+    // Zeros are below `low` and belong to the first bin. A value can be above the range only if the caller has changed
+    // it since.
     __device__ u32 of(u32 magnitude) const {
         u64 bin = (u64(magnitude - min(magnitude, low)) << log_count) / span;
         return u32(min(bin, (1ull << log_count) - 1));
     }
 };
 
-// The exponent field of a magnitude. Subnormal numbers have that of the smallest normal numbers.
+// The exponent field of a magnitude. Subnormal numbers get the exponent field of the smallest normal numbers.
 __device__ inline u32 exponent_of(u32 magnitude) {
     return max(magnitude >> 23, 1u);
 }
@@ -56,12 +57,12 @@ __device__ inline u32 float_of(u32 digits, u32 exponent) {
 // Units for the sums of a layer's bins. They must not depend on which block adds which values. In the final sum of a
 // bin, each magnitude is rounded down to the unit for the exponent of the bin's largest magnitude. This exponent is not
 // known in advance, except for a single bin, whose range is that of the layer.
-// * If bins span few powers of two, the unit is first that of the smallest magnitude that the bin may have. All of its
-//   magnitudes are integers in this unit.
-// * Otherwise, there are at most 32 bins. Each has several sums: in the unit for the largest exponent that the bin may
-//   have, and in those for the exponents below it.
+// * If bins span few powers of two, sums begin in the unit of the smallest magnitude that the bin may have. All
+//   magnitudes of the bin are integers in this unit.
+// * Otherwise, there are at most 32 bins. Each bin has GUESSES sums: one in the unit for the largest exponent that the
+//   bin may have, and others in the units for the next smaller exponents.
 struct BinUnits {
-    // Number of powers of two for which the digits of magnitudes have room.
+    // Number of powers of two that the digits of magnitudes can span.
     static const u32 ROOM = 8;
     // Number of sums of a bin, if bins span many powers of two.
     static const u32 GUESSES = CODE_BINS / 32;
@@ -90,7 +91,7 @@ struct BinUnits {
         return !at_once() && exponent != 0 && exponent + GUESSES <= most_exponent(bin);
     }
 
-    // What a nonzero magnitude adds to a bin's sum, if one sum suffices.
+    // The amount that a nonzero magnitude adds to its bin's sum, if one sum suffices.
     __device__ u64 first_digits(u32 magnitude, u32 bin) const {
         if (bins.log_count == 0) {
             return digits_of(magnitude, exponent_of(bins.low + bins.span - 1));
@@ -177,7 +178,7 @@ __device__ inline void make_means(const Top& top, const Cut& cut, const BinUnits
     if (units.at_once()) {
         sum = count != 0 ? units.last_digits(sum, bin, exponent) : 0;
     } else {
-        // If there was no sum for this exponent, `add_missed` has replaced the first one.
+        // If there was no sum for this exponent, `add_missed` has replaced the first sum.
         u32 guess = units.is_missed(bin, exponent) ? 0 : units.most_exponent(bin) - exponent;
         for (u32 other = 1; other < BinUnits::GUESSES; other++) {
             u64 another = atomicExch(&few->sums[slot + other], 0ull);

@@ -1,6 +1,6 @@
 // Writes TopK's payloads and the next residuals.
 
-// Sets bits from bit `at` on. They were 0 before.
+// Writes `bits` from bit `at` on, where all bits must be 0 before.
 __device__ inline void set_bits(u32* words, u64 at, u32 bits) {
     u32 shift = u32(at % 32);
     atomicOr(&words[at / 32], bits << shift);
@@ -21,7 +21,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
     } else {
         u32 half = top.sent == 1 ? narrow_f16(entry.y) : narrow_bf16(entry.y);
         sent = widen(half, top.sent);
-        // The last word may also have bits of positions.
+        // The last word may also contain bits of positions, which other threads write.
         if (index + 1 == top.keep && index % 2 == 0) {
             set_bits(words, 8 * HEADER + u64(index) * 16, half);
         } else {
@@ -52,9 +52,9 @@ __device__ inline void mark(u32* words, u64 at, bool in_turn, bool goes, u32 pos
     }
 }
 
-// Writes payloads and next residuals. Then writes this rank's status record. For a single tensor, which has no
-// residuals, writes its largest and its k-th largest magnitude in their place. The latter may be 0 if all values are
-// kept.
+// Writes the payloads, the next residuals and this rank's status record. A single tensor has neither residuals nor a
+// status record. Its largest and its k-th largest magnitude are written to `residuals` instead. The latter may be 0 if
+// all values are kept.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, const Top* tops, const u32* top_of,
                                                                   Program* program, const void* gradients,
                                                                   float* residuals, const Cut* cuts, uint2* of_spans,
@@ -77,7 +77,8 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, cons
         Choice choice(top, spans.chosen[at], offered, entries, at - top.first_span);
         bool has_all = choice.entries == nullptr;
         if (offered.after != nullptr && program->keep != 0.0f && !has_all) {
-            // Values that are not candidates are not sent. Their next residuals contain a part of the old ones too.
+            // Values that are not candidates are not sent. Because `keep` is not 0, their next residuals also contain a
+            // part of the old residuals.
             u64 stop = min(choice.first + SPAN, u64(top.count));
             for (u64 i = choice.first + lane; i < stop; i += 32) {
                 offered.after[i] = offered.stays(program, i, offered.after[i], 0.0f);
@@ -94,7 +95,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, cons
             u32 tied = kept.y + __popc(ties & before);
             u32 index = kept.x + __popc(above & before) + min(tied, cut.rank);
             bool is_tied = (ties >> lane & 1) != 0 && tied < cut.rank;
-            // More than k values are possible only if the caller has changed them meanwhile.
+            // More than k values can qualify only if the caller has changed values since the cut was found.
             bool goes = ((above >> lane & 1) != 0 || is_tied) && index < top.keep;
             float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
             if (here && offered.after != nullptr && (goes || has_all)) {

@@ -1,5 +1,5 @@
-// Rows of TopK in few bits: the errors of sending bin means for the k largest values, for many k and all widths at
-// once.
+// Rows of the error table for TopK in few bits: the errors of sending bin means for the k largest values. Many k and
+// all numbers of bits are measured at once.
 //
 // Values are counted in the bins of 8 bits. Pairs of bins are then joined, which gives the bins of fewer bits. The
 // number of magnitudes in a bin of 8 bits, their sum, and the sum of their squares are integers. So no precision is
@@ -7,8 +7,8 @@
 
 #define MOST_BITS 8
 
-// Sums over the magnitudes of each bin. Magnitudes are in units of 2^(e - 31), where 2^e is the largest power of two up
-// to the start of the next bin. A bin spans at most three powers of two, so no digit is lost.
+// Sums over the magnitudes of each bin. Magnitudes are in units of 2^(e - 31), where 2^e is the largest power of two
+// that is not above the start of the next bin. A bin spans at most three powers of two, so no digit is lost.
 struct BinSquares {
     u64 sums[CODE_BINS];
     u64 lows[CODE_BINS];  // sums of the lower halves of squares
@@ -71,7 +71,7 @@ __device__ inline Spread spread_of(u32 count, u64 sum, u64 low, u64 high, u32 ex
     return Spread{double(count), (double(whole) + part) * unit, squares * unit * unit};
 }
 
-// The statistics of two sets together (Chan, Golub and LeVeque, 1979).
+// The statistics of the union of two sets (Chan, Golub and LeVeque, 1979).
 __device__ inline Spread joined(const Spread& a, const Spread& b) {
     if (a.count == 0.0 || b.count == 0.0) {
         return a.count == 0.0 ? b : a;

@@ -1,7 +1,7 @@
 // Checks of all payloads in an exchange, and the means of TopK's payloads. QSGD's payloads are checked in one launch.
 // TopK's payloads take two launches. The first counts the set bits of bitmaps and of Elias-Fano's high bits. The second
-// finds where each window of a layer begins in them. The means are sums over a window in shared memory, in the order of
-// the ranks.
+// finds where each window of a layer begins in these bits. The means are sums over a window in shared memory, in the
+// order of the ranks.
 //
 // Payloads come from other ranks. Whatever they contain, kernels access no memory outside the messages and their own
 // buffers. If no encoder can have written a payload, its rank is at fault before any mean is written.
@@ -28,7 +28,7 @@ __device__ inline u32 bits_from(const u32* words, u64 at, u64 end) {
     return end - at < 32 ? bits & ((1u << (end - at)) - 1) : bits;
 }
 
-// A rank's payload of a layer. Callers only pass indices of values that are below `keep`.
+// A rank's payload of a layer. Indices of values must be below `keep`.
 struct Payload {
     const Top& top;
     const u32* words;
@@ -81,8 +81,8 @@ struct Payload {
     }
 };
 
-// Checks QSGD's payloads. For TopK's payloads, counts the set bits in each chunk and before it, and checks all but
-// values and positions.
+// Checks QSGD's payloads. For TopK's payloads, counts the set bits in each chunk and before it, and checks everything
+// except values and positions.
 extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* top_of, Program* program,
                                           const u8* messages, u32* counts, u32* before, u32* done, const Layer* layers,
                                           const u32* layer_of) {
@@ -112,7 +112,7 @@ extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* 
     }
 }
 
-// Walks over a thread's bits, and checks the positions and values of the set ones. On the way, sets starts[window] to
+// Walks over a thread's bits, and checks the positions and values of the set bits. On the way, sets starts[window] to
 // the number of values that are kept before the window.
 struct Walk {
     const Payload& payload;
@@ -170,7 +170,8 @@ struct Walk {
     }
 };
 
-// Index of a rank's first `starts` for a layer: one for each window, and one for the layer's end.
+// Index of a rank's first element of `starts` for a layer. It has one element for each window, and one for the layer's
+// end.
 __device__ inline u64 starts_of(const Params& p, const Top& top, u32 rank, u32 number) {
     return rank * (u64(p.spans) * WINDOWS + p.layers) + u64(top.first_span) * WINDOWS + number;
 }
@@ -239,7 +240,7 @@ struct Window {
         ones = payload.ones(bit, bit + min(bits, 32u));
     }
 
-    // The window as lane `lane` has begun it. All lanes must call it.
+    // Returns the window that lane `lane` has begun. All lanes must call it.
     __device__ Window of(u32 lane) const {
         Window other;
         other.bits = __shfl_sync(FULL, bits, lane);
@@ -300,7 +301,7 @@ __device__ inline void add_window(const Params& p, const Top& top, u32 number, c
 #pragma unroll 1
     for (u32 from = 0; from < world; from += RANKS_AT_ONCE) {
         if (from % 32 == 0) {
-            // Each lane begins the window of another rank.
+            // Each lane begins the window of a different rank.
             u32 rank = min(from + threadIdx.x % 32, world - 1);
             const u32* start = starts + starts_of(p, top, rank, number) + window;
             begun.begin(Payload(top, program, messages, rank), first, start[0], start[1]);

@@ -14,8 +14,8 @@ struct Layer {
     u32 nearest;
     u32 bits;
     u32 log_levels;
-    u32 id;      // layer number of its random words
-    u32 rank;    // rank number of its random words
+    u32 id;      // layer number that its random words depend on
+    u32 rank;    // rank that its random words depend on
     u32 number;  // number of the layer in the bucket
     u32 start;   // index of its first value in the layer
     u32 least_squares;  // for EDEN; other fields from `bucket` to `log_levels`, except `bits`, are for QSGD

@@ -10,7 +10,7 @@ struct Params {
     u32 header_3;
 };
 
-// Raises result[0] to at least the bits of the largest magnitude.
+// Sets result[0] to the maximum of itself and the bits of the largest magnitude.
 extern "C" __global__ void largest(Params p, const void* values, u32* result) {
     u32 found = 0;
     u64 stride = u64(gridDim.x) * BLOCK * 4;
@@ -27,7 +27,8 @@ extern "C" __global__ void largest(Params p, const void* values, u32* result) {
     }
 }
 
-// Finds the first magnitude that reaches `least`. Raises result[0] to at least the complement of its position.
+// Finds the position i of the first magnitude that reaches `least`. Sets result[0] to the maximum of itself and ~i, so
+// 0 means that there is none.
 extern "C" __global__ void position(Params p, const void* values, u32* result) {
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
@@ -38,9 +39,10 @@ extern "C" __global__ void position(Params p, const void* values, u32* result) {
     }
 }
 
-// Writes a payload's header. If the largest magnitude, status[0], reaches `least`, also finds the first value that is
-// not finite. If all values are finite, it instead finds the first magnitude that reaches both `least` and status[1].
-// Raises `fault` to the complement of its position (upper half) and its bits (lower half).
+// Writes a payload's header. If the largest magnitude, status[0], reaches `least`, also reports the first faulty value.
+// Values that are not finite are faulty. If there are none, values whose magnitudes reach both `least` and status[1]
+// are faulty. For a faulty value at position i, `fault` becomes the maximum of itself and a number. The upper half of
+// the number is ~i, the lower half has the value's bits.
 extern "C" __global__ void end_payload(Params p, const void* values, const u32* status, u64* fault, u32* payload) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         payload[0] = p.header_0;

@@ -4,21 +4,22 @@
 //
 // Forming G squares the condition number of F. But G, R and the substitution are in f64, and F is in f32. The remainder
 // of a column is the part that is orthogonal to the columns before it. Rounding F to f32 changes the remainder's
-// squared norm by 2^-48 of the squares of the column's coefficients. Rounding to f64 changes it by 2^-53. So f32 has
-// already lost what squaring loses. After the first pass, columns are nearly orthogonal. After the second pass, they
-// are orthogonal to the last bits of f32. Gram-Schmidt is more precise if coefficients grow from column to column (by
-// 2^24 in all) although no column is nearly dependent. Products of a matrix with random columns are not like that.
+// squared norm by 2^-48 of the squares of the column's coefficients. Rounding to f64 changes it by 2^-53. So squaring
+// loses no more than rounding F to f32 has lost before. After the first pass, columns are nearly orthogonal. After the
+// second pass, they are orthogonal to the last bits of f32. Gram-Schmidt is more precise if coefficients grow from
+// column to column (by 2^24 in all) although no column is nearly dependent. This does not happen with products of a
+// matrix and random columns.
 //
 // A pivot of the factorisation is the squared norm of a column's remainder. If it is only rounding error, the column
 // becomes 0 and is not used further. The limit is 2^-40 of the column's squared norm in the first pass, and a quarter
 // of it in the second.
 //
-// Sums over columns are added in their order. The division of sums over rows depends only on the number of rows. So the
-// first columns do not depend on the number of columns.
+// Sums over columns are added in the order of the columns. The division of sums over rows depends only on the number of
+// rows. So the first columns do not depend on the number of columns.
 
-// A block's part of G has EDGE columns on either side.
+// A block computes a part of G with EDGE rows and EDGE columns.
 #define EDGE 16
-// Number of rows of these columns that a block loads at a time.
+// Number of rows of F that a block loads at a time.
 #define DEPTH 32
 // Largest number of columns for which G is in shared memory.
 #define MOST_SHARED 64
@@ -122,8 +123,8 @@ __device__ inline void factorise(u32 columns, u32 stretches, bool second, const 
     }
 }
 
-// Row i of factor = from * R⁻¹, by forward substitution. It uses the columns as rounded to f32. `from` and `factor` may
-// be the same memory.
+// Row i of factor = from * R⁻¹, by forward substitution. It uses the earlier columns as rounded to f32. `from` and
+// `factor` may be the same memory.
 template <class From>
 __device__ inline void substitute(const From& from, float* factor, u32 rows, u32 columns, const double* triangle,
                                   u64 i) {
@@ -164,8 +165,8 @@ struct GramRoom {
     u32 last;
 };
 
-// Computes a piece of a factor's Gram matrix: a part of it, over a stretch of rows. The last block factors the matrix.
-// Returns the thread's sum.
+// Computes a piece of a factor's Gram matrix: a part of it, over a stretch of rows. The last block computes the
+// matrix's Cholesky factor. Returns the thread's sum.
 template <class From>
 __device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, const From& factor, double* partial,
                                      double* triangle, u32* counter, GramRoom& room) {

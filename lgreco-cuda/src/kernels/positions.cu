@@ -1,6 +1,6 @@
-// Decoding of TopK's payloads. They have the kept values in order of position, or means and codes. Their positions are
-// a bitmap or Elias-Fano's code. The formats are those of lgreco_compress::topk and quantised_topk. Below, ones are the
-// set bits of the bitmap or of Elias-Fano's high bits.
+// Decoding of TopK's payloads. A payload has the kept values in order of position or, in few bits, bin means and codes.
+// The positions are stored as a bitmap or in Elias-Fano coding. The formats are those of lgreco_compress::topk and
+// quantised_topk. Below, ones are the set bits of the bitmap or of Elias-Fano's high bits.
 
 struct Params {
     u32 count;
@@ -17,8 +17,8 @@ struct Params {
 // Bytes of the bitmap, or of Elias-Fano's high bits, that a block reads: 8 per thread.
 #define ONES (8 * BLOCK)
 
-// Replaces each record by the sum of the records before it, and writes the sum of all to total[0]. Launched with one
-// block.
+// Replaces each record by the sum of the records before it, and writes the sum of all records to total[0]. Launched
+// with one block.
 extern "C" __global__ void scan(Params p, u32* records, u32* total) {
     __shared__ u32 stretches[BLOCK];
     u64 start = u64(p.records) * threadIdx.x / BLOCK;
@@ -70,7 +70,8 @@ extern "C" __global__ void count_ones(Params p, const u8* high, u32* records) {
     }
 }
 
-// Writes the positions of the ones. Sets status[0] to 1 if a position is too large or if there are more than `keep`.
+// Writes the positions of the ones. Sets status[0] to 1 if a position is too large or if there are more than `keep`
+// positions.
 extern "C" __global__ void read_positions(Params p, const u8* low, const u8* high, const u32* records, u32* positions,
                                           u32* status) {
     __shared__ u32 totals[WARPS];
@@ -126,8 +127,8 @@ __device__ inline bool is_padded(const u8* bytes, u64 end) {
     return end % 8 == 0 || bytes[end / 8] >> (end % 8) == 0;
 }
 
-// Sets status[0] to 1 if positions do not ascend, if a value or mean is not finite, if a mean is negative, or if
-// padding bits are not 0. There are at least as many threads as means.
+// Sets status[0] to 1 if positions do not ascend, if a value or mean is not finite, or if a mean is negative. Padding
+// bits that are not 0 have the same effect. There are at least as many threads as means.
 extern "C" __global__ void check_kept(Params p, const u8* kept, const u8* low, const u32* positions, u32* status) {
     u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
     bool good = index >= means_of(p) || reinterpret_cast<const u32*>(kept)[index] < INFINITE;

@@ -9,7 +9,7 @@ struct Params {
     u32 rows;  // rows of the matrix, in launches for a single matrix
     u32 cols;
     u32 rank;           // columns of its factors
-    u32 near_overflow;  // magnitude from which on products of factors may leave the range of f32
+    u32 near_overflow;  // if a magnitude reaches this, the factors' product may leave the range of f32
     u32 matrices;
     u32 columns;  // number of columns of all factors
     u32 products;  // number of pieces of `project`
@@ -23,7 +23,7 @@ struct Params {
     u32 known;       // whether largest magnitudes are known; otherwise `project` finds them
     u32 again;       // whether only matrices of extreme magnitudes are multiplied
     u32 first_rank;  // index of the first of the RANKS ranks that are measured together
-    u32 words;       // words of 8 bytes from one matrix's results to those of the next
+    u32 words;       // distance from one matrix's results to the next matrix's, in words of 8 bytes
     u32 seed_low;
     u32 seed_high;
 };
@@ -32,11 +32,11 @@ struct Params {
 struct Row {
     u32 dtype;
     u32 first_run;  // the number of its first run of tiles
-    u32 sought;     // index of its first rank; ranks ascend
+    u32 sought;     // index of its first rank in the array `sought`; ranks ascend
     u32 ranks;  // number of its ranks
 };
 
-// RUN is the number of tiles whose squared errors have a common sum. RANKS is the number of ranks measured together.
+// RUN is the number of tiles whose squared errors are added to one sum. RANKS is the number of ranks measured together.
 #define RUN 8
 #define RANKS 8
 
@@ -49,14 +49,14 @@ __device__ inline u32 largest_of(const Params& p, const Factors& f, const u32* r
     return results[2 * u64(p.words) * f.layer];
 }
 
-// The exponent by which a matrix is scaled before P is made. It is 0 for moderate magnitudes, which are not scaled.
+// The exponent by which a matrix is scaled before P is made. For moderate magnitudes it is 0: they are not scaled.
 __device__ inline int extreme_of(u32 largest) {
     int e = exponent_of(largest);
     return e < -64 || e > 64 ? e : 0;
 }
 
-// The values of a matrix times 2^-e. The scaling takes two steps, because 2^-e may be outside the range of f32. `found`
-// is the largest magnitude that was read.
+// Reads the values of a matrix times 2^-e. The scaling takes two steps, because 2^-e may be outside the range of f32.
+// `found` is the largest magnitude that was read.
 struct Matrix {
     const void* values;
     u32 dtype;
@@ -71,7 +71,7 @@ struct Matrix {
         __builtin_assume(__isGlobal(values));
     }
 
-    // Applies only the first step. The caller applies the second step to the sums.
+    // Multiplies values only by `first`. The caller multiplies the sums by `second`.
     template <u32 LINES, u32 EACH>
     __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], u32, float (&out)[LINES * EACH]) {
         values_at(values, dtype, lines, places, out);
@@ -120,8 +120,8 @@ extern "C" __global__ void scale_columns(Params p, const Factors* all, float* fa
     }
 }
 
-// P = M Q, or M' Q if magnitudes are extreme. Unless the largest magnitudes are known, also raises each matrix's result
-// to at least the bits of its largest magnitude.
+// P = M Q, or M' Q if magnitudes are extreme. Unless the largest magnitudes are known, also finds them. Sets the first
+// word of each matrix's results to the maximum of itself and the bits of the matrix's largest magnitude.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, const Row* rows,
                                                                u32* results, const float* of_cols, float* partial,
                                                                u32* counters, float* of_rows) {
@@ -160,7 +160,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, co
     }
 }
 
-// Computes the inner products of P's columns. The last block of a matrix factors them.
+// Computes the inner products of P's columns. The last block of a matrix computes the Cholesky factor.
 extern "C" __global__ void gram(Params p, const Factors* all, const float* of_rows, double* partials,
                                 double* triangles, u32* counters) {
     __shared__ GramRoom room;
@@ -183,8 +183,8 @@ extern "C" __global__ void solve(Params p, const Factors* all, float* of_rows, c
     }
 }
 
-// The squared distance between M and the product of the factors' first columns, for up to RANKS ranks. Each sum is over
-// a run of tiles.
+// For up to RANKS ranks r, computes the squared distance between M and the product of the factors' first r columns.
+// Each sum covers one run of tiles.
 extern "C" __global__ void residuals(Params p, const Factors* all, const Row* rows, const u32* results,
                                      const float* of_rows, const float* of_cols, const u32* sought,
                                      double* partials) {
@@ -267,7 +267,7 @@ extern "C" __global__ void unscale(Params p, const u32* largest, const float* fa
     }
 }
 
-// The fields of `Factors` that a tile uses, in launches for a single matrix.
+// Returns the fields of `Factors` that a tile needs, in launches for a single matrix.
 __device__ inline Factors of_one(const Params& p) {
     Factors f = {};
     f.rows = p.rows;

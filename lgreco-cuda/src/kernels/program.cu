@@ -1,11 +1,11 @@
-// Parts that exchanges by all methods share on the device: the state of the step, faults, the ranks' status, and means
-// in the gradient's type.
+// Device code that the exchanges of all methods share: the state of the step, faults, the ranks' status, and means in
+// the gradient's type.
 
 // The state of an exchange, which changes from step to step, and constants for all layers.
 struct Program {
     u64 elements;  // number of elements of all layers
     u64 apart;     // bytes from one rank's message to the next
-    u64 sums;      // index of the status records in the first sum; with shards, of the records behind this rank's part
+    u64 sums;      // index of the status records in the first sum; with shards, index of those behind this rank's part
     u64 factors;   // index of the status records in the second sum, which has PowerSGD's Q; 0 if there is none
     u64 fault;     // first fault of this step so far: the complement of kind, layer and index; 0 for none
     u64 told;      // first fault of the last step, in the same format
@@ -16,13 +16,13 @@ struct Program {
     u32 world;
     u32 rank;  // this rank's number
     u32 fingerprint;
-    u32 judged;       // first rank at fault by the sums of this step, or the number of ranks
+    u32 judged;       // first rank at fault according to this step's sums, or the number of ranks
     u32 faulty_rank;  // first rank at fault in the last step, or the number of ranks
     u32 faults;       // number of failed steps so far
     float found_inf;  // 1 if the last step failed, else 0
     float gain;  // part of the error that becomes the residual
     float keep;  // 1 - gain
-    u32 fill;    // bits of the f32 that all means become if a step fails
+    u32 fill;    // bits of the f32 that overwrites all means if a step fails
     u32 largest;  // bits of a magnitude that is not finite, else 0
     u32 broken;  // complement of the first rank with a payload that no encoder can have written; 0 for none
     u32 done;    // number of blocks that have finished the current launch
@@ -68,8 +68,8 @@ __device__ inline u32 owners(const Program& program) {
     return program.sharded ? program.world : 1;
 }
 
-// Address of a rank's message among those that this rank has. They are in the order of the ranks but, with shards, this
-// rank's own message comes last.
+// Address of a rank's message among the messages that this rank holds. Messages are in the order of the ranks. With
+// shards, this rank's own message comes last instead.
 __device__ inline const u8* message_of(const Program& program, const u8* messages, u32 rank) {
     u32 later = rank == program.rank ? program.world - 1 : rank - 1;
     return messages + (program.sharded && rank >= program.rank ? later : rank) * program.apart;
@@ -84,9 +84,9 @@ __device__ inline void tell(Program* program, u32* message) {
     message[3] = 0;
 }
 
-// The first rank at fault by the sums or, if there is none, by the messages' status records. Those show a failure,
-// another step or another fingerprint. Returns the number of ranks if no rank has failed. Otherwise payloads are not
-// checked.
+// The first rank at fault according to the sums or, if there is none, according to the messages' status records. A rank
+// is at fault if its record reports a failure, another step or another fingerprint. Returns the number of ranks if no
+// rank is at fault. Payloads are checked only in this case.
 __device__ inline u32 first_failed(const Program& program, const u8* messages) {
     if (program.judged < program.world) {
         return program.judged;
@@ -107,7 +107,7 @@ __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
     return failed == program.world && program.broken != 0 ? ~program.broken : failed;
 }
 
-// Rounds a mean to its type. `bits` are those of f32.
+// Rounds a mean to its type. `bits` are the bits of the mean in f32.
 __device__ inline u32 narrowed(u32 dtype, u32 bits) {
     return dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
 }
@@ -140,7 +140,8 @@ __device__ inline void give(u32 dtype, Program* program, u32 layer, u64 start, v
     }
 }
 
-// The factor for values before they are summed. It is a power of two that keeps the sum of finite values finite.
+// The factor by which values are multiplied before they are summed. It is a power of two that keeps the sum of finite
+// values finite.
 __device__ inline float share_of(u32 ranks) {
     u32 up = 1;
     while (up < ranks) {
@@ -163,9 +164,10 @@ struct World {
     }
 };
 
-// Writes the means of `here` sums, at most eight, from index `first` on, a multiple of 8. Records a fault for the first
-// mean that leaves the range of its type. `start` is the index of the first mean in the layer. `together` says that all
-// lanes of the warp call this, each with eight sums that follow those of the lane before.
+// Writes the means of `here` sums (at most eight) to the indices from `first` on. `first` is a multiple of 8. Records a
+// fault for the first mean that leaves the range of its type. `start` is the index of the first mean in the layer.
+// `together` says that all lanes of the warp call this function, each with the eight sums that follow the previous
+// lane's.
 __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 start, const World& world, void* means,
                                   u64 first, u32 here, bool together, const float (&sums)[8]) {
     u32 infinite = infinite_of(dtype);
@@ -201,8 +203,8 @@ __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 st
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + first + lost);
     }
     if (dtype == 0 && whole) {
-        // Two lanes have four quads. The even lane writes the first and the third quad, so that each store fills whole
-        // sectors.
+        // Two neighbouring lanes have four quads of means. The even lane writes the first and the third quad, so that
+        // each store fills whole sectors.
         bool is_odd = together && threadIdx.x % 2 != 0;
         uint4* quads = reinterpret_cast<uint4*>(to) - is_odd;
         if (together) {

@@ -39,8 +39,8 @@ __device__ constexpr double squared_step(u32 log_levels) {
     return log_levels == 0 ? 0.0 : 1.0 / (double((1u << log_levels) - 1) * double((1u << log_levels) - 1));
 }
 
-// Adds up eight values per thread over a block, in a fixed order. Each of the first eight threads returns a sum: thread
-// k that of all values[k]. All threads of the block must call it.
+// Adds up eight values per thread over a block, in a fixed order. Thread k returns the sum of all values[k], for k
+// below 8. All threads of the block must call it.
 __device__ static inline double block_sums(double (&values)[8]) {
     __shared__ double sums[WARPS][8];
     u32 lane = threadIdx.x % 32;
@@ -136,8 +136,8 @@ struct Row {
         }
     }
 
-    // The squared distance of x from the point that it is rounded to or, for stochastic rounding, its expectation. `at`
-    // is the position in units of 2^-23 levels.
+    // The squared distance of x from the point to which it is rounded. With stochastic rounding, the expected squared
+    // distance. `at` is the position in units of 2^-23 levels.
     __device__ float residual(u32 at, float step, float x) {
         if (p.nearest) {
             float away = point(float((at + HALF) >> FRACTION_BITS) * step) - x;
@@ -220,7 +220,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Pa
     add_fused_row<false>(p, layers, layer_of, held, partials, results);
 }
 
-// Rows in the usual case, with a bucket per warp, in registers.
+// Rows in the usual case. Each warp has a bucket in registers.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, const Layer* layers, const u32* layer_of,
                                                                  double* partials, u32* results) {
     Share share(all, layers, layer_of, results);
@@ -257,7 +257,7 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
     }
 }
 
-// The same in the usual case, with a bucket per warp, in registers.
+// Like `fused_encode`, but in the usual case. Each warp has a bucket in registers.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_encode(Params all, const void* values, float* sent,
                                                                     u8* codes, u32* result) {
     Params p = usual(all);

@@ -109,7 +109,8 @@ __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u
             room.scale = sums.scale(norm, target.least_squares, len);
             scales[number] = room.scale;
         }
-        // Decoded values may be larger than the original ones, so they are decoded if they may leave the range of f32.
+        // Decoded values may be larger than the original ones. If they might leave the range of f32, the block is
+        // decoded.
         if (Values::DECODES || !is_moderate(norm)) {
             __syncthreads();
             auto point = [&](u32 j, u32) { return grid.decoded(codes[j]); };
@@ -119,7 +120,8 @@ __device__ inline void encode_chunk(Room& room, const Grid& grid, u64* eights, u
                     room.values[place(j - at) + place(256 * k)] = decoded[k];
                 }
             });
-            // Each thread reads the values that it wrote. It also overwrites them, when it loads the next block.
+            // No barrier is needed: each thread reads only values that it wrote itself, and only this thread overwrites
+            // them when the next block is loaded.
 #pragma unroll 2
             for (u32 i = threadIdx.x; i < len; i += BLOCK) {
                 values.take(first, first + i, room.values[place(i)]);

@@ -62,8 +62,8 @@ __device__ inline float signed_by(const Room& room, u32 i, float value) {
     return __uint_as_float(__float_as_uint(value) ^ room.signs[i % SIGN_WORDS] >> (i / SIGN_WORDS) << 31);
 }
 
-// Adds up the partial sums of each group of 64 threads. They are halved until eight are left, which are added in f64.
-// The first thread of a group returns the result. All threads of the CUDA block must call it.
+// Adds up the partial sums of each group of 64 threads. Their number is halved until eight are left, which are added in
+// f64. The first thread of a group returns the result. All threads of the CUDA block must call it.
 template <class T>
 __device__ inline double total(Room& room, T sum) {
     u32 lane = threadIdx.x % LANES;
@@ -162,8 +162,8 @@ __device__ inline void transform_levels(Room& room, u32 len) {
     }
 }
 
-// Reads or writes 16 values of `room`, at the indices first + STRIDE * k. All four bits of `first` from STRIDE on are
-// 0.
+// Reads or writes 16 values of `room`, at the indices first + STRIDE * k. In `first`, the four bits from the bit STRIDE
+// on must be 0.
 template <u32 STRIDE, bool WRITES>
 __device__ inline void exchange(Room& room, u32 first, float (&own)[16]) {
     u32 at = place(first);
@@ -217,7 +217,7 @@ __device__ inline void transform(Room& room, u32 at, u32 len, const From& from, 
     to(threadIdx.x, place(threadIdx.x), own);
 }
 
-// Transforms the block in `room`, after the values are divided by the norm and multiplied by their random signs.
+// Divides the values of the block in `room` by the norm, multiplies them by their random signs, and transforms them.
 template <class To>
 __device__ inline void rotate(Room& room, u32 at, u32 len, const To& to) {
     float power = room.norm.power;

@@ -16,8 +16,8 @@ __device__ inline u32 drawn_of(const Top& top) {
     return min(top.room_size == 0 ? top.count : top.count / 16 + (top.count % 16 != 0), SAMPLE);
 }
 
-// Upper bound (lower if `sign` is -1) on the sampled values that reach the k-th largest magnitude. The margin is six
-// standard deviations. It also has 10 more values, because small numbers are not normally distributed.
+// Upper bound (lower bound if `sign` is -1) on the number of sampled values that reach the k-th largest magnitude. The
+// margin is six standard deviations. It also has 10 more values, because small numbers are not normally distributed.
 __device__ inline u32 sampled(const Top& top, float sign) {
     u32 drawn = drawn_of(top);
     if (drawn == top.count) {

@@ -1,7 +1,7 @@
 // Checks of the QSGD payloads that ranks have sent.
 
 // Whether an encoder can have written the scales of a span's buckets. For the first span, also checks the header and
-// the padding bits after the last code. All codes are valid.
+// the padding bits after the last code. Codes need no check, because every code is valid.
 __device__ inline bool is_written(const Layer& layer, u64 span, const u8* payload) {
     const float* scales = reinterpret_cast<const float*>(payload + HEADER);
     u32 ends = layer.min_max ? 2 : 1;

@@ -1,15 +1,15 @@
-// Selection of the k largest values, for all layers together. After the sample, `offer` reads all values: it adds up
-// gradients and residuals, and gathers and counts the values that reach the bound. Gathered values keep their order
-// within a span. Then `refine` counts the magnitudes in the bin of the k-th largest one, which gives the cut.
-// `count_kept` counts how many values of each span are kept. In each launch, the last block of a layer prepares the
-// next launch.
+// Selects the k largest values, for all layers together. The sample (sample.cu) gives a bound, usually a little below
+// the k-th largest magnitude. Then `offer` reads all values: it adds up gradients and residuals, and gathers and counts
+// the values whose magnitudes reach the bound. Gathered values keep their order within a span. Then `refine` counts the
+// magnitudes in the bin of the k-th largest one. This gives the cut, the k-th largest magnitude itself. `count_kept`
+// counts how many values of each span are kept. In each launch, the last block of a layer prepares the next launch.
 //
-// The selection uses integer arithmetic, and places come from counts. So the results depend neither on the order of
-// blocks nor on the sample. If the bound is too high, or the bin is too wide for exact counts, the last block finds the
-// cut by itself.
+// The selection uses integer arithmetic, and the values' places are computed from counts. So the results depend neither
+// on the order of blocks nor on the sample. If the bound is too high, or the bin is too wide for exact counts, the last
+// block finds the cut by itself.
 
-// Sets the range of the kept magnitudes, once the cut is final. Resets the findings for the next step. Called by one
-// block.
+// Sets the range of the kept magnitudes, once the cut is final. Resets `largest` and `least` for the next step. Called
+// by one block.
 __device__ inline void end_cut(Cut* cut) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -17,12 +17,12 @@ __device__ inline void end_cut(Cut* cut) {
         u32 largest = atomicExch(&cut->largest, 0u);
         u32 least = atomicExch(&cut->least, 0u);
         cut->high = largest;
-        // If zeros are kept, then all values are kept.
+        // If the cut is 0, all nonzero values are kept, and the range begins at the smallest of them.
         cut->low = cut->prefix != 0 ? cut->prefix : least != 0 ? ~least : largest;
     }
 }
 
-// What a thread has found in its spans, among values that reach the bound.
+// Statistics of the values in a thread's spans that reach the bound.
 struct Found {
     u32 zeros;
     u32 largest;  // largest magnitude, and complement of the smallest nonzero one
@@ -146,8 +146,9 @@ __device__ inline void forget_gathered(const Top& top, const Spans& spans) {
     }
 }
 
-// Finds the cut for any sample. Searches the gathered values. If some had no room, or if fewer than k values reach the
-// bound, searches all values instead. `room` has 2^SECOND_BITS zeros. Called by one block.
+// Finds the cut by radix selection, whatever the sample was. Searches the gathered values. If some had no room, or if
+// fewer than k values reach the bound, searches all values instead. `room` must have 2^SECOND_BITS zeros. Called by one
+// block.
 __device__ inline void settle(const Top& top, const Offered& offered, Cut* cut, const Spans& spans, const uint2* entries,
                               u32* room) {
     bool missed = cut->bin == NOWHERE;
@@ -241,7 +242,8 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
                     cut->rank = found.rank;
                 }
             } else if (bin != NOWHERE && top.keep == top.count) {
-                // No value is 0: it would be the k-th largest, and the counts would show it.
+                // All values are kept, and no value is 0: a zero would be the k-th largest, and the counts would have
+                // shown it.
                 if (threadIdx.x == 0) {
                     cut->prefix = 0;
                     cut->rank = 0;
@@ -254,8 +256,8 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
     }
 }
 
-// Recomputes a layer's bin sums that are missing: those of bins with no sum for their largest magnitude's exponent.
-// Only magnitudes above the cut are added. Called by the last block.
+// Computes the bin sums that a layer misses. A bin misses its sum if it has none in the unit of its largest magnitude's
+// exponent (see `BinUnits`). Only magnitudes above the cut are added. Called by the last block.
 __device__ inline void add_missed(const Top& top, u32 prefix, const BinUnits& units, const Offered& offered,
                                   const Spans& spans, const uint2* entries, Few* few, BinSums& sums) {
     bool misses = false;
@@ -291,7 +293,7 @@ __device__ inline void add_missed(const Top& top, u32 prefix, const BinUnits& un
 
 // Counts the kept values of each span. For layers with codes, also computes the means of their bins. The last block may
 // have to read the kept values again, by `add_missed`. That happens if bins span many powers of two, and a bin has no
-// values in its upper four. Then some magnitudes differ by a factor of 2^14 or more.
+// values in its upper four powers of two. Then some magnitudes differ by a factor of 2^14 or more.
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void count_kept(Params p, const Top* tops, const u32* top_of,
                                                                   const Program* program, const void* gradients,
                                                                   float* residuals, Cut* cuts, uint2* of_spans,

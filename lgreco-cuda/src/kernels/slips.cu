@@ -32,8 +32,8 @@ struct Dense {
 };
 
 #define SPAN 4096
-// In a status record, numbers below FINGERPRINTS are error codes. Larger numbers stand for what ranks must agree on.
-// lgreco_train::exchange::Slip has the same format.
+// In a status record, numbers below FINGERPRINTS are error codes. Larger numbers are computed from the fingerprint and
+// the step, on which all ranks must agree. lgreco_train::exchange::Slip has the same format.
 #define FINGERPRINTS 4096u
 #define END (1u << 24)
 
@@ -58,20 +58,20 @@ __device__ inline u32 sent_of(const Params& p, float value) {
     return p.reduce_dtype == 0 ? bits : narrow_bf16(bits);
 }
 
-// Converts such bits back to f32.
+// Converts the bits from `sent_of` back to f32.
 __device__ inline float read_of(const Params& p, u32 sent) {
     return __uint_as_float(p.reduce_dtype == 0 ? sent : sent << 16);
 }
 
-// Writes a value to a sum. Returns it as rounded to the type of the sum.
+// Rounds a value to the type of the sums, and writes it to a sum. Returns the rounded value.
 __device__ inline float send(const Params& p, void* values, u64 i, float value) {
     u32 sent = sent_of(p, value);
     put(values, p.reduce_dtype, i, sent);
     return read_of(p, sent);
 }
 
-// The first rank whose status record is not that of a rank without a fault at the same step. Returns the number of
-// ranks if there is none. The records begin at index `slips` of the sum. All threads of the block must call it.
+// The first rank whose status record differs from the record of a rank without a fault at this step. Returns the number
+// of ranks if there is none. The records begin at index `slips` of the sum. All threads of the block must call it.
 __device__ static inline u32 first_at_fault(const Params& p, const Program& program, const void* sums, u64 slips) {
     __shared__ u32 first;
     __syncthreads();
@@ -90,13 +90,13 @@ __device__ static inline u32 first_at_fault(const Params& p, const Program& prog
     return first;
 }
 
-// Whether the first sum has no status record of a rank at fault.
+// Whether the first sum's status records show no rank at fault.
 __device__ inline bool sums_fare_well(const Params& p, const Program& program, const void* sums) {
     return first_at_fault(p, program, sums, program.sums) == program.world;
 }
 
-// The first rank at fault by the status records of the first sum or, if there is none, of the second sum, if that
-// exists.
+// The first rank at fault according to the status records of the first sum. If there is none, and a second sum exists,
+// the first rank at fault according to that sum's records.
 __device__ inline u32 judge(const Params& p, const Program& program, const void* sums, const void* factors) {
     u32 faulty = first_at_fault(p, program, sums, program.sums);
     if (faulty == program.world && program.factors > 0) {

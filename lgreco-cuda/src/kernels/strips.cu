@@ -1,6 +1,7 @@
-// The values of a span in the registers of a block, and the places of those that are gathered.
+// The values of a span in the registers of a block, and the places of the gathered values.
 
-// OF_WARP is the number of consecutive values of a span that a warp has. It loads STRIP values at a time, STRIPS times.
+// OF_WARP is the number of consecutive values of a span that a warp processes. The warp loads STRIP values at a time,
+// STRIPS times.
 #define OF_WARP (SPAN / WARPS)
 #define STRIP 128
 #define STRIPS (OF_WARP / STRIP)
@@ -97,12 +98,12 @@ __device__ inline u32 sum_of_bytes(u32 bytes, u32 end) {
     return (pairs & 0xffffu) + (pairs >> 16);
 }
 
-// Places of the values of a span that reach the bound, in order of position.
+// Places of the values of a span that reach the bound, in order of position. All fields count such values.
 struct Positions {
-    u32 before;   // for each strip, a byte: how many are in the lanes before this one
-    u32 of_warp;  // for each strip, a byte: how many are in all lanes
-    u32 start;    // how many are in the warps before this one
-    u32 all;      // how many are in the span
+    u32 before;   // for each strip, a byte: number in the lanes before this one
+    u32 of_warp;  // for each strip, a byte: number in all lanes
+    u32 start;    // number in the warps before this one
+    u32 all;      // number in the span
 
     // `mask` says which of this thread's values reach the bound, with bits as in `Strips`. All threads of the block
     // must call it.

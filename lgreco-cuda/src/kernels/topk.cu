@@ -207,7 +207,7 @@ __device__ inline void empty(const Params& p, const Bins& all, u32 exponent) {
 }
 
 // Finds the bin of each k, and k's error unless this bin must be refined. Launched with one block per layer; each warp
-// takes one exponent at a time. If a bin must be refined, sets wanted[layer] to 1, and slots[bin] to one more than the
+// takes one exponent at a time. If a bin must be refined, wanted[layer] becomes 1. slots[bin] becomes one more than the
 // number of a k whose cut is in the bin. All bins are empty afterwards. Bins of exponents without values are not
 // accessed.
 extern "C" __launch_bounds__(BLOCK) __global__ void choose(Params p, const Row* rows, const u32* all_keeps, u32* counts,
@@ -259,8 +259,8 @@ extern "C" __launch_bounds__(BLOCK) __global__ void choose(Params p, const Row* 
     }
 }
 
-// Finds the count that contains the value of rank `rank`, counted from the last of `size` counts. Sets `rank` to the
-// rank there. Called by a warp.
+// Finds the count that contains the value of rank `rank`. Ranks begin in the last of the `size` counts. Sets `rank` to
+// the value's rank within this count. Called by a warp.
 __device__ inline u32 find(const u32* counts, u32 size, u32& rank) {
     u32 lane = threadIdx.x % 32;
     for (u32 end = size;; end -= 32) {

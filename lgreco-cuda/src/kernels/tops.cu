@@ -1,5 +1,5 @@
 // Tables of layers under TopK, and functions that all of their kernels share. An entry is a layer of an exchange, a
-// rank's shard of one, a single tensor, or one k of a row.
+// rank's shard of one, a single tensor, or one k of a row of the error table.
 
 struct Params {
     u32 dtype;
@@ -20,7 +20,7 @@ struct Top {
     u64 high_at;  // bit offset of the bitmap or, under Elias-Fano, of the unary high bits
     u64 end;      // number of bits of the payload
     u64 room;     // index of its first gathered entry
-    u32 room_size;  // number of entries that it has room for
+    u32 room_size;  // number of gathered entries for which it has room
     u32 layer;  // number of the layer in the program
     u32 count;
     u32 keep;  // k, the number of values that are sent
@@ -36,13 +36,13 @@ struct Top {
     u32 start;  // index of its first value in the layer
 };
 
-// What is known so far about the cut of a layer, its k-th largest magnitude.
+// State of the search for a layer's cut, its k-th largest magnitude.
 struct Cut {
     u32 prefix;  // start of the k-th largest magnitude's bin; then that magnitude, or 0 if all are kept and none is 0
-    u32 rank;    // how many values of this bin are among the k largest; then how many of those equal to the cut
+    u32 rank;    // number of this bin's values among the k largest; then number of kept values equal to the cut
     u32 done;    // parts of the layer that blocks have finished in the current launch
-    u32 used;    // number of values that were to be gathered, with or without room
-    u32 largest;  // largest magnitude so far, and complement of the smallest nonzero one, of values that reach `bound`
+    u32 used;    // number of values that reach `bound`, including those without room
+    u32 largest;  // of values that reach `bound`: largest magnitude, and complement of the smallest nonzero one
     u32 least;
     u32 high;  // the layer's largest magnitude, and the smallest nonzero one that is kept
     u32 low;
@@ -53,7 +53,7 @@ struct Cut {
 
 // Arrays with an element for each span.
 struct Spans {
-    uint2* chosen;  // first gathered entry and their number; NOWHERE and the span's size if there was no room
+    uint2* chosen;  // first gathered entry, number of entries; if there was no room: NOWHERE, number of values
     uint2* before;  // numbers of values above the cut, and equal to it, in the layer's earlier spans
     u32* kept;      // the same numbers for this span; those above the cut count 0x10000 each
 
@@ -61,11 +61,11 @@ struct Spans {
         : chosen(memory), before(memory + p.spans), kept(reinterpret_cast<u32*>(memory + 2 * u64(p.spans))) {}
 };
 
-// Values of a span, the unit of work.
+// Number of values of a span, the unit of work.
 #define SPAN 4096
 #define NOWHERE 0xffffffffu
-// Magnitudes are first counted in 2^FIRST_BITS bins. Then those of one bin are counted individually. A narrow bin has
-// 2^SECOND_BITS magnitudes.
+// Magnitudes are first counted in 2^FIRST_BITS bins. Then the magnitudes of one bin are counted individually. A narrow
+// bin has 2^SECOND_BITS magnitudes.
 #define FIRST_BITS 12
 #define SECOND_BITS 13
 // Number of a layer's counts in device memory.
@@ -99,7 +99,7 @@ __device__ static inline Sums block_scan(u64 own) {
     return sums;
 }
 
-// Calls `take(place, sum)` for `count` places from `first` on, where `sum` is the sum of `of` over the places before.
+// Calls `take(place, sum)` for `count` places from `first` on, where `sum` is the sum of `of` over all earlier places.
 // Returns the sum over all places. Each warp has consecutive places, and each of its lanes reads four at a time. All
 // threads of the block must call it.
 template <class Of, class Take>
@@ -141,7 +141,7 @@ struct Offered {
     u32 gradient_dtype;
     const float* before;
     float* after;  // next residuals; null without error feedback
-    const void* values;  // gradient or, with error feedback, its sums with the residual, once they are in `after`
+    const void* values;  // gradient or, with error feedback, the sums of gradient and residual in `after`
     u32 dtype;
 
     __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals)
@@ -159,7 +159,7 @@ struct Offered {
         }
     }
 
-    // The value from which `values` will be made, before it is stored there.
+    // Computes the value that `values` will have at index i, before it is stored there.
     __device__ float sum(u64 i) const {
         float own = value(gradient, gradient_dtype, i);
         return after != nullptr ? before[i] + own : own;
@@ -173,7 +173,7 @@ struct Offered {
     }
 };
 
-// The candidates for the k largest in a span, in order of position: the gathered values or, if there was no room, all
+// A span's candidates for the k largest values, in order of position: the gathered values or, if there was no room, all
 // values.
 struct Choice {
     const uint2* entries;  // null if all values are candidates

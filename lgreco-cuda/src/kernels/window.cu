@@ -1,4 +1,4 @@
-// The mean of a model's last gradients, from which a plan is made, and the norms of this mean.
+// The mean of a model's latest gradients, from which a plan is made, and the norms of this mean.
 
 struct Params {
     float old;  // weight of the mean so far

@@ -25,7 +25,7 @@ fn bin_of(range: Range, magnitude: u32) -> u32 {
     return bin;
 }
 
-// The first magnitude of a bin. If `bin` is the number of bins, the first magnitude after the last bin.
+// The first magnitude of a bin. If `bin` is the number of bins, returns the first magnitude after the last bin.
 fn start_of_bin(range: Range, bin: u32) -> u32 {
     let product = mul_wide(bin, range.span);
     if (range.log_count == 0u) {

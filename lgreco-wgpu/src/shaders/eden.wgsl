@@ -27,8 +27,8 @@ struct Params {
 // The scale with which a block is decoded, as bits of f32.
 var<workgroup> scales: array<u32, 1>;
 
-// The block of a workgroup: the index of its first value in the piece, the index of this value in its chunk of 4096,
-// and the length.
+// A workgroup's block: the index of its first value in the piece, the index of this value in its chunk of 4096, and its
+// length.
 struct Block {
     first: u32,
     at: u32,
@@ -58,8 +58,8 @@ fn rotate(block: Block, lane: u32) {
     transform(block.len, lane);
 }
 
-// Adds the magnitudes times the levels of the coordinates in `own` or, with `squared`, the squared levels. `total`
-// returns the result.
+// Adds up magnitude times level over the coordinates in `own`. With `squared`, adds up the squared levels instead.
+// `total` returns the result.
 fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     var sum = 0u;
     for (var start = 0u; start < len; start += HALF) {
@@ -123,8 +123,8 @@ fn decoded_value(block: Block, i: u32, transformed: u32, scale: u32) -> u32 {
     return multiply(multiply(transformed, inverse_root(block.len)), scale) ^ sign_of(block.at + i);
 }
 
-// Reports that a block does not decode to finite values: raises results[result + 1] to at least the complement of its
-// first value.
+// Reports that a block does not decode to finite values: sets results[result + 1] to the maximum of itself and ~i. Here
+// i is the index of the block's first value in the tensor.
 fn tell_overflow(block: Block) {
     atomicMax(&results[params.result + 1u], ~(params.first + block.first));
 }

@@ -32,8 +32,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// Writes scales and codes to words that are 0. Raises results[result] to at least the largest magnitude if that is not
-// finite; see also `tell_overflow`.
+// Writes scales and codes to words that are 0. If a value is not finite, sets results[result] to the maximum of itself
+// and the bits of the largest magnitude. If the block would not decode to finite values, calls `tell_overflow`.
 @compute @workgroup_size(256)
 fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

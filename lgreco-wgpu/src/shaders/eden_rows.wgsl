@@ -1,6 +1,6 @@
 // Measures EDEN's rows of the error table: the squared error at each width.
 
-// Blocks with fewer values are measured by decoding.
+// Blocks with fewer values than this are measured by decoding.
 const FEW = 256u;
 
 // A mask of the widths that are measured by decoding.
@@ -108,9 +108,8 @@ fn in_room(i: u32) -> Wide {
     return Wide(bitcast<f32>(room[i]), bitcast<i32>(room[i + 256u]));
 }
 
-// Writes the squared errors of a block to a record. If the largest magnitude is not finite, raises results[result] to
-// at least this magnitude. If the block does not decode to finite values, raises the next word to at least the
-// complement of the index of the block's first value.
+// Writes the squared errors of a block to a record. If a value is not finite, sets results[result] to the maximum of
+// itself and the bits of the largest magnitude. If the block does not decode to finite values, calls `tell_overflow`.
 @compute @workgroup_size(256)
 fn rotated_row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -84,7 +84,7 @@ fn dot_tile(sum: f32, from_column: u32, to_column: u32, row: u32, col: u32) -> f
     return total;
 }
 
-// Loads 16 columns of both factors: the parts for a tile of the product. `factor` holds P, `product` holds Q.
+// Loads 16 columns of both factors: the rows that a tile of the product needs. `factor` holds P, `product` holds Q.
 fn load_slabs(first_column: u32, first_row: u32, first_col: u32, lane: u32) {
     let c = first_column + lane / SIDE;
     let row = first_row + lane % SIDE;

@@ -96,8 +96,8 @@ fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
 }
 
-// memory = offered as codes of one byte, rounded at random. `tail` must be zero before. It gets the codes that do not
-// fill a word, and the exponents of a workgroup's four groups. Two workgroups may share a word of it.
+// memory = offered as codes of one byte, rounded at random. `tail` must be zero before. It receives the codes that do
+// not fill a word, and the exponents of a workgroup's four groups. Two workgroups may share a word of `tail`.
 @compute @workgroup_size(64)
 fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var exponents = 0u;

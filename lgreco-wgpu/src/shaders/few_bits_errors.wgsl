@@ -1,8 +1,8 @@
-// Measures the rows of TopK in few bits. For each k and each number of bits, this is the error of sending the mean of a
-// bin in place of each magnitude in the bin.
+// Measures the rows of the error table for TopK in few bits. For each k and each number of bits, a row has the error of
+// sending the mean of a bin in place of each magnitude in the bin.
 //
 // The bins for fewer bits are unions of the bins for 8 bits. So the bins for 8 bits are filled first, and then joined
-// in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers, so nothing is lost if
+// in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers. So nothing is lost if
 // the magnitudes are close together. With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of their
 // squared distances from the mean.
 
@@ -109,7 +109,7 @@ fn squared(a: vec4<u32>) -> vec4<u32> {
     return plus_128(plus_128(vec4<u32>(mul_wide(a.x, a.x), mul_wide(a.y, a.y)), middle), middle);
 }
 
-// Shifts bits down; bits shifted out of the lowest word are lost.
+// Shifts a number to the right by `by` bits. Bits that leave the lowest word are lost.
 fn down(a: vec4<u32>, by: u32) -> vec4<u32> {
     var words = a;
     for (var word = min(by, 128u) >> 5u; word > 0u; word--) {

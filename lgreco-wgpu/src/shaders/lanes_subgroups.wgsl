@@ -9,8 +9,8 @@ struct Lane {
 
 var<workgroup> of_subgroups: array<vec2<u32>, 256>;
 
-// Makes x, which is equal in all lanes of a subgroup, visible to all lanes. The caller must have waited for the
-// workgroup before: all reads of earlier shared values must be done, and diverged lanes must have converged.
+// Makes x, which is equal in all lanes of a subgroup, visible to all lanes. The caller must have passed a barrier
+// before: all reads of earlier shared values must be done, and diverged lanes must have converged.
 fn share(lane: Lane, x: vec2<u32>) {
     if (subgroupExclusiveAdd(1u) == 0u) {
         of_subgroups[lane.subgroup] = x;
@@ -18,7 +18,7 @@ fn share(lane: Lane, x: vec2<u32>) {
     workgroupBarrier();
 }
 
-// The sum over all lanes of a workgroup of `lanes`, a power of two.
+// The sum of x over all lanes. The workgroup has `lanes` lanes, a power of two.
 fn sum_of(lane: Lane, lanes: u32, x: vec2<u32>) -> vec2<u32> {
     workgroupBarrier();
     share(lane, subgroupAdd(x));
@@ -45,7 +45,8 @@ fn place(lane: Lane) -> u32 {
     return sum_before(lane, vec2<u32>(1u, 0u)).x;
 }
 
-// The sum over the lanes with smaller places: those of earlier subgroups, and earlier lanes of the same subgroup.
+// The sum of x over the lanes with smaller places: all lanes of earlier subgroups, and earlier lanes of the same
+// subgroup.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     workgroupBarrier();
     share(lane, subgroupAdd(x));

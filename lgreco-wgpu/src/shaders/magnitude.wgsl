@@ -1,4 +1,4 @@
-// The largest magnitude of a tensor, the position of the first magnitude that reaches a given one, and sums of squares.
+// The largest magnitude of a tensor, the position of the first magnitude that reaches a limit, and sums of squares.
 
 struct Params {
     offset: u32,
@@ -13,7 +13,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read_write> records: array<u32>;
 
-// Raises results[result] to at least the bits of the largest magnitude.
+// Sets results[result] to the maximum of itself and the bits of the largest magnitude.
 @compute @workgroup_size(64)
 fn largest(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -32,7 +32,8 @@ fn largest(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// Raises results[result] to at least the complement of the position of the first magnitude that reaches `least`.
+// Finds the position i of the first magnitude that reaches `least`. Sets results[result] to the maximum of itself and
+// ~i, so 0 means that there is none.
 @compute @workgroup_size(64)
 fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -47,8 +48,8 @@ fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Writes eight sums of squares to a record, each over 256 of a workgroup's 2048 values. Raises results[result] to at
-// least the bits of the largest magnitude.
+// Writes eight sums of squares to a record, each over 256 of a workgroup's 2048 values. Sets results[result] to the
+// maximum of itself and the bits of the largest magnitude.
 @compute @workgroup_size(64)
 fn squares(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

@@ -1,8 +1,9 @@
-// Orthonormal columns by Gram-Schmidt, applied twice ("twice is enough"), for a chunk of a factor's rows, by one
-// workgroup. Column c takes three steps. Each step ends with the column's inner products with the columns up to itself:
+// Makes columns orthonormal by Gram-Schmidt, applied twice ("twice is enough"). A workgroup processes a chunk of a
+// factor's rows. Column c takes three steps. Each step ends with computing the inner products of column c and the
+// columns up to itself:
 //   3c      brings column c - 1 to norm 1
-//   3c + 1  subtracts from column c its projection on those before it
-//   3c + 2  does so again
+//   3c + 1  subtracts from column c its projection on the columns before it
+//   3c + 2  subtracts the projection of the remainder in the same way
 // One more step ends the last column.
 //
 // A factor A of several chunks is made orthonormal by TSQR. Each chunk gives A_g = Q_g R_g, where R_g is a triangle.
@@ -10,8 +11,8 @@
 // block of S is R_g times the inverse of T, which is a triangle too.
 
 // State of each chunk: the inner products of the previous step, and two squared norms of the column. The first norm is
-// from before its first projection was subtracted, the second from between both projections. With several chunks, the
-// triangles follow as one matrix. `in_inner` says where both begin in the binding.
+// taken before the projection is subtracted for the first time, the second norm after that. With several chunks, the
+// triangles follow as one matrix. `in_inner` gives their indices in the binding.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 512>;
@@ -25,7 +26,7 @@ fn in_triangle(chunk: u32, row: u32, column: u32) -> u32 {
     return in_inner(params.chunks * (columns + 2u) + (column * params.chunks + chunk) * columns + row);
 }
 
-// Loads the state of a chunk between its steps, if they are in several dispatches.
+// Loads the state of a chunk that `keep_state` has stored after earlier steps.
 fn restore_state(chunk: u32, lane: u32) {
     let at = in_inner(chunk * (params.columns + 2u));
     for (var c = lane; c < params.columns; c += 256u) {
@@ -144,8 +145,9 @@ fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
     }
 }
 
-// Takes the steps from .. to, or up to the last, of a chunk with the rows start .. end. All 256 lanes must call it.
-// Each lane has separate rows, so lanes wait for each other only where they share `products`.
+// Takes the steps from `from_step` up to `to_step`, but none after the last step, for a chunk with the rows start ..
+// end. All 256 lanes must call it. Each lane has separate rows, so lanes wait for each other only where they share
+// `products`.
 fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, lane: u32) {
     restore_state(chunk, lane);
     for (var step = from_step; step < min(to_step, 3u * params.columns + 1u); step++) {
@@ -171,7 +173,8 @@ fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, la
     keep_state(chunk, lane);
 }
 
-// Multiplies row i by its chunk's block of S. The last columns come first, so that inputs have not been overwritten.
+// Multiplies row i by its chunk's block of S. The last columns are computed first, so that no input is overwritten
+// before it is read.
 fn multiply_row(chunk: u32, i: u32) {
     let rows = params.all_rows;
     let last = params.columns - 1u;

@@ -16,7 +16,7 @@ struct Params {
     cols: u32,
     stride: u32,
     transposed: u32,
-    // Places in the bindings where the bands of the factors, and the matrix's other values, begin.
+    // Indices in the bindings at which the matrix's data begin: bands of factors, partial sums, state, output, ranks.
     factor: u32,
     product: u32,
     partial: u32,
@@ -37,7 +37,7 @@ struct Params {
     tiles: u32,
     ranks: u32, // number of ranks in `sought`
     record: u32,
-    exponent: u32, // exponent field of the final factor, a power of two
+    exponent: u32, // exponent field of the power of two by which `reconstruct` multiplies
     layer: u32,
     seed_low: u32,
     seed_high: u32,

@@ -1,7 +1,7 @@
 // The values of the factors' product, and its distance from the matrix.
 
-// The squared distance of M' from the product of the factors' first columns, for each sought rank; the result is scaled
-// back by M''s exponent. A workgroup processes `tiles` adjacent tiles.
+// For each sought rank r, the squared distance of M' from the product of the factors' first r columns. The results are
+// multiplied by 2^(2e), so they are in the scale of M. A workgroup processes `tiles` adjacent tiles.
 @compute @workgroup_size(256)
 fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -23,7 +23,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         for (var c = 0u; c < params.columns; c += SIDE) {
             load_slabs(c, params.row + group.x * SIDE, params.col + first_col, lane);
             var done = c;
-            // The ranks that end in this slab.
+            // The ranks whose last column is in this slab.
             while (next < params.ranks && sought[params.sought + next] <= min(c + SIDE, params.columns)) {
                 sum = dot_tile(sum, done, sought[params.sought + next], lane / SIDE, lane % SIDE);
                 done = sought[params.sought + next];

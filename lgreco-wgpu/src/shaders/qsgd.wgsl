@@ -77,7 +77,7 @@ fn find_extremes(first: u32, lane: u32) {
     }
 }
 
-// Adds the extremes in `tops` to `extremes`, once all lanes have found theirs.
+// Merges the extremes in `tops` into `extremes`, once all lanes have found theirs.
 fn tell_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
     if (buckets.y - buckets.x < FEW && lane <= buckets.y - buckets.x) {
@@ -86,7 +86,7 @@ fn tell_extremes(first: u32, lane: u32) {
     }
 }
 
-// Raises a bucket's extremes to at least these.
+// Sets each extreme of a bucket to the maximum of itself and the given one.
 fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     let at = 3u * (bucket - params.first_bucket);
     atomicMax(&extremes[at], largest);
@@ -96,17 +96,17 @@ fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     }
 }
 
-// The grid of a bucket with finite values, by its number in `extremes`.
+// The grid of a bucket with finite values. `bucket` is its number in `extremes`.
 fn grid_of(bucket: u32) -> Grid {
     let at = 3u * bucket;
     return grid_from(atomicLoad(&extremes[at]), atomicLoad(&extremes[at + 1u]), atomicLoad(&extremes[at + 2u]));
 }
 
-// The grid for these extremes, in the form of `tops` and `extremes`.
+// The grid for these extremes, which have the form of `tops` and `extremes`.
 fn grid_from(largest: u32, high: u32, low: u32) -> Grid {
     var grid: Grid;
     if (params.min_max != 0u) {
-        // Sends -0 as +0.
+        // Adding +0 turns -0 into +0.
         grid.low = add(from_ordered(~low), 0u);
         grid.high = add(from_ordered(high), 0u);
     } else {
@@ -123,12 +123,12 @@ fn grid_from(largest: u32, high: u32, low: u32) -> Grid {
     return grid;
 }
 
-// The value, or its magnitude, on the grid's scale.
+// The value or, if codes have a sign bit, its magnitude, times the grid's power of two.
 fn scaled(bits: u32, power: u32) -> u32 {
     return multiply(select(bits, bits & MAGNITUDE, params.sign_magnitude != 0u), power << 23u);
 }
 
-// The place of a scaled value between the ends of its grid: 0 to 2^23.
+// Position of a scaled value on its grid, from 0 (lower end) to 2^23 (upper end).
 fn position_on(grid: Grid, scaled: u32) -> u32 {
     var from_low = scaled;
     if (params.sign_magnitude == 0u) {
@@ -195,7 +195,7 @@ fn encode_row(first: u32, start: u32, end: u32) {
     }
 }
 
-// Word i of the tile's codes; rows follow each other.
+// Word i of the tile's codes. The codes of consecutive rows follow each other.
 fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
@@ -227,8 +227,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// The bits of the value of a code. The ends of its grid are given as they are sent: the largest magnitude, or the
-// smallest and the largest value.
+// The bits of the value of a code. `end` and `other_end` are the ends of its grid as they are sent: the largest
+// magnitude, or the smallest and the largest value.
 fn decoded(code: u32, end: u32, other_end: u32) -> u32 {
     let level = code & ((1u << params.log_levels) - 1u);
     let part = multiply(bitcast<u32>(f32(level)), params.inverse_levels);

@@ -7,7 +7,7 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor
     count: u32, // number of values in the piece
     bucket: u32,
-    first_bucket: u32, // a bucket's number in the tensor minus its index in `grids`; it wraps around
+    first_bucket: u32, // difference between a bucket's number in the tensor and its index in `grids`; wraps around
     first_grid: u32, // index in `grids` of the first of the `buckets` buckets
     buckets: u32,
     sign_magnitude: u32,
@@ -50,8 +50,8 @@ fn extreme_values(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     tell_extremes(group.x * PER_GROUP, lane);
 }
 
-// Makes the grids, one invocation per bucket. For a bucket with values that are not finite, raises results[result] to
-// at least the largest magnitude instead.
+// Makes the grids, one invocation per bucket. For a bucket with values that are not finite, sets results[result] to the
+// maximum of itself and the bits of the largest magnitude instead.
 @compute @workgroup_size(64)
 fn make_grids(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {

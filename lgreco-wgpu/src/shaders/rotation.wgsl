@@ -16,10 +16,10 @@ var<workgroup> parts_e: array<i32, 64>;
 
 // The bits of an invocation's values.
 var<private> own: array<u32, 16>;
-// Whether sums use `float.wgsl`.
+// Whether sums are computed in integers, with `float.wgsl`.
 var<private> exact: bool;
 
-// The norm of a block, and two factors that together bring it to 1, as bits of f32. The first factor is a power of two.
+// The norm of a block, and two factors that together scale it to 1, as bits of f32. The first factor is a power of two.
 // The second is the inverse norm of the values times that power, or 0 if the norm is 0 or infinite.
 struct Norm {
     length: Double,
@@ -27,7 +27,7 @@ struct Norm {
     inverse: u32,
 }
 
-// The first value of a workgroup's block in the piece, and the number of its values.
+// The index of the first value of block `number` in the piece, and the block's length.
 fn block_of(number: u32) -> vec2<u32> {
     let whole = params.count / BLOCK;
     if (number < whole) {
@@ -44,7 +44,7 @@ fn place(i: u32) -> u32 {
     return i + i / 16u;
 }
 
-// Draws the signs of the 4096 values that contain a block. A barrier must follow.
+// Draws the signs of a chunk, the 4096 values that contain a block. A barrier must follow.
 fn draw_signs(chunk: u32, lane: u32) {
     if (lane < 32u) {
         var words = random(chunk * 32u + lane);
@@ -54,7 +54,7 @@ fn draw_signs(chunk: u32, lane: u32) {
     }
 }
 
-// The sign bit of value i of these 4096 values.
+// The sign bit of value i of the chunk.
 fn sign_of(i: u32) -> u32 {
     return (signs[i % 128u] >> (i / 128u)) << 31u;
 }
@@ -68,7 +68,7 @@ fn put_part(i: u32, sum: Double) {
     parts_e[i] = sum.e;
 }
 
-// Adds up the parts of `lanes` lanes by halves, until four are left. `total` adds these four.
+// Adds up the partial sums of `lanes` lanes: halves their number until four are left. `total` adds these four.
 fn add_parts(lanes: u32, lane: u32) {
     for (var reach = lanes / 2u; reach >= 4u; reach >>= 1u) {
         workgroupBarrier();
@@ -83,7 +83,8 @@ fn total() -> Double {
     return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
 }
 
-// Adds up the f32 partial sums of 64 lanes, by halves until eight are left. The eight are then added as in `add_parts`.
+// Adds up the f32 partial sums of 64 lanes: halves their number until eight are left. Then `add_parts` adds these eight
+// in f64.
 fn add_singles(sum: u32, lane: u32) {
     workgroupBarrier();
     if (lane < LANES) {
@@ -101,8 +102,8 @@ fn add_singles(sum: u32, lane: u32) {
     add_parts(8u, lane);
 }
 
-// Finds the norm of the block of `len` values that begins at index `first`. If a value is not finite, results[result]
-// is raised to at least its magnitude.
+// Finds the norm of the block of `len` values that begins at index `first`. If a value is not finite, sets
+// results[result] to the maximum of itself and the bits of the largest magnitude.
 fn find_norm(first: u32, len: u32, lane: u32) {
     var sum = NO_DOUBLE;
     var largest = 0u;
@@ -144,8 +145,8 @@ fn norm_of(square: Double) -> Norm {
     return Norm(length, u32(127 + log_power) << 23u, inverse);
 }
 
-// Orders of values among invocations. The 16 values of an invocation differ in bits 4 to 7 of their index, in bits 0 to
-// 3, or in bits 8 to 11.
+// Orders in which invocations hold the values of a block. The 16 values of an invocation differ in bits 4 to 7 of their
+// index, in bits 0 to 3, or in bits 8 to 11.
 const MIDDLE = 0u;
 const LOW = 1u;
 const HIGH = 2u;
@@ -201,7 +202,7 @@ fn butterflies(descending: bool) {
     }
 }
 
-// All levels, one by one, for a block of fewer than 4096 values in `room`.
+// Transforms a block of fewer than 4096 values in `room`, level by level.
 fn transform_in_room(len: u32, lane: u32) {
     for (var level = 0u; len >> level > 1u; level++) {
         workgroupBarrier();
@@ -218,7 +219,7 @@ fn transform_in_room(len: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// The transform of a block: from the order `MIDDLE` to the order `HIGH`.
+// Transforms the block in `own`. Its values are in the order `MIDDLE` before, and in the order `HIGH` afterwards.
 fn transform(len: u32, lane: u32) {
     if (len == BLOCK) {
         butterflies(true);

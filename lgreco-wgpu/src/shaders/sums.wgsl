@@ -1,4 +1,4 @@
-// Adds up records of eight sums: every workgroup adds up to 4096 records of a task.
+// Adds up records of eight sums. A workgroup adds at most 4096 records of a task.
 
 struct Params {
     first: u32, // first record

@@ -1,8 +1,8 @@
 // A workgroup's 2048 values. Neighbouring lanes read neighbouring values from device memory. Then each lane processes
 // 32 consecutive values.
 //
-// There are i / 32 words of padding before value i. So lanes that process their rows in step do not access the same
-// bank.
+// There are i / 32 words of padding before value i. So lanes that process their rows in lockstep access different
+// banks.
 
 const PER_GROUP = 2048u;
 const ROW = 32u;

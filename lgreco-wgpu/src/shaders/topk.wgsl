@@ -57,15 +57,17 @@ struct Params {
 // Per bin of level 1: elements above, energy below (2 words), rounding errors above (2 words).
 @group(0) @binding(5) var<storage, read_write> prefix: array<u32>;
 @group(0) @binding(6) var<storage, read_write> state: array<Keep>;
-// Numbers of elements above the cut and at it: for each 256 blocks of a layer, then for each block of 2048.
+// Numbers of elements above the cut and at it: for each group of 256 blocks of a layer, then for each block of 2048
+// values.
 @group(0) @binding(7) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
 // The last position before the stretch, then the stretch's positions.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// The parts of a stretch of a payload: first the values as sent (in few bits means and then codes), then the lower bits
-// of positions, then blocks of 2048 bits whose 1 bits are positions, and last the number of 1 bits before each block.
+// Four bindings have the parts of a stretch of a payload. `kept_part` has the values as sent or, in few bits, means and
+// then codes. `low_part` has the lower bits of positions. `high_part` has blocks of 2048 bits, whose 1 bits are
+// positions. `starts` has the number of 1 bits before each block.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
@@ -75,7 +77,7 @@ struct Params {
 @group(0) @binding(19) var<storage, read_write> counters: array<atomic<u32>>;
 // The record of each block, then the gathered magnitudes.
 @group(0) @binding(20) var<storage, read_write> entries: array<u32>;
-// Positions of a payload that is written.
+// The positions of the payload that is being written.
 @group(0) @binding(21) var<storage, read_write> position_words: array<atomic<u32>>;
 
 const BINS = 17792u; // 278 exponents of 64 bins
@@ -140,7 +142,7 @@ fn magnitude_of(key: u32) -> u32 {
     return ((key & 0x007fffffu) | 0x00800000u) >> (24u - exponent);
 }
 
-// The change of a magnitude by sending it, in units of the last place of its key.
+// The rounding error of a magnitude when it is sent, in units of the last place of its key.
 fn rounding(magnitude: u32) -> u32 {
     if (params.rounds == 0u || magnitude == 0u) {
         return 0u;

@@ -4,9 +4,9 @@
 // A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). It misses the k-th
 // largest with a chance below 1 in 10^8. The first read counts the values above the interval and at its ends, where
 // there may be many. It gathers the values inside the interval (`topk_gather.wgsl`). Gathered values are counted in
-// 4096 bins, and the bin with the k-th largest in 4096 parts. When these counts are complete, a new dispatch begins, in
-// which all workgroups search them for the rank (`topk_counters.wgsl`). For each part, its largest and smallest
-// magnitudes are known.
+// 4096 bins. Then the values of the bin with the k-th largest are counted in 4096 parts of this bin. After each of
+// these two counts, a new dispatch begins, in which all workgroups search the counts for the rank
+// (`topk_counters.wgsl`). For each part, its largest and smallest magnitudes are known.
 //
 // If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
 // with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
@@ -14,10 +14,10 @@
 // values. They do so for layers of up to 65,536 values.
 //
 // The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
-// interval, or it lies between the largest and smallest magnitudes of a part and the workgroups cannot look for it.
-// They cannot in a larger layer, or if not all gathered values have room. In both cases, nothing is kept until all
-// values have been counted three times, by 11, 10 and 10 bits. Values for which there was no room among the entries are
-// read again from the tensor.
+// interval. Or it lies between the largest and smallest magnitudes of a part, and the workgroups cannot look for it.
+// They cannot if the layer is larger than this, or if some gathered values have no room. In both cases, nothing is kept
+// until all values have been counted three times, by 11, 10 and 10 bits. Values for which there was no room among the
+// entries are read again from the tensor.
 
 // A layer's cut, and the number of kept values at the cut.
 struct Cut {
@@ -36,7 +36,7 @@ fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
 
-// Counts parts of the bin with the k-th largest. All 64 lanes must call it.
+// Counts the values in each part of the bin that contains the k-th largest. All 64 lanes must call it.
 fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
@@ -110,8 +110,8 @@ fn settled(level: u32, lane: Lane) -> Cut {
     return Cut(before.magnitude * level_bins(last) + found.bin, found.rank);
 }
 
-// Counts a block's values by their bits of one of the three levels. It leaves out values whose upper bits are not the
-// cut's. The block's first value has index `first`. All 64 lanes must call it.
+// Counts a block's values by the bits of one of the three levels. Skips values whose upper bits differ from the cut's.
+// The block's first value has index `first`. All 64 lanes must call it.
 fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     for (var bin = lane.index; bin < 2048u; bin += 64u) {
@@ -149,7 +149,8 @@ fn is_lost(cut: Cut) -> bool {
     return cut.magnitude == MAGNITUDE;
 }
 
-// The cut, once everything is counted, also after the sample has missed it. All 64 lanes must call it.
+// The cut, once all counts are complete. `was_lost` says that the sample has missed it, and that all values were
+// counted. All 64 lanes must call it.
 fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     load_interval();
     if (was_lost) {
@@ -195,8 +196,8 @@ fn possible_range(found: Picked) -> vec2<u32> {
 // The range in which the cut is searched.
 var<workgroup> sought: array<vec2<u32>, 1>;
 
-// Finds the cut from a rank among the gathered values in its range, six bits of the range at a time. The ends of the
-// interval never share a range with other magnitudes. All 64 lanes must call it.
+// Finds the cut: the value with this rank among the gathered values in the range `between`. Each round narrows the
+// range by six bits. The ends of the interval never share a range with other magnitudes. All 64 lanes must call it.
 fn look_through(between: vec2<u32>, rank: u32, lane: Lane) -> Cut {
     var cut = Cut(MAGNITUDE, rank);
     if (lane.index == 0u) {

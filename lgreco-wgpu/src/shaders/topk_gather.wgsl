@@ -47,8 +47,8 @@ fn see(magnitude: u32) {
 }
 
 // Index of a block's record. The record first has the place in `entries` of the values that the block gathered, or
-// NOWHERE if they did not fit, and then their number. Then come the numbers of the block's values above the interval,
-// at its upper end and at its lower end.
+// NOWHERE if they did not fit. The number of these values follows. Then come the numbers of the block's values above
+// the interval, at its upper end and at its lower end.
 fn record_of(block: u32) -> u32 {
     return 4u * block;
 }

@@ -1,6 +1,6 @@
 // The k-th largest magnitudes, for all k of a row together. Level 1 counts keys by their upper 15 bits. In bins that
-// contain a k-th largest, level 2 counts keys by the next 9 bits. In such bins of level 2, level 3 counts keys by the
-// last 8. Then every k-th largest is known exactly.
+// contain a k-th largest value, level 2 counts keys by the next 9 bits. In such bins of level 2, level 3 counts keys by
+// the last 8. Then every k-th largest value is known exactly.
 
 // Adds x to a number of 96 bits, whose words lie BINS apart. x.y must be less than 2^32 - 1.
 fn add_bin(at: u32, x: vec2<u32>) {
