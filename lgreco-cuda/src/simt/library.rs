@@ -124,10 +124,13 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let path = target().join(format!("{name}-{hash:016x}{ending}"));
     if !path.exists() {
-        // Other processes may make the same file, so it is renamed when complete.
+        // Other processes may make the same file at the same time. It gets its name when it is complete, and is never
+        // replaced: a process that loads a library under two names would otherwise get two libraries.
         let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
         make(&unfinished);
-        std::fs::rename(&unfinished, &path).expect("a file that was made");
+        let linked = std::fs::hard_link(&unfinished, &path);
+        assert!(linked.is_ok() || path.exists(), "{}: {linked:?}", path.display());
+        std::fs::remove_file(&unfinished).expect("a file that was made");
     }
     path
 }
