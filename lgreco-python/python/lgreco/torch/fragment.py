@@ -265,7 +265,7 @@ def _rows(values: torch.Tensor) -> Sequence[torch.Tensor]:
     """Splits values by rows into parts of about a million, so that what is computed from a part takes little memory."""
     if values.dim() == 0:
         return [values]
-    return values.split(max(1, (1 << 20) * len(values) // values.numel()))
+    return torch.split(values, max(1, (1 << 20) * len(values) // values.numel()))
 
 
 def elements(named: Named) -> int:
