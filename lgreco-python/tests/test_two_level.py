@@ -92,6 +92,16 @@ def test_means_are_the_same_on_all_ranks_and_nothing_is_lost() -> None:
             assert scheme == "seconds" or any(setting != "dense" for setting in of["settings"].values()), scheme
 
 
+def test_gradients_may_be_sent_as_bf16_inside_nodes() -> None:
+    found = on_ranks(WORLD, _run, {"reduce_dtype": torch.bfloat16}, None)
+    for of in found:
+        for name in SHAPES:
+            assert torch.equal(of["sums"][name], found[0]["sums"][name]), f"{name}: ranks differ"
+            torch.testing.assert_close(of["uncompressed"][name], mean(WORLD, 1, name), atol=2**-7, rtol=2**-7)
+            expected = sum(mean(WORLD, at, name) for at in range(STEPS))
+            torch.testing.assert_close(of["whole"][name], expected, atol=0.1, rtol=0.01)
+
+
 @pytest.mark.parametrize(
     "nodes, places",
     [

@@ -131,7 +131,8 @@ pub struct Search {
     /// Layers with fewer elements stay uncompressed. Defaults to 1024.
     pub min_elements: usize,
     /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`]. It changes
-    /// sizes as [`Setting::exchanged_len`] states.
+    /// sizes as [`Setting::exchanged_len`] states. In training by two levels, it is also the type in which the ranks of a
+    /// node send each other gradients.
     ///
     /// The table's errors do not include the rounding to this type. Each rounding loses at most `2^-16` of the values'
     /// energy; subnormal values lose more. For PowerSGD, a rounded `P` spans another space. This raises or lowers the error

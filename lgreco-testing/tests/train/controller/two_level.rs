@@ -11,6 +11,8 @@ mod non_finite;
 mod saved;
 mod wire;
 
+/// The types in which the ranks of a node send each other gradients.
+const SENT: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 const PLACES: [(u32, u32); 4] = [(2, 2), (2, 3), (3, 2), (1, 2)];
 
 /// Matrices that are cut between rows, evenly and unevenly, or between elements; vectors; a layer of 16 bits; and one without
@@ -89,17 +91,23 @@ fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
     start(place.local as usize)..start(place.local as usize + 1)
 }
 
-/// The mean of a node's gradients, rounded to the layer's type.
-fn node_mean(place: &Topology, step: u32) -> Vec<Vec<f32>> {
+/// The mean of a node's gradients, rounded to the layer's type. Gradients are `sent` as this type. The rank that has an element in
+/// its shard begins with its own gradient, which it does not send.
+fn node_mean(place: &Topology, step: u32, sent: Dtype) -> Vec<Vec<f32>> {
     let all: Vec<_> = (0..place.per_node).map(|local| values(place.node * place.per_node + local, step)).collect();
     let power = 1.0 / place.per_node.next_power_of_two() as f32;
+    let rounded = |x: f32| if sent == Dtype::Bf16 { Bf16::from_f32(x).to_f32() } else { x };
     let mut means = all[0].clone();
-    for (layer, mean) in means.iter_mut().enumerate() {
-        for (i, x) in mean.iter_mut().enumerate() {
-            let sum = all.iter().fold(0.0, |sum: f32, values| sum + values[layer][i] * power);
-            *x = sum / (place.per_node as f32 * power);
-            if layer == 3 {
-                *x = Bf16::from_f32(*x).to_f32();
+    for (layer, (tensor, mean)) in layers().iter().zip(&mut means).enumerate() {
+        for owner in 0..place.per_node {
+            let others: Vec<u32> = (0..place.per_node).filter(|&local| local != owner).collect();
+            for i in range(tensor, &Topology { local: owner, ..*place }) {
+                let own = all[owner as usize][layer][i] * power;
+                let sum = others.iter().fold(own, |sum, &rank| sum + rounded(all[rank as usize][layer][i] * power));
+                mean[i] = sum / (place.per_node as f32 * power);
+                if layer == 3 {
+                    mean[i] = Bf16::from_f32(mean[i]).to_f32();
+                }
             }
         }
     }
@@ -147,17 +155,19 @@ fn dense_means_are_exact_and_the_same_on_all_ranks() {
 /// nodes' means.
 #[test]
 fn compressed_means_are_those_of_the_shards_of_node_means() {
-    for (method, policy, route) in [
-        (Method::TopK, LGRECO, Route::AllGather),
-        (Method::Eden, Policy::Uniform, Route::AllGather),
-        (Method::PowerSgd, LGRECO, Route::AllGather),
-        (Method::Qsgd, LGRECO, Route::ScatterReduce),
-        (Method::Hybrid, LGRECO, Route::AllGather),
+    for (method, policy, route, sent) in [
+        (Method::TopK, LGRECO, Route::AllGather, Dtype::F32),
+        (Method::Eden, Policy::Uniform, Route::AllGather, Dtype::Bf16),
+        (Method::PowerSgd, LGRECO, Route::AllGather, Dtype::F32),
+        (Method::Qsgd, LGRECO, Route::ScatterReduce, Dtype::F32),
+        (Method::Hybrid, LGRECO, Route::AllGather, Dtype::F32),
+        (Method::Hybrid, LGRECO, Route::AllGather, Dtype::Bf16),
     ] {
         for size in PLACES {
             let means = on_nodes(size, |place, node, peers| {
                 let mut config = with_undo(method, policy.clone());
                 config.route = route;
+                config.search.reduce_dtype = sent;
                 let mut training = new(config.clone(), place);
                 config.search.min_elements = config.search.min_elements.div_ceil(place.per_node as usize);
                 let shards = training.controller().tensors().to_vec();
@@ -165,7 +175,7 @@ fn compressed_means_are_those_of_the_shards_of_node_means() {
                 let mut all = vec![];
                 for step in 0..8 {
                     let (report, means) = super::two_level::step(&mut training, node, peers).unwrap();
-                    let whole = node_mean(&place, step);
+                    let whole = node_mean(&place, step, sent);
                     let mut own: Vec<Vec<f32>> = layers()
                         .iter()
                         .zip(&whole)
@@ -312,8 +322,14 @@ fn buckets_in_flight_end_as_blocking_steps_do() {
 /// missing gradients count as zeros.
 #[test]
 fn layers_without_gradients_on_a_node_keep_their_residuals() {
+    SENT.map(layers_without_gradients);
+}
+
+fn layers_without_gradients(sent: Dtype) {
     let before_and_after = on_nodes((2, 2), |place, node, peers| {
-        let mut training = new(with_undo(Method::TopK, Policy::Uniform), place);
+        let mut config = with_undo(Method::TopK, Policy::Uniform);
+        config.search.reduce_dtype = sent;
+        let mut training = new(config, place);
         (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
         let before = residual(training.controller(), 0);
         // Both ranks of node 1 and one rank of node 0 have no gradient.

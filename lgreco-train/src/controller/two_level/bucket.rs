@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! node:  all-gather of 16 bytes (new buckets only)
-//! node:  reduce-scatter of gradients and statuses      every rank has its shards' means over the node
+//! node:  reduce-scatter of gradients and statuses (with bf16: an all-to-all)
+//!                                                      every rank has its shards' means over the node
 //! peers: the compressed exchange of the shards         ... over all nodes
 //! peers: all-gather of 16 bytes (failures only)        which rank has failed first
 //! node:  all-gather of the means and statuses          all ranks have all means
@@ -82,9 +83,8 @@ impl Bucket {
         if self.agreement == Agreement::Needed {
             all.push((Group::Node, Round::AllGather { bytes: 8 * FAULT }));
         }
-        let Messages { lens, bytes, .. } = &self.messages;
-        let own = lens[self.topology.local as usize] as usize;
-        all.push((Group::Node, Round::ReduceScatterSum { values: lens.iter().sum::<u64>() as usize, own }));
+        let Messages { reduction, bytes, .. } = &self.messages;
+        all.push((Group::Node, reduction.round(&self.topology)));
         if !self.is_alone() {
             all.extend(self.shards.rounds()?.map(|round| (Group::Peers, round)));
         }
@@ -195,11 +195,7 @@ impl Bucket {
         Ok(Some(match self.stage {
             Stage::Greeting => (Group::Node, Request::AllGather { buffer: words }),
             Stage::Telling => (Group::Peers, Request::AllGather { buffer: words }),
-            Stage::Reducing => {
-                let len = self.messages.lens.iter().sum::<u64>() as usize;
-                let Messages { lens, sums, .. } = &mut self.messages;
-                (Group::Node, Request::ReduceScatterSum { lens, values: &mut sums[..len] })
-            }
+            Stage::Reducing => (Group::Node, self.messages.reduction.request()),
             Stage::Exchanging(Some(Part::Dense { place })) => {
                 let mut shards = self.messages.shards(&self.layers, &self.topology);
                 let ValuesMut::F32(values) = shards.swap_remove(place as usize) else { return Ok(None) };
@@ -271,7 +267,7 @@ impl Bucket {
             // The ranks of the node differ, so nothing was summed.
             Stage::Reducing if self.differs => self.begin_exchange()?,
             Stage::Reducing => {
-                match judge(self.own, self.messages.statuses(&self.topology)) {
+                match judge(self.own, self.messages.reduction.statuses(&self.topology).into_iter()) {
                     Ok(()) => self.messages.average(&mut self.layers, &self.topology),
                     Err(error) => self.note(error),
                 }
@@ -304,15 +300,14 @@ impl Bucket {
     fn begin_reducing(&mut self) {
         // The collective is performed nevertheless, so that all nodes start the same collectives in the same order.
         if self.differs {
-            self.messages.without_values();
-            self.messages.sums().fill(0.0);
+            self.messages.reduction.without_values();
             self.stage = Stage::Reducing;
             return;
         }
         if self.own.is_some() {
-            self.messages.sums().fill(0.0);
+            self.messages.reduction.clear();
         }
-        self.messages.put_status(self.own_slip(), &self.topology);
+        self.messages.reduction.put_status(self.own_slip(), &self.topology);
         self.stage = Stage::Reducing;
     }
 

@@ -1,21 +1,19 @@
-//! The messages inside a node.
+//! The messages inside a node. The first is in `reduction.rs`.
 //!
-//! | message | each rank's part |
-//! |---|---|
-//! | reduce-scatter, f32 | its shard of every layer; per layer the number of ranks with a gradient; per rank its [status](Slip::to_sum) |
-//! | all-gather at the end | its [`Fault`], 16 bytes; the means of its shards in their layers' types, each padded to a multiple of 8 bytes |
-//!
-//! Gradients are multiplied by a power of two, so that sums of finite values stay finite.
+//! In the last one, an all-gather, each rank's part has its [`Fault`], 16 bytes, and the means of its shards in their layers' types,
+//! each padded to a multiple of 8 bytes.
 
 use super::Topology;
 use super::division::Division;
+use super::reduction::Reduction;
 use crate::Error;
 use crate::controller::Tensor;
 use crate::controller::buffers::grow;
-use crate::controller::tensor::{check_layer, expect_finite};
-use crate::exchange::{Slip, judge, widen_part};
-use crate::gradient::{Bf16, Dtype, F16, Gradient, Shape, ValuesMut};
+use crate::controller::tensor::check_layer;
+use crate::exchange::{Slip, judge};
+use crate::gradient::{Bf16, Dtype, F16, Shape, ValuesMut};
 use alloc::vec::Vec;
+use core::ops::Range;
 use lgreco::error::expect_len;
 
 /// Words of a [`Fault`].
@@ -81,7 +79,12 @@ impl Layer {
 
     /// Elements of a local rank's shard.
     pub(super) fn len(&self, local: u32) -> usize {
-        self.division.range(local).len()
+        self.range(local).len()
+    }
+
+    /// The elements of a local rank's shard.
+    pub(super) fn range(&self, local: u32) -> Range<usize> {
+        self.division.range(local)
     }
 
     /// Words of the mean of a local rank's shard.
@@ -93,25 +96,19 @@ impl Layer {
 /// The memory of a bucket's messages.
 #[derive(Default)]
 pub(super) struct Messages {
-    /// Number of sums that each rank gets. The next field has the sums.
-    pub lens: Vec<u64>,
-    pub sums: Vec<f32>,
+    pub reduction: Reduction,
     /// Bytes of each rank's means. The next field has the means.
     pub bytes: Vec<u64>,
     pub means: Vec<u64>,
 }
 
 impl Messages {
-    /// Allocates memory for the messages of a bucket.
-    pub(super) fn reserve(&mut self, layers: &[Layer], per_node: u32) -> Result<(), Error> {
-        let beside = layers.len() + per_node as usize;
-        let values = |local: u32| layers.iter().map(|layer| layer.len(local)).sum::<usize>() + beside;
+    /// Allocates memory for the messages of a bucket. Gradients are sent as `dtype`.
+    pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
         let words = |local: u32| layers.iter().map(|layer| layer.words(local)).sum::<usize>() + FAULT;
-        self.lens.clear();
-        self.lens.extend((0..per_node).map(|local| values(local) as u64));
         self.bytes.clear();
-        self.bytes.extend((0..per_node).map(|local| 8 * words(local) as u64));
-        grow(&mut self.sums, self.lens.iter().sum::<u64>() as usize)?;
+        self.bytes.extend((0..topology.per_node).map(|local| 8 * words(local) as u64));
+        self.reduction.reserve(layers, topology, dtype)?;
         grow(&mut self.means, self.bytes.iter().sum::<u64>() as usize / 8)
     }
 
@@ -120,19 +117,9 @@ impl Messages {
         self.bytes.fill(8 * FAULT as u64);
     }
 
-    /// Leaves only one value per rank in the reduce-scatter, because the node's ranks differ in the bucket's layers.
-    pub(super) fn without_values(&mut self) {
-        self.lens.fill(1);
-    }
-
     /// Whether the means of all ranks have the same number of bytes.
     pub(super) fn is_even(&self) -> bool {
         self.bytes.windows(2).all(|two| two[0] == two[1])
-    }
-
-    pub(super) fn sums(&mut self) -> &mut [f32] {
-        let len = self.lens.iter().sum::<u64>() as usize;
-        &mut self.sums[..len]
     }
 
     pub(super) fn means(&mut self) -> &mut [u64] {
@@ -140,7 +127,7 @@ impl Messages {
         &mut self.means[..len]
     }
 
-    /// Writes this rank's gradients for the reduce-scatter. A layer without a gradient counts as zeros.
+    /// Writes this rank's gradients for the first message. A layer without a gradient counts as zeros.
     ///
     /// # Errors
     /// The errors of gradients that do not fit their layers or are not finite.
@@ -151,58 +138,16 @@ impl Messages {
         topology: &Topology,
     ) -> Result<(), Error> {
         check(layers, gradients)?;
-        let share = share(topology.per_node);
-        let mut sums = self.sums();
-        for local in 0..topology.per_node {
-            for (layer, gradient) in layers.iter().zip(gradients) {
-                let range = layer.division.range(local);
-                let values = take(&mut sums, range.len());
-                if !layer.present {
-                    values.fill(0.0);
-                } else if !widen_part(&Gradient::new(gradient.values(), layer.shape)?, range.start, share, values) {
-                    expect_finite(layer.index, gradient.values())?;
-                    return Err(Error::NonFiniteGradient { layer: layer.index, index: range.start, value: f32::NAN });
-                }
-            }
-            for layer in layers {
-                take(&mut sums, 1).fill(f32::from(u8::from(layer.present)));
-            }
-            take(&mut sums, topology.per_node as usize).fill(0.0);
-        }
-        Ok(())
-    }
-
-    /// Writes this rank's status behind the values that each rank of the node gets.
-    pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
-        let per_node = topology.per_node as usize;
-        let mut end = 0;
-        for len in &self.lens {
-            end += *len as usize;
-            let statuses = &mut self.sums[end - per_node..end];
-            statuses.fill(0.0);
-            statuses[topology.local as usize] = slip.to_sum();
-        }
-    }
-
-    /// The index at which this rank's part of the sums begins.
-    fn own(&self, topology: &Topology) -> usize {
-        self.lens[..topology.local as usize].iter().sum::<u64>() as usize
-    }
-
-    /// The statuses of all ranks of the node, after the reduce-scatter.
-    pub(super) fn statuses(&self, topology: &Topology) -> impl Iterator<Item = Slip> + Clone + '_ {
-        let end = self.own(topology) + self.lens[topology.local as usize] as usize;
-        self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum))
+        self.reduction.fill(layers, gradients, topology)
     }
 
     /// Turns this rank's sums into the means of its node, in the layers' types. Records which layers have a gradient on some rank
     /// of the node.
     pub(super) fn average(&mut self, layers: &mut [Layer], topology: &Topology) {
-        let (start, local) = (self.own(topology), topology.local);
-        let mut sums = &mut self.sums[start..];
+        let local = topology.local;
+        let (mut sums, divisor) = self.reduction.sums(layers.len(), topology);
         let mut means = own_means(&self.bytes, &mut self.means, topology);
         let _ = take(&mut means, FAULT);
-        let divisor = topology.per_node as f32 * share(topology.per_node);
         for layer in layers.iter() {
             let sums = take(&mut sums, layer.len(local));
             let words = take(&mut means, layer.words(local));
@@ -255,7 +200,7 @@ impl Messages {
             let _ = take(&mut means, FAULT);
             for (layer, gradient) in layers.iter().zip(&mut *gradients) {
                 let words = take(&mut means, layer.words(local));
-                let range = layer.division.range(local);
+                let range = layer.range(local);
                 match (view(layer, words, local), gradient) {
                     (ValuesMut::F32(from), ValuesMut::F32(to)) => to[range].copy_from_slice(from),
                     (ValuesMut::F16(from), ValuesMut::F16(to)) => to[range].copy_from_slice(from),
@@ -292,12 +237,7 @@ fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
     }
 }
 
-/// The power of two by which values are multiplied before they are summed over `ranks` ranks.
-fn share(ranks: u32) -> f32 {
-    1.0 / ranks.next_power_of_two() as f32
-}
-
 /// Splits off the first `len` values.
-fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+pub(super) fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
     values.split_off_mut(..len).unwrap_or_default()
 }

@@ -7,10 +7,11 @@
 //!
 //! A [`TwoLevel`] has a [`Controller`] for the exchange with the peers, and adds the messages inside the node. The controller's
 //! layers are this rank's shards. [`TwoLevel::controller`] returns it, for the plans, metrics and residuals of the shards. Every
-//! group of peers plans for its own shards. `division.rs` cuts layers into shards, `messages.rs` has the messages inside the node,
-//! and `bucket.rs` the order of collectives.
+//! group of peers plans for its own shards. `division.rs` cuts layers into shards, `messages.rs` and `reduction.rs` have the messages
+//! inside the node, and `bucket.rs` the order of collectives.
 //!
-//! The result is the mean of all nodes' means. The mean of a node is a sum in f32, divided once, and rounded to the layer's type.
+//! The result is the mean of all nodes' means. The mean of a node is a sum in f32, divided once, and rounded to the layer's type. With
+//! the [`reduce_dtype`](crate::search::Search::reduce_dtype) bf16, the ranks of a node send each other their gradients as bf16.
 //! Compression errors are the same as those of `nodes` workers that have the nodes' means as gradients.
 //!
 //! ```
@@ -47,6 +48,7 @@ mod control;
 mod division;
 mod levels;
 mod messages;
+mod reduction;
 mod reshard;
 mod saved;
 mod step;
@@ -237,7 +239,7 @@ impl TwoLevel {
         let elements: u64 = self.layers.iter().map(|tensor| tensor.shape().elements() as u64).sum();
         let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
         let bytes = (bucket_bytes as u64).saturating_mul(at_once as u64).min(all);
-        // Messages take an f32 per element, and the means in their type.
+        // Messages take an f32 or two bf16 per element, and the means in their type.
         let messages = bytes as f64 * (4 * elements + all) as f64 / all.max(1) as f64;
         Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
     }

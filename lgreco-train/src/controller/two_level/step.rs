@@ -39,7 +39,7 @@ impl TwoLevel {
         let list: Vec<Layer> =
             layers.iter().map(|&layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect();
         let mut messages = self.spare.pop_front().unwrap_or_default();
-        if let Err(error) = messages.reserve(&list, self.topology.per_node) {
+        if let Err(error) = messages.reserve(&list, &self.topology, self.config.search.reduce_dtype) {
             self.controller.close(shards)?;
             return Err(error);
         }

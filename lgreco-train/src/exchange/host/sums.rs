@@ -45,12 +45,18 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
 
 /// Writes the gradient's values from element `from` on as f32, multiplied by `times`, to `values`. Returns whether they are finite.
 pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [f32]) -> bool {
+    scale_part(gradient, from, times, values)
+}
+
+/// Like [`widen_part`], but rounds the products to the type of `values`. Returns whether they were finite before.
+pub(crate) fn scale_part<U: Element>(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [U]) -> bool {
     #[inline(always)]
-    fn run<T: Element>((from, to): (&[T], &mut [f32]), times: f32) -> bool {
+    fn run<T: Element, U: Element>((from, to): (&[T], &mut [U]), times: f32) -> bool {
         let mut largest = 0;
         for (to, x) in to.iter_mut().zip(from) {
-            *to = x.to_f32() * times;
-            largest = largest.max(to.to_bits() & 0x7fff_ffff);
+            let product = x.to_f32() * times;
+            *to = U::from_f32(product);
+            largest = largest.max(product.to_bits() & 0x7fff_ffff);
         }
         f32::from_bits(largest).is_finite()
     }

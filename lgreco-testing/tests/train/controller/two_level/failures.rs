@@ -58,9 +58,11 @@ fn a_rank_that_fails_at_any_step_is_named_on_all() {
 /// Two buckets are exchanged at the same time. The first one fails on all ranks, and the other one succeeds.
 #[test]
 fn a_bucket_that_fails_on_one_rank_fails_on_all() {
-    for failing in 0..4 {
+    for (failing, sent) in (0..4).flat_map(|failing| SENT.map(|sent| (failing, sent))) {
         let results = on_nodes((2, 2), |place, node, peers| {
-            let mut training = new(with_undo(Method::Eden, Policy::Uniform), place);
+            let mut config = with_undo(Method::Eden, Policy::Uniform);
+            config.search.reduce_dtype = sent;
+            let mut training = new(config, place);
             (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
             agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
             let mut values = values(place.rank(), 4);
@@ -191,8 +193,14 @@ fn options_and_layers_that_differ_are_named() {
 /// The ranks of a node put different layers into a bucket.
 #[test]
 fn buckets_of_other_layers_are_found() {
+    SENT.map(expect_other_layers_found);
+}
+
+fn expect_other_layers_found(sent: Dtype) {
     let results = on_nodes((2, 2), |place, node, peers| {
-        let mut training = new(config(Method::TopK, LGRECO), place);
+        let mut config = config(Method::TopK, LGRECO);
+        config.search.reduce_dtype = sent;
+        let mut training = new(config, place);
         agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
         let layer = usize::from(place.local == 1);
         let mut values = values(place.rank(), 0).swap_remove(layer);

@@ -5,11 +5,11 @@ use super::*;
 #[test]
 fn it_spoils_its_bucket_on_all_ranks() {
     for policy in [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough] {
-        for (size, at) in [((2, 2), 3), ((2, 3), 1), ((3, 2), 4)] {
+        for (size, at, sent) in [((2, 2), 3, Dtype::Bf16), ((2, 3), 1, Dtype::F32), ((3, 2), 4, Dtype::F32)] {
             for value in [f32::NAN, f32::INFINITY] {
                 let results = on_nodes(size, |place, node, peers| {
                     let mut config = with_undo(Method::TopK, Policy::Uniform);
-                    config.non_finite = policy;
+                    (config.non_finite, config.search.reduce_dtype) = (policy, sent);
                     let mut training = new(config, place);
                     (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
                     let residuals = |training: &TwoLevel| [0, 2].map(|layer| residual(training.controller(), layer));

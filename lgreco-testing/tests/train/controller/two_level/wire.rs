@@ -2,7 +2,7 @@
 
 use super::*;
 use lgreco_train::compress::Compressor;
-use lgreco_train::exchange::Slip;
+use lgreco_train::exchange::{Round, Slip};
 use lgreco_train::gradient::Shape;
 
 /// Counts the bytes that a rank sends to the others of its group in all-gathers.
@@ -74,5 +74,38 @@ fn each_shards_payload_goes_to_each_other_node_once() {
             times > 0.8 * expected && times < 1.01 * expected,
             "{size:?}: {times} times fewer, expected {expected}"
         );
+    }
+}
+
+/// As bf16, gradients take half the bytes inside a node. A part has at most 31 bytes besides: its status record, a byte per layer and
+/// padding.
+#[test]
+fn gradients_take_half_the_bytes_inside_a_node_as_bf16() {
+    for size in [(2, 2), (2, 3)] {
+        let [whole, halves] = SENT.map(|sent| {
+            on_nodes(size, |place, node, peers| {
+                let mut config = config(Method::Eden, Policy::Uniform);
+                config.search.reduce_dtype = sent;
+                let mut training =
+                    TwoLevel::new(config, vec![Tensor::new("fc1", &[66, 48], Dtype::F32).unwrap()], place);
+                let training = training.as_mut().unwrap();
+                agree_on_nodes(training, node, peers, 1.0).unwrap();
+                let bucket = training.open(&[0]).unwrap();
+                bucket.rounds().unwrap()[1]
+            })
+        });
+        let others = size.1 as usize - 1;
+        for (whole, halves) in whole.into_iter().zip(halves) {
+            let (Group::Node, Round::ReduceScatterSum { values, own }) = whole else { panic!("{whole:?}") };
+            let (Group::Node, Round::AllToAll { send, received }) = halves else { panic!("{halves:?}") };
+            // Besides its shard, each part of the sums has a count and a status per rank.
+            let shard = own - 1 - size.1 as usize;
+            assert!(send >= 2 * (values - own - others * (1 + size.1 as usize)), "{send} bytes beside {values} f32");
+            assert!(send <= 2 * (values - own) + 31 * others, "{send} bytes beside {values} f32");
+            assert!(
+                (2 * shard * others..=(2 * shard + 31) * others).contains(&received),
+                "{received}, of {shard} values"
+            );
+        }
     }
 }

@@ -1,0 +1,235 @@
+//! The first message inside a node, after which each rank has the sums of its shards.
+//!
+//! | sent as | collective | each rank's part |
+//! |---|---|---|
+//! | f32 | reduce-scatter | its shard of every layer; per layer the number of ranks with a gradient; per rank its [status](Slip::to_sum) |
+//! | bf16 | all-to-all | the sender's [status](Slip), 16 bytes; per layer a byte, 1 if the sender has a gradient, padded to a multiple of 8 bytes; its shard of every layer, padded as well |
+//!
+//! Shards are sent as bf16 if [`reduce_dtype`](crate::search::Search::reduce_dtype) is bf16. The sums are in f32 nevertheless: each rank
+//! adds the shards that it receives to its own, which was not rounded. Gradients are multiplied by a power of two, so that sums of
+//! finite values stay finite.
+
+use super::Topology;
+use super::messages::{Layer, take};
+use crate::Error;
+use crate::controller::buffers::grow;
+use crate::controller::tensor::expect_finite;
+use crate::exchange::{Request, Round, Slip, scale_part};
+use crate::gradient::{Bf16, Dtype, Element, Gradient, ValuesMut};
+use alloc::vec::Vec;
+
+/// The memory of the message.
+#[derive(Default)]
+pub(super) struct Reduction {
+    /// Whether shards are sent as bf16.
+    halves: bool,
+    /// Size of each rank's part: its number of f32, or the bytes that are sent to it.
+    lens: Vec<u64>,
+    /// With f32 all parts, with bf16 only the sums of this rank's shards and the numbers of ranks with a gradient.
+    sums: Vec<f32>,
+    /// Number of elements of this rank's shards.
+    own_len: usize,
+    /// With bf16, the bytes that each other rank sends. The next field has the bytes.
+    received_lens: Vec<u64>,
+    received: Vec<u64>,
+    sent: Vec<u64>,
+    /// With bf16, this rank's status.
+    status: Option<Slip>,
+}
+
+impl Reduction {
+    /// Allocates memory for a bucket of these layers, whose shards are sent as `dtype`.
+    pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
+        let (ranks, own) = (0..topology.per_node, topology.local);
+        let values = |local: u32| layers.iter().map(|layer| layer.len(local)).sum::<usize>();
+        (self.halves, self.own_len) = (dtype == Dtype::Bf16, values(own));
+        self.lens.clear();
+        self.received_lens.clear();
+        if !self.halves {
+            let beside = layers.len() + topology.per_node as usize;
+            self.lens.extend(ranks.map(|local| (values(local) + beside) as u64));
+            return grow(&mut self.sums, self.lens.iter().sum::<u64>() as usize);
+        }
+        let bytes = |local: u32| (part_start(layers.len()) + 2 * values(local)).next_multiple_of(8) as u64;
+        self.lens.extend(ranks.clone().map(|local| if local == own { 0 } else { bytes(local) }));
+        self.received_lens.extend(ranks.map(|local| if local == own { 0 } else { bytes(own) }));
+        grow(&mut self.sums, self.own_len + layers.len())?;
+        grow(&mut self.sent, words(&self.lens))?;
+        grow(&mut self.received, words(&self.received_lens))
+    }
+
+    /// Leaves only one value or status per rank, because the node's ranks differ in the bucket's layers.
+    pub(super) fn without_values(&mut self) {
+        let least = if self.halves { Slip::LEN as u64 } else { 1 };
+        for len in self.lens.iter_mut().chain(&mut self.received_lens) {
+            *len = (*len).min(least);
+        }
+        self.clear();
+    }
+
+    /// Leaves zeros in place of this rank's gradients.
+    pub(super) fn clear(&mut self) {
+        self.sums.fill(0.0);
+        self.sent.fill(0);
+    }
+
+    /// Writes this rank's gradients. A layer without a gradient counts as zeros.
+    ///
+    /// # Errors
+    /// The errors of gradients that are not finite.
+    pub(super) fn fill(
+        &mut self,
+        layers: &[Layer],
+        gradients: &[ValuesMut<'_>],
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        let Reduction { halves, lens, sums, sent, .. } = self;
+        let (mut sums, mut sent) = (&mut sums[..], &mut sent[..]);
+        let share = share(topology.per_node);
+        for (local, &len) in (0..).zip(&*lens) {
+            let present = layers.iter().map(|layer| u8::from(layer.present));
+            if *halves && local != topology.local {
+                let part: &mut [u8] = bytemuck::cast_slice_mut(take(&mut sent, len as usize / 8));
+                let (head, values) = part.split_at_mut(part_start(layers.len()));
+                head[Slip::LEN..].iter_mut().zip(present).for_each(|(to, present)| *to = present);
+                put::<Bf16>(layers, gradients, local, share, &mut bytemuck::cast_slice_mut(values))?;
+                continue;
+            }
+            put(layers, gradients, local, share, &mut sums)?;
+            take(&mut sums, layers.len()).iter_mut().zip(present).for_each(|(to, present)| *to = present.into());
+            if !*halves {
+                take(&mut sums, topology.per_node as usize).fill(0.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes this rank's status to the part of each rank of the node.
+    pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
+        self.status = Some(slip);
+        let mut end = 0;
+        for &len in self.lens.iter().filter(|&&len| len > 0) {
+            let start = end;
+            end += len as usize;
+            if self.halves {
+                slip.write(bytemuck::cast_slice_mut(&mut self.sent[start / 8..]));
+                continue;
+            }
+            let statuses = &mut self.sums[end - topology.per_node as usize..end];
+            statuses.fill(0.0);
+            statuses[topology.local as usize] = slip.to_sum();
+        }
+    }
+
+    /// The collective.
+    pub(super) fn request(&mut self) -> Request<'_> {
+        if !self.halves {
+            let len = self.lens.iter().sum::<u64>() as usize;
+            return Request::ReduceScatterSum { lens: &self.lens, values: &mut self.sums[..len] };
+        }
+        let (sent, received) = (words(&self.lens), words(&self.received_lens));
+        Request::AllToAll {
+            send: bytemuck::cast_slice_mut(&mut self.sent[..sent]),
+            send_lens: &self.lens,
+            received: bytemuck::cast_slice_mut(&mut self.received[..received]),
+            received_lens: &self.received_lens,
+        }
+    }
+
+    /// The collective's size.
+    pub(super) fn round(&self, topology: &Topology) -> Round {
+        let all = |lens: &[u64]| lens.iter().sum::<u64>() as usize;
+        match self.halves {
+            true => Round::AllToAll { send: all(&self.lens), received: all(&self.received_lens) },
+            false => {
+                Round::ReduceScatterSum { values: all(&self.lens), own: self.lens[topology.local as usize] as usize }
+            }
+        }
+    }
+
+    /// The index at which this rank's part of the f32 sums begins.
+    fn start(&self, topology: &Topology) -> usize {
+        if self.halves { 0 } else { self.lens[..topology.local as usize].iter().sum::<u64>() as usize }
+    }
+
+    /// The parts that this rank has received as bf16, in the order of ranks. Its own part is empty.
+    fn received(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.received[..];
+        self.received_lens.iter().map(move |&len| {
+            let (part, left) = rest.split_at(len as usize / 8);
+            rest = left;
+            bytemuck::cast_slice(part)
+        })
+    }
+
+    /// The statuses of all ranks of the node, after the collective.
+    pub(super) fn statuses(&self, topology: &Topology) -> Vec<Slip> {
+        if self.halves {
+            let own = self.status.unwrap_or(Slip { code: 0, fingerprint: 0 });
+            return self.received().map(|part| if part.is_empty() { own } else { Slip::read(part) }).collect();
+        }
+        let end = self.start(topology) + self.lens[topology.local as usize] as usize;
+        self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum)).collect()
+    }
+
+    /// The sums of this rank's shards, after the collective, and then, per layer, the number of ranks with a gradient. The second
+    /// result is the number by which the sums must be divided to be means.
+    pub(super) fn sums(&mut self, layers: usize, topology: &Topology) -> (&mut [f32], f32) {
+        if self.halves {
+            self.add_received(layers);
+        }
+        let start = self.start(topology);
+        (&mut self.sums[start..], topology.per_node as f32 * share(topology.per_node))
+    }
+
+    fn add_received(&mut self, layers: usize) {
+        let mut all = core::mem::take(&mut self.sums);
+        let (sums, counts) = all.split_at_mut(self.own_len);
+        for part in self.received().filter(|part| !part.is_empty()) {
+            let (head, values) = part.split_at(part_start(layers));
+            for (sum, x) in sums.iter_mut().zip(bytemuck::cast_slice::<u8, Bf16>(values)) {
+                *sum += x.to_f32();
+            }
+            for (count, &present) in counts[..layers].iter_mut().zip(&head[Slip::LEN..]) {
+                *count += f32::from(present);
+            }
+        }
+        self.sums = all;
+    }
+}
+
+/// The number of bytes before the values of a part that is sent as bf16.
+fn part_start(layers: usize) -> usize {
+    Slip::LEN + layers.next_multiple_of(8)
+}
+
+/// The number of words in parts of so many bytes.
+fn words(lens: &[u64]) -> usize {
+    lens.iter().sum::<u64>() as usize / 8
+}
+
+/// Writes a local rank's shards, multiplied by `share`, to `values`, and removes what was written from its beginning.
+fn put<T: Element>(
+    layers: &[Layer],
+    gradients: &[ValuesMut<'_>],
+    local: u32,
+    share: f32,
+    values: &mut &mut [T],
+) -> Result<(), Error> {
+    for (layer, gradient) in layers.iter().zip(gradients) {
+        let range = layer.range(local);
+        let values = take(values, range.len());
+        if !layer.present {
+            values.fill(T::from_f32(0.0));
+        } else if !scale_part(&Gradient::new(gradient.values(), layer.shape)?, range.start, share, values) {
+            expect_finite(layer.index, gradient.values())?;
+            return Err(Error::NonFiniteGradient { layer: layer.index, index: range.start, value: f32::NAN });
+        }
+    }
+    Ok(())
+}
+
+/// The power of two by which values are multiplied before they are summed over `ranks` ranks.
+fn share(ranks: u32) -> f32 {
+    1.0 / ranks.next_power_of_two() as f32
+}
