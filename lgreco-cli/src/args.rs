@@ -54,7 +54,7 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Measure the gradients: the table with size and error of every option of every layer.
+    /// Measure the gradients, and show size and error of every option of every layer.
     Measure {
         #[command(flatten)]
         source: Source,
@@ -62,61 +62,63 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         json: Option<Target>,
     },
-    /// Choose an option per layer of any table, in any metric.
+    /// Choose one option for each layer of a table file. Its errors may be in any metric.
     Solve {
-        /// A table file, version 1, or `-` for standard input; `measure --json` writes one.
+        /// A table file of version 1, or `-` for standard input. `lgreco measure --json` writes such files.
         table: PathBuf,
         #[command(flatten)]
         solving: Solving,
         #[command(flatten)]
         constraints: ConstraintArgs,
-        /// Compute the size-error frontier instead of one plan: the plans that no other beats in both size and error. At
-        /// most POINTS are computed; if there are more, their sizes grow by a constant factor. [default of POINTS: 50]
+        /// Compute the size-error frontier instead of one plan: the plans that no other plan beats in both size and
+        /// error. At most POINTS plans are computed. If the frontier has more, the sizes of the computed plans grow by
+        /// a constant factor. [default of POINTS: 50]
         #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "50", value_parser = points,
             conflicts_with_all = ["budget", "size", "alpha", "levels", "plot", "html"])]
         frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
     },
-    /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare the sizes at
-    /// uniform's error and the errors at uniform's size.
+    /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare sizes within the
+    /// error of the uniform setting, and errors within its size.
     ///
-    /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
-    /// training, and a file of gradients holds one moment.
+    /// Accordion is left out. It finds critical layers by the change of gradients between two moments of training, and
+    /// a file has the gradients of one moment.
     Compare(Compare),
     /// Show a training run in progress: settings, bytes, errors and seconds of its steps.
     Watch(Watch),
-    /// The backends of this build and of this machine.
+    /// List the backends of this build, and whether they work on this machine.
     Devices,
 }
 
 /// The gradients, and the candidates for each layer.
 #[derive(Args, Debug)]
 pub struct Source {
-    /// Gradients, one tensor per layer, as F32, F16 or BF16: a safetensors file, the index (`*.json`) of several files, or
-    /// their folder. Without it, the command uses a small built-in sample: a transformer's bf16 gradients.
+    /// Gradients, one F32, F16 or BF16 tensor per layer: a safetensors file, the index (`*.json`) of several files, or
+    /// their folder. Without gradients, the command uses a small built-in sample: a transformer's bf16 gradients.
     pub gradients: Option<PathBuf>,
     /// The compression method.
     #[arg(long, value_parser = method(), default_value = "hybrid")]
     pub method: Method,
-    /// Several methods, each with its range; the planner chooses among them for each layer: `qsgd,topk,sidco`. The default
-    /// of the first one sets the budget.
+    /// Several methods, such as `qsgd,topk,sidco`. The planner chooses one of them for each layer. Each method has its
+    /// own range of parameters. The default of the first one sets the budget.
     #[arg(long, value_name = "METHOD,...", value_delimiter = ',', value_parser = method(), conflicts_with = "method")]
     pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
-    /// The uniform setting: bits, density (`1%` or `0.01`) or rank. Its size is the budget unless `--budget` is given.
-    /// [default: qsgd 4, eden 3, topk 1%, powersgd 4; hybrid takes bits, those of uniform EDEN; clt-k 1%, sidco 1%,
-    /// hard-threshold 0.01, adacomp 500, loco 512]
+    /// The method's parameter in the uniform setting: bits, density (`1%` or `0.01`), rank, magnitude, or elements per
+    /// bin or group. Plans have at most the size of this setting, unless `--budget` or `--size` is given. [default:
+    /// qsgd 4, eden 3, topk 1%, powersgd 4, clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp 500, loco 512; for hybrid
+    /// the bits of uniform EDEN, 3]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
-    /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The default is always one of them. Without a step, bits
-    /// and ranks advance by 1, densities by FIRST. [default: for bits and ranks half to twice the default, for densities a
-    /// tenth to ten times; EDEN's 1..8]
+    /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The default is always one of them. Without a step,
+    /// bits and ranks advance by 1, densities by FIRST. [default: half to twice the default for bits and ranks, a tenth
+    /// to ten times the default for densities, 1..8 for EDEN]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
-    /// The widths in which TopK may send its kept values: `full` (the gradient's own type) or 1 to 8 bits each, such as
-    /// `full,8,6,4,3,2`. The default always has full values. [default: full]
+    /// The widths in which TopK may send its values: `full` (the gradient's own type) or 1 to 8 bits per value, such as
+    /// `full,8,6,4,3,2`. The uniform setting always has full values. [default: full]
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width)]
     pub widths: Vec<Width>,
 }
@@ -124,19 +126,19 @@ pub struct Source {
 /// Options that apply to every method.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Candidates {
-    /// The error metric. Its sum over the layers is kept within the budget, or minimised for `--size`. [default: squared-l2,
-    /// which ranks plans best by the loss they lead to]
+    /// The metric of errors. The planner keeps the sum of the layers' errors within `--budget`, or minimises it under
+    /// `--size`. [default: squared-l2, which best predicts the training loss of plans]
     #[arg(long, value_parser = metric())]
     pub metric: Option<Metric>,
-    /// Number of workers whose payloads will be averaged. It matters when methods mix. Errors of `qsgd` and `eden` are
-    /// independent between workers, so their squares are divided by this number.
+    /// Number of workers whose payloads will be averaged. It matters if a plan chooses among several methods: errors of
+    /// `qsgd` and `eden` are independent between workers, so their squares are divided by this number.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
     pub workers: u32,
-    /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always are.
+    /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always stay uncompressed.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
-    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU, in builds with `--features cuda`) or `wgpu`
-    /// (the fastest GPU, in builds with `--features wgpu`). `lgreco devices` lists them.
+    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU, in builds with `--features cuda`) or
+    /// `wgpu` (the fastest GPU, in builds with `--features wgpu`). `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }
@@ -144,8 +146,8 @@ pub struct Candidates {
 /// How to solve.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Solving {
-    /// The solver. `exact` proves its plan optimal or states the largest possible gap; `dp` is Algorithm 1 of the L-GreCo
-    /// paper.
+    /// The solver. `exact` proves its plan optimal or states the largest possible gap; `dp` is Algorithm 1 of the
+    /// L-GreCo paper.
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
     /// Plan as the L-GreCo paper does: `--metric l2 --budget uniform --solver dp`.
@@ -176,26 +178,26 @@ pub struct Limits {
 /// What to compare.
 #[derive(Args, Debug)]
 pub struct Compare {
-    /// Gradients, as for `plan`. Without them, the built-in sample.
+    /// Gradients, as for `plan`. Without gradients, the command uses the built-in sample.
     pub gradients: Option<PathBuf>,
-    /// Compare only this method. Without it, compare qsgd, eden, topk, powersgd and hybrid, each against the budget of its
-    /// own default.
+    /// Compare only this method. Without it, compare qsgd, eden, topk, powersgd and hybrid, each within the budget of
+    /// its own default.
     #[arg(long, value_parser = method())]
     pub method: Option<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
-    /// The method's default, as for `plan`.
+    /// The method's parameter in the uniform setting, as for `plan`.
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter, requires = "method")]
     pub default: Option<f64>,
-    /// The candidate parameters besides the default, as for `plan`.
+    /// The candidate parameters, as for `plan`.
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
-    /// The widths of TopK's kept values, as for `plan`.
+    /// The widths of TopK's values, as for `plan`.
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "method")]
     pub widths: Vec<Width>,
     #[command(flatten)]
     pub limits: Limits,
-    /// Number of cells of Algorithm 1.
+    /// Number of cells into which Algorithm 1 divides the budget or size.
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels, default_value_t = 10_000)]
     pub levels: u32,
     /// Write the comparison as JSON to FILE. With `-`, write only JSON to standard output.
@@ -257,7 +259,7 @@ pub struct RangeArg {
 /// Parses a method's name.
 fn method() -> impl TypedValueParser<Value = Method> {
     words(Method::ALL.map(|method| match method {
-        Method::Hybrid => ("hybrid", "eden, topk and powersgd, chosen per layer; uniform is eden with 3 bits"),
+        Method::Hybrid => ("hybrid", "eden, topk or powersgd for each layer; the uniform setting is eden with 3 bits"),
         single => (single.name(), single.planned().about),
     }))
 }

@@ -9,8 +9,9 @@ pub struct ConstraintArgs {
     /// "h.*.q,h.*.k" ties q and k in each block. Repeat the option for each group. A table file may have groups too.
     #[arg(long, value_name = "LAYER,LAYER,...", value_parser = group)]
     pub group: Vec<Group>,
-    /// The setting of a layer, by its label in the table or as in a plan file. A `*` stands for any text. The planner
-    /// chooses the settings of all other layers. The budget covers all layers. Repeat the option for each layer.
+    /// The fixed setting of a layer: its label in the table, or its text in a plan file. A `*` in the layer's name
+    /// stands for any text. The planner chooses the settings of all other layers. The budget covers all layers. Repeat
+    /// the option for each layer.
     #[arg(long, value_name = "LAYER=SETTING", value_parser = fixed)]
     pub fix: Vec<String>,
 }

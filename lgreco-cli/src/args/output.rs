@@ -11,7 +11,7 @@ pub struct Output {
     /// Write the plan as JSON to FILE. With `-`, write only JSON to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Target>,
-    /// Draw the plan into an SVG file: settings per layer, size before and after, error against size.
+    /// Draw the plan as an SVG file: setting of each layer, size before and after compression, error against size.
     #[arg(long, value_name = "FILE.svg", value_parser = plot())]
     pub plot: Option<PathBuf>,
     /// Write a page for a browser, as one file that loads nothing else. It shows settings over the model's depth, the

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// The run to show.
 #[derive(Args, Clone, Debug)]
 pub struct Watch {
-    /// A file with a line of JSON per step, or `-` for standard input. A controller's metrics_line writes such lines
+    /// A file with a line of JSON per step, or `-` for standard input. A controller's metrics_line returns such lines
     /// (in C lgreco_controller_metrics_json). The command follows the file while it grows. If the file becomes shorter,
     /// the command reads it again from the start.
     pub steps: PathBuf,

@@ -44,7 +44,7 @@ pub(crate) const READER: Reader = Reader {
 };
 
 pub(crate) const PLANNED: Planned = Planned {
-    about: "What stands out of its bin, as one magnitude; biased",
+    about: "Sparsification: elements that stand out in their bin, all sent with one magnitude; biased",
     default: 500.0,
     bounds: Unit::GROUPS,
     expected: Unit::A_GROUP,

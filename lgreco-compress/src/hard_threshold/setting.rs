@@ -42,7 +42,7 @@ pub(crate) const KNOWN: Known = Known {
 };
 
 pub(crate) const PLANNED: Planned = Planned {
-    about: "All elements that reach a magnitude; biased",
+    about: "Sparsification: all elements of at least a given magnitude; biased",
     default: 0.01,
     bounds: [f32::MIN_POSITIVE as f64, f32::MAX as f64],
     expected: "a magnitude above 0, of f32",

@@ -39,7 +39,7 @@ pub(crate) const READER: Reader =
     Reader { method: wire::Method::LoCo, decode: super::decode, stated: super::stated, combine: None, stretch: None };
 
 pub(crate) const PLANNED: Planned = Planned {
-    about: "4 bits, rounded to nearest, in groups; biased",
+    about: "Quantisation to 4 bits in groups, rounded to nearest; biased",
     default: 512.0,
     bounds: Unit::GROUPS,
     expected: Unit::A_GROUP,

@@ -63,7 +63,7 @@ pub(crate) const READER: Reader = Reader {
 
 /// Searches use five power iterations, as the L-GreCo authors' code does.
 pub(crate) const PLANNED: Planned = Planned {
-    about: "Low rank; biased",
+    about: "Low-rank factors; biased",
     default: 4.0,
     bounds: [1.0, 65536.0],
     expected: "a whole rank, 1 to 65536",

@@ -79,7 +79,7 @@ fn from_parameters([low, high, fit, stages]: Parameters) -> Result<Setting> {
 
 /// Searches use one stage of the cheapest fit.
 pub(crate) const PLANNED: Planned = Planned {
-    about: "Sparsification by an estimated magnitude; biased",
+    about: "Sparsification: elements above an estimated threshold; biased",
     default: 0.01,
     bounds: Unit::DENSITIES,
     expected: Unit::A_DENSITY,

@@ -26,7 +26,7 @@ const BUCKET: &[Known<BucketOptions>] = &[
     Known {
         name: "world_size",
         expected: "a number of workers of at least 1",
-        means: "the number of workers. Default: 1.",
+        means: "the number of workers, at least 1. Default: 1.",
         read: |to, value| put(&mut to.world_size, value.number()),
     },
     Known {
@@ -43,27 +43,30 @@ const BUCKET: &[Known<BucketOptions>] = &[
     },
     Known {
         name: "indices",
-        expected: "the layers' numbers in the model, with commas between",
-        means: "each layer's number in the model, with commas between; it names the layer's random words. Default: 0,1,2 and so on.",
+        expected: "one index per layer, with commas between",
+        means: "the index of each layer in the model, with commas between. A layer's random bits depend on its index. \
+                Default: 0,1,2 and so on.",
         read: |to, value| put(&mut to.indices, value.numbers().map(Some)),
     },
     Known {
         name: "gain",
         expected: "a number above 0, at most 1",
-        means: "how much of an error is remembered, above 0, at most 1. Default: 1.",
+        means: "the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent \
+                values). Default: 1, which is classic error feedback.",
         read: |to, value| put(&mut to.gain, value.number()),
     },
     Known {
         name: "on_fault",
         expected: "zeros or nan",
-        means: "what means become where a rank has failed: zeros, the default, or nan, for a loss scaler to find.",
+        means: "the value that all means of the bucket get if a rank has failed in the step: zeros, the default, or \
+                nan, which a loss scaler detects.",
         read: |to, value| put(&mut to.nan_on_fault, value.word(&[("zeros", false), ("nan", true)])),
     },
     Known {
         name: "reduce_dtype",
         expected: "float32 or bfloat16",
-        means: "the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or bfloat16. What a \
-                worker's own values lose by it is remembered.",
+        means: "the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or \
+                bfloat16. The residual keeps the rounding errors of this rank's own values and of its factor Q.",
         read: |to, value| put(&mut to.reduce_dtype, value.reduce_dtype()),
     },
     Known {

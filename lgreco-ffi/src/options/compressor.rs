@@ -35,20 +35,23 @@ const COMPRESSOR: &[Known<CompressorOptions>] = &[
     },
     Known {
         name: "layer_index",
-        expected: "the number of a layer, from 0",
-        means: "the layer's number in the model, from 0; with the seed it names powersgd's start matrix. Default: 0.",
+        expected: "the index of a layer, from 0",
+        means: "the index of the layer in the model, from 0. The layer's random bits, and so powersgd's start matrix, \
+                depend on it. Default: 0.",
         read: |to, value| put(&mut to.stream.layer, value.number()),
     },
     Known {
         name: "rank",
         expected: "the number of a worker, from 0",
-        means: "the worker's number. Workers must differ here, or their rounding errors do not average out. Default: 0.",
+        means: "the number of this worker, from 0. It must differ between workers; otherwise their rounding errors do \
+                not average out. Default: 0.",
         read: |to, value| put(&mut to.stream.rank, value.number()),
     },
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "true: what is not sent becomes the residual, which is added to the next gradient. Default: false.",
+        means: "true: the compressor keeps its compression error as a residual, and adds the residual to the next \
+                gradient. Default: false.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
     },
 ];

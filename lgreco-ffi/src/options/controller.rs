@@ -142,17 +142,20 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "policy",
         expected: "lgreco, paper, uniform, uncompressed, kmeans, accordion or legacy",
-        means: "how settings are chosen: lgreco, the default, plans within the budget; paper plans as the L-GreCo paper (l2 errors, at \
-                most those of the uniform setting, by the dynamic program); uniform: the uniform setting for every layer; \
-                uncompressed; kmeans: `clusters` of layers by size and error, as CGX; accordion: two levels, by the change of \
-                gradient norms; legacy: by the size of a layer and the phase of training.",
+        means: "the rule that chooses settings. lgreco, the default: plans within the budget. paper: plans as in the \
+                L-GreCo paper. They come from the dynamic program, and their l2 error is at most that of the uniform \
+                setting, unless `metric` and `budget` say otherwise. uniform: the uniform setting for every layer. \
+                uncompressed: no compression. kmeans: one setting for each cluster of layers, as in CGX. accordion: \
+                one of two parameters for each layer, by the change of gradient norms and of the learning rate. \
+                legacy: a parameter by the size of a layer and the phase of training.",
         read: |to, value| put(&mut to.policy, value.word(&POLICIES).map(Some)),
     },
     Known {
         name: "objective",
         expected: "bits or seconds",
-        means: "bits, the default; or seconds: the time of sending and compressing on the slowest rank is measured in training, and \
-                layers whose compression does not pay are sent uncompressed.",
+        means: "the unit of sizes in plans: bits, the default, or seconds. With seconds, the controller measures the \
+                time of sending and compressing on the slowest rank during training. A layer is sent uncompressed if \
+                its compression does not save time.",
         read: |to, value| {
             let words = [("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)];
             put(&mut to.config.objective, value.word(&words))
@@ -161,33 +164,35 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "start_iter",
         expected: "a number of steps of at least 2",
-        means: "uncompressed steps before the first decision; at least 2. Default: 100.",
+        means: "the number of uncompressed steps before the first decision, at least 2. Default: 100.",
         read: |to, value| put(&mut to.config.schedule.warmup, value.number()),
     },
     Known {
         name: "period",
         expected: "a number of steps of at least 1",
-        means: "steps from one decision to the next, at least 1. Default: 1000.",
+        means: "the number of steps from one decision to the next, at least 1. Default: 1000.",
         read: |to, value| put(&mut to.config.schedule.period, value.number()),
     },
     Known {
         name: "window",
         expected: "a number of steps of at least 1",
-        means: "number of steps whose mean gradient a decision sees; at least 1. Default: 10.",
+        means: "the number of steps whose mean gradient a decision uses, at least 1. Default: 10.",
         read: |to, value| put(&mut to.config.schedule.window, value.number()),
     },
     Known {
         name: "lead",
         expected: "a number of steps, fewer than start_iter and period",
-        means: "steps between the last gradient that a decision sees and the first step under it, in which another thread may plan \
-                (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.",
+        means: "the number of steps between the last gradient that a decision uses and the first step under that \
+                decision; fewer than start_iter and period. In these steps another thread may plan \
+                (lgreco_controller_take_plan_task). Default: 0.",
         read: |to, value| put(&mut to.config.schedule.lead, value.number()),
     },
     Known {
         name: "ramp_up",
-        expected: "the first default and a number of steps, with a comma between",
-        means: "\"first,steps\": milder compression at first. `default` begins as `first` after start_iter steps, and approaches its own \
-                value geometrically in that many steps.",
+        expected: "the first value of `default` and a number of steps, with a comma between",
+        means: "\"first,steps\": compression begins milder. After start_iter steps, `default` begins with the value \
+                `first`. The decisions of the next `steps` steps bring it geometrically to its own value. Default: no \
+                ramp-up.",
         read: |to, value| match value.numbers::<f64>()?[..] {
             [first, steps] if steps >= 0.0 && steps.fract() == 0.0 => {
                 put(&mut to.config.ramp_up, Ok(Some(RampUp { first, steps: steps as u64 })))
@@ -198,15 +203,16 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "clusters",
         expected: "a number of at least 1",
-        means: "kmeans: the number of clusters, at least 1. Default: 6.",
+        means: "for kmeans: the number of clusters, at least 1. Default: 6.",
         read: |to, value| put(&mut to.clusters, value.number()),
     },
     Known {
         name: "accordion",
         expected: "two numbers, or four, with commas between",
-        means: "\"low,high\": the parameters of critical layers and of the others; then, unless they are 0.5 and 1.5, the relative \
-                change of a norm, and the factor by which the learning rate falls, that make layers critical. With the policy \
-                lgreco, budgets come from these levels.",
+        means: "\"low,high\" or \"low,high,eta,drop\". Critical layers get the parameter `low`, and other layers get \
+                `high`, which is smaller. A layer is critical if its gradient norm changes by at least the fraction \
+                `eta` (default 0.5). All layers are critical if the learning rate falls by more than the factor `drop` \
+                (default 1.5). With the policy lgreco or paper, budgets come from these two parameters.",
         read: |to, value| {
             to.accordion = Some(match value.numbers()?[..] {
                 [low, high] => Accordion::new(low, high),
@@ -218,41 +224,46 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     },
     Known {
         name: "legacy",
-        expected: "bounds between sizes; a parameter per size for each phase; steps",
-        means: "\"1000,100000; 8,6,4; 6,4,2; 900\": ascending numbers of elements from which on a layer is of the next class (none: \
-                one class); for each phase the parameters of the classes; steps of training, which the phases divide.",
+        expected: "bounds, one list of parameters per phase, and steps, as in 1000,100000; 8,6,4; 6,4,2; 900",
+        means: "bounds, phases and steps, with semicolons between, such as \"1000,100000; 8,6,4; 6,4,2; 900\". The \
+                bounds are ascending numbers of elements. A layer belongs to the first class whose bound exceeds its \
+                number of elements, or else to the last class. Each phase has one parameter per class. The last number \
+                is the length of training in steps, which the phases divide equally.",
         read: |to, value| put(&mut to.legacy, legacy(value).map(Some)),
     },
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "whether layers under lossy methods, except qsgd and eden, keep a residual of what was not sent. Default: true.",
+        means: "true: under all lossy methods except qsgd and eden, layers keep their compression error as a residual. \
+                false: no layer keeps a residual. Default: true.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
     },
     Known {
         name: "loco_residual_dtype",
         expected: "float32, bfloat16 or int8",
-        means: "residual_dtype for loco. Default: int8.",
+        means: "the option residual_dtype for layers under loco. Default: int8.",
         read: |to, value| put(&mut to.loco.storage, value.storage()),
     },
     Known {
         name: "loco_gain",
         expected: "a number above 0, at most 1",
-        means: "gain for loco. Default: 0.2.",
+        means: "the option gain for layers under loco. Default: 0.2.",
         read: |to, value| put(&mut to.loco.gain, value.number()),
     },
     Known {
         name: "loco_reset_every",
         expected: "a number of steps",
-        means: "reset_every for loco. Default: 512.",
+        means: "the option reset_every for layers under loco. Default: 512.",
         read: |to, value| put(&mut to.loco.reset_every, value.number()),
     },
     Known {
         name: "non_finite",
         expected: "error, skip or pass_through",
-        means: "what happens if some rank's gradient holds NaN or infinity. error, the default: the step fails on every rank before \
-                anything is exchanged, and may be repeated with other gradients. skip: its outcome is LGRECO_OUTCOME_SKIPPED, \
-                gradients become zeros, residuals stay. pass_through: it is exchanged uncompressed, with NaN and infinity.",
+        means: "the treatment of a step in which some rank's gradient holds NaN or infinity. error, the default: the \
+                step fails on every rank before anything is exchanged, and may be repeated with other gradients. skip: \
+                the outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay unchanged. \
+                pass_through: gradients are exchanged uncompressed, with NaN and infinity, and residuals stay \
+                unchanged.",
         read: |to, value| {
             let words =
                 [("error", NonFinite::Error), ("skip", NonFinite::Skip), ("pass_through", NonFinite::PassThrough)];
@@ -262,9 +273,9 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "route",
         expected: "all_gather or scatter_reduce",
-        means: "how payloads that cannot be summed on the wire travel. all_gather, the default: every rank gets all payloads. \
-                scatter_reduce: each rank averages a part, compresses the mean again and sends it \
-                (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).",
+        means: "the way in which ranks exchange payloads that a collective cannot sum. all_gather, the default: every \
+                rank gets all payloads. scatter_reduce: each rank averages a part, compresses the mean again and sends \
+                it to all ranks (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).",
         read: |to, value| {
             let words = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
             put(&mut to.config.route, value.word(&words))
@@ -273,26 +284,27 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "bucket_bytes",
         expected: "a number of bytes",
-        means: "size of buckets, in bytes of uncompressed gradients. Default: 4194304.",
+        means: "the size of a bucket, in bytes of uncompressed gradients. Default: 4194304.",
         read: |to, value| put(&mut to.config.bucket_bytes, value.number()),
     },
     Known {
         name: "measuring_rank",
         expected: "the number of a worker, from 0",
-        means: "the rank that measures and plans for all. Default: 0.",
+        means: "the rank that measures gradients and plans for all ranks. Default: 0.",
         read: |to, value| put(&mut to.config.measuring_rank, value.number()),
     },
     Known {
         name: "metrics_every",
         expected: "a number of steps",
-        means: "steps between measurements of relative errors; 0: never. Default: 10.",
+        means: "the number of steps between measurements of relative errors; 0 for never. Default: 10.",
         read: |to, value| put(&mut to.config.metrics_every, value.number()),
     },
     Known {
         name: "undo",
         expected: "true or false",
-        means: "true: the residuals of the step before are kept, in as much memory again, for lgreco_controller_roll_back and \
-                lgreco_controller_abandon_step. Default: false; they are always kept where `non_finite` is not error.",
+        means: "true: the controller keeps the residuals from before the last step, so that \
+                lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them. This doubles the \
+                memory of residuals. Default: false. If `non_finite` is not error, the controller always keeps them.",
         read: |to, value| put(&mut to.config.undo, value.truth()),
     },
 ];

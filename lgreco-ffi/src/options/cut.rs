@@ -20,49 +20,51 @@ const CUT: &[Known<CutOptions>] = &[
     Known {
         name: "batch",
         expected: "a number of samples of at least 1",
-        means: "samples per message: in training with a memory by position exactly so many, else at most. Must be given.",
+        means: "the number of samples per message, at least 1. In training with a memory by position, every message \
+                has exactly this number; otherwise it is a maximum. Must be given.",
         read: |to, value| put(&mut to.setting.batch, value.number()),
     },
     Known {
         name: "features",
         expected: "a number of values of at least 1",
-        means: "values per sample. Must be given.",
+        means: "the number of values per sample, at least 1. Must be given.",
         read: |to, value| put(&mut to.setting.features, value.number()),
     },
     Known {
         name: "forward",
         expected: CODEC,
-        means: "the codec of activations, as text (above). Default: min-max 4.",
+        means: "the codec of activations, as text (see the top of this header). Default: min-max 4.",
         read: |to, value| put(&mut to.setting.forward.codec, value.made(value.found.parse())),
     },
     Known {
         name: "forward_memory",
         expected: MEMORY,
-        means: "what is remembered of activations, as text (above). Default: none.",
+        means: "the memory of activations, as text (see the top of this header). Default: none.",
         read: |to, value| put(&mut to.setting.forward.memory, value.made(value.found.parse())),
     },
     Known {
         name: "backward",
         expected: CODEC,
-        means: "the codec of gradients, which need milder compression. Default: min-max 8.",
+        means: "the codec of gradients, which need milder compression than activations. Default: min-max 8.",
         read: |to, value| put(&mut to.setting.backward.codec, value.made(value.found.parse())),
     },
     Known {
         name: "backward_memory",
         expected: MEMORY,
-        means: "what is remembered of gradients. Default: none.",
+        means: "the memory of gradients, as text. Default: none.",
         read: |to, value| put(&mut to.setting.backward.memory, value.made(value.found.parse())),
     },
     Known {
         name: "cut",
         expected: "the number of a cut, from 0",
-        means: "which cut of the model. Default: 0.",
+        means: "the number of the cut in the model, from 0. Default: 0.",
         read: |to, value| put(&mut to.setting.cut, value.number()),
     },
     Known {
         name: "in_flight",
         expected: "a number of micro-batches of at least 1",
-        means: "micro-batches that may be on their way forward and back at a time. Default: 8.",
+        means: "the largest number of micro-batches in flight, at least 1. A micro-batch is in flight until its \
+                gradients have been sent. Default: 8.",
         read: |to, value| put(&mut to.setting.in_flight, value.number()),
     },
 ];

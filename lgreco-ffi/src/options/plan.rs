@@ -87,9 +87,9 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "solver",
         expected: "exact, dp or paper",
-        means: "exact, the default: the proved optimum, or the best plan and an honest bound where `states` end the search; dp: \
-                Algorithm 1 of the L-GreCo paper; paper: the same, within the error of the uniform setting unless `budget` says \
-                otherwise.",
+        means: "exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best \
+                plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default \
+                of `budget` is error.",
         read: |to, value| {
             let words = [("exact", Planner::Exact), ("dp", Planner::Dp), ("paper", Planner::Paper)];
             put(&mut to.planner, value.word(&words))
@@ -98,21 +98,24 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "levels",
         expected: "a number of cells of at least 1",
-        means: "dp: cells of the grid, at least 1. Default: 10000.",
+        means: "for dp: the number of cells into which the limit is divided, at least 1. Default: 10000.",
         read: |to, value| put(&mut to.levels, value.number()),
     },
     Known {
         name: "states",
         expected: "a number of partial plans",
-        means: "exact: partial plans kept at once, 32 bytes each; with 0 the relaxation is rounded. Default: 524288.",
+        means: "for exact: the largest number of partial plans held at once, each in 32 bytes. With 0, the solver only \
+                rounds the solution of the relaxed problem. Default: 524288.",
         read: |to, value| put(&mut to.states, value.number()),
     },
     Known {
         name: "budget",
         expected: "size, error or a number",
-        means: "size: plans have at most the uniform setting's size, and the least error; error: at most its error, or that of \
-                the table's own budget, and the least size; or so many bits (of a controller with the objective seconds, \
-                seconds). Default: error for a table that has a budget, else size.",
+        means: "the limit of a plan. size: its size is at most that of the uniform setting, and its error is \
+                minimised. error: its error is at most that of the uniform setting, or the table's own budget, and its \
+                size is minimised. A number: its size is at most so many bits, or so many seconds for a controller \
+                with the objective seconds. Default: error for a table that has a budget, and under paper; otherwise \
+                size.",
         read: |to, value| {
             to.limit = Some(match value.found {
                 "size" => Limit::Size,
@@ -125,7 +128,7 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "alpha",
         expected: "a number of at least 0",
-        means: "the budget of `size` or `error` is multiplied by this. Default: 1.",
+        means: "the factor, at least 0, by which the limit `size` or `error` is multiplied. Default: 1.",
         read: |to, value| put(&mut to.alpha, value.number()),
     },
 ];

@@ -44,9 +44,9 @@ pub(super) const SEARCH: &[Known<SearchOptions>] = &[
     Known {
         name: "method",
         expected: "a method, or several with commas between",
-        means: "the compressor: qsgd, topk, powersgd, eden, clt-k, sidco, hard-threshold, adacomp or loco. Of several with commas \
-                between each layer gets one, and the first says what is uniform. Default: hybrid, which is eden, topk and \
-                powersgd.",
+        means: "the compressor: qsgd, topk, powersgd, eden, clt-k, sidco, hard-threshold, adacomp or loco. If several \
+                are given, with commas between, each layer gets one of them, and the first one determines the uniform \
+                setting. Default: hybrid, which chooses among eden, topk and powersgd.",
         read: |to, value| {
             let methods = value.found.split(',').map(|name| value.made(name.trim().parse::<Method>()));
             to.methods = Some(methods.collect::<Result<_>>()?);
@@ -56,16 +56,17 @@ pub(super) const SEARCH: &[Known<SearchOptions>] = &[
     Known {
         name: "default",
         expected: "a number",
-        means: "the first method's parameter in the uniform setting, from which budgets come: bits per element for qsgd (default \
-                4) and eden (3); the density, above 0 and at most 1, for topk, clt-k and sidco (0.01); the rank for powersgd (4); \
-                the least magnitude for hard-threshold (0.01); elements per bin for adacomp (500), per group for loco (512).",
+        means: "the first method's parameter in the uniform setting, from which budgets are derived: bits per element \
+                for qsgd (default 4) and eden (3); the density, above 0 and at most 1, for topk, clt-k and sidco \
+                (0.01); the rank for powersgd (4); the smallest magnitude that is sent for hard-threshold (0.01); \
+                elements per bin for adacomp (500); elements per group for loco (512).",
         read: |to, value| put(&mut to.default, value.number().map(Some)),
     },
     Known {
         name: "candidates",
         expected: "three numbers with commas between: the first, the last and the step",
-        means: "the parameters to choose from: \"first,last,step\". Default: around `default`, as in the L-GreCo paper; eden has 1 \
-                to 8 bits.",
+        means: "\"first,last,step\": the parameters among which plans choose; `default` is always one of them. \
+                Default: a range around `default`, as in the L-GreCo paper; 1 to 8 bits for eden.",
         read: |to, value| match value.numbers()?[..] {
             [first, last, step] => put(&mut to.candidates, Ok(Some(Range { first, last, step }))),
             _ => Err(value.wrong()),
@@ -73,8 +74,9 @@ pub(super) const SEARCH: &[Known<SearchOptions>] = &[
     },
     Known {
         name: "widths",
-        expected: "full and numbers of bits, with commas between",
-        means: "how topk may send the values that it keeps: full, or 1 to 8 bits each, with commas between. Default: full.",
+        expected: "full or 1 to 8 bits, or several of these with commas between",
+        means: "the formats of the values that topk sends: full, or a number of bits from 1 to 8, or several of these \
+                with commas between. Default: full.",
         read: |to, value| {
             let widths = value.found.split(',').map(|width| value.made(width.trim().parse::<Width>()));
             put(&mut to.widths, widths.collect::<Result<_>>().map(Some))
@@ -83,7 +85,8 @@ pub(super) const SEARCH: &[Known<SearchOptions>] = &[
     Known {
         name: "metric",
         expected: "squared-l2 or l2",
-        means: "what errors are measured in: squared-l2, the default, or l2, the paper's.",
+        means: "the measure of errors: squared-l2, or l2 as in the L-GreCo paper. Default: squared-l2; l2 under the \
+                policy paper.",
         read: |to, value| put(&mut to.metric, value.made(value.found.parse()).map(Some)),
     },
     Known {
@@ -95,15 +98,16 @@ pub(super) const SEARCH: &[Known<SearchOptions>] = &[
     Known {
         name: "workers",
         expected: "a number of workers of at least 1",
-        means: "whose mean is taken. Errors of unbiased methods are divided by it, which decides between methods. Default: 1; in a \
-                controller its world size.",
+        means: "the number of workers whose payloads are averaged. The squared errors of unbiased methods are divided \
+                by it, which affects the choice between methods. Default: 1; in a controller its number of workers, or \
+                of nodes (lgreco_controller_create_on_nodes).",
         read: |to, value| put(&mut to.workers, value.number().map(Some)),
     },
     Known {
         name: "reduce_dtype",
         expected: "float32 or bfloat16",
-        means: "the type of values that are summed on the wire, of uncompressed layers and powersgd's factors: float32, the \
-                default, or bfloat16.",
+        means: "the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or \
+                bfloat16. In a controller on nodes, the ranks of a node also send each other gradients in this type.",
         read: |to, value| put(&mut to.reduce_dtype, value.reduce_dtype().map(Some)),
     },
     Known {

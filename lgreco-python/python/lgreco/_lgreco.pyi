@@ -45,7 +45,7 @@ def make_plan(
     solver: str,
     **options: Any,
 ) -> tuple[str, PlanPage]:
-    """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file, and its page.
+    """Measures layers and plans. Returns the JSON of a plan file, and its page.
 
     ``model`` is a list of layers (name, dims, dtype, address of contiguous values). It can also be the path of a
     safetensors file, of an index of several files, or of a folder with them.

@@ -120,9 +120,9 @@ class Plan:
     def html(self) -> str:
         """A page about the plan for a browser, as one file of HTML that loads nothing else.
 
-        It has the settings over the model's depth, the size-error frontier with the uniform setting and the plan on it, and a table
-        of layers that can be sorted. Frontier and relative errors are missing if the plan was loaded or unpickled, because a plan
-        file does not have the error table. Making the page solves for the frontier: up to 100 plans.
+        It shows the settings over the model's depth, and a table of layers that can be sorted. It also shows the size-error
+        frontier, with the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative errors are
+        missing, because a plan file does not have the error table. Making the page computes up to 100 plans of the frontier.
 
         >>> pathlib.Path("report.html").write_text(plan(gradients).html())  # doctest: +SKIP
         """
@@ -165,12 +165,12 @@ def plan(
     ----------
     gradients
         A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, or any object with
-        DLPack or a buffer. Or the path of a safetensors file, of an index of several files, or of a folder with them,
-        as for the command. The first dimension of an array is the rows of a matrix, and the others together are its
+        DLPack or a buffer. ``gradients`` can also be the path of a safetensors file, of an index of several files, or of
+        a folder with them. Arrays count as matrices: the first dimension is the rows, and the others together are the
         columns.
     method, default, candidates
-        As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters to choose
-        from.
+        As in ``lgreco.torch.LGreCoState``. ``candidates`` is the first, last and step of the parameters among which the
+        plan chooses.
     budget, size, alpha
         The limit of the plan. By default the size is limited, and the plan minimises the error. The limit is ``size``, a number of
         bits, or else the size of the uniform setting ``default``. With ``budget`` the error is limited, and the plan minimises the
@@ -184,10 +184,10 @@ def plan(
     widths
         Formats of the values that TopK sends: ``"full"``, or 1 to 8 bits per value. The default is full.
     solver
-        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, by default with the
-        paper's metric and budget.
+        ``"exact"``: the plan is proved optimal, or ``lower_bound`` limits its distance from the optimum. ``"dp"``: Algorithm 1
+        of the L-GreCo paper. ``"paper"``: Algorithm 1, by default with the paper's metric and budget.
     metric
-        ``"squared-l2"``, the default, which predicts the training loss best, or the paper's ``"l2"``.
+        The measure of errors: ``"squared-l2"``, the default, which predicts the training loss best, or ``"l2"`` as in the paper.
     workers
         Number of workers whose payloads are averaged. It matters for the choice between methods: errors of EDEN and
         QSGD are independent between workers and average out.

@@ -13,8 +13,9 @@ from lgreco._lgreco import Request
 class ExchangeError(RuntimeError):
     """A collective has failed: a rank has died or stalled, or the network has failed.
 
-    The step is undone: residuals are as before it, and ``state_dict()`` saves them. Ranks may have failed at different
-    steps. The ranks that continue in a new group all load the state of one of them, each with its own residuals:
+    The step is undone, and ``state_dict()`` saves the residuals. With ``undo=True`` or a ``grad_scaler`` they are as before the
+    step. Otherwise, layers that were already exchanged keep their new residuals. Ranks may have failed at different steps. The
+    ranks that continue in a new group all load the state of one of them, each with its own residuals:
     ``load_state_dict(of_one, [own])``. A rank that replaces a dead one loads the dead rank's last residuals.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))

@@ -101,7 +101,7 @@ class LGreCoState(Training):
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
         at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and
-        process. ``"size"`` gives the lower final loss.
+        process. ``"size"`` gives a lower final loss than ``"error"``.
     objective
         ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
         rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
@@ -119,8 +119,8 @@ class LGreCoState(Training):
         ``"dense"``). Other layers stay uncompressed. A warning is logged for a setting that sends more than the
         uncompressed layer.
     start_iter, period, window
-        Number of uncompressed steps at the start, at least 2; steps between plans; steps whose gradients are averaged
-        for a plan.
+        The first ``start_iter`` steps, at least 2, are uncompressed. Plans are made every ``period`` steps, from the mean
+        gradient of the last ``window`` steps.
     route
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
         two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,
@@ -130,45 +130,51 @@ class LGreCoState(Training):
         The group of this node's ranks, for ``route="two_level"``. By default, nodes are blocks of LOCAL_WORLD_SIZE
         ranks, as torchrun numbers them. Errors then number ranks node by node.
     error_feedback, residual_dtype
-        Whether residuals keep the errors of TopK and PowerSGD, and their format: torch.float32, torch.bfloat16 or
-        torch.int8.
+        Whether layers keep their compression errors as residuals, under all lossy methods except QSGD and EDEN; and the
+        type of residuals: torch.float32, torch.bfloat16 or torch.int8. The residuals of LoCo are always torch.int8.
     reduce_dtype
-        The format of sums on the network: torch.float32, or torch.bfloat16 in half the bytes. It applies to PowerSGD's
-        factors and to uncompressed layers. Residuals keep the rounding errors of a process's own factors. Rounding
-        errors of uncompressed layers are lost, as in plain DDP of bfloat16. The default is bfloat16 if all parameters
-        are, as in plain DDP, and else float32.
+        The type of sums on the network: torch.float32, or torch.bfloat16 in half the bytes. It applies to PowerSGD's
+        factors and to uncompressed layers. With two levels, the ranks of a node also send gradients in this type. Residuals
+        keep the rounding errors of a process's own factors. Rounding errors of uncompressed layers are lost, as in plain DDP
+        of bfloat16. The default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
     grad_scaler
         The GradScaler of mixed precision. Steps that it skips are undone, and residuals follow its scale. Gradients
         that are not finite are no error; they reach the scaler on all ranks. If ``model`` is wrapped in DDP, reading
         the scale never makes a step on a GPU wait. A step after a change of the scale waits for residuals, which the
         host rescales.
     hold_zeros
-        Layers whose gradient is all zeros keep their residual. It is needed for ``find_unused_parameters=True``, where
-        DDP drops the mean of parameters that no rank has used. The default is whether ``model`` is such a DDP.
+        Whether layers whose gradient is all zeros keep their residual instead of sending it. This is needed with
+        ``find_unused_parameters=True``, where DDP drops the mean of parameters that no rank has used. The default is True if
+        ``model`` is a DDP with ``find_unused_parameters=True``.
     on_plan
-        Called with the state after every step with new settings.
+        A function that is called with the state after each step that is the first under new settings.
     ramp_up
-        ``(first, steps)``: plans after ``start_iter`` use ``first``, a milder parameter, and reach ``default`` in this
-        many steps. Errors in early steps harm more.
+        ``(first, steps)``: after ``start_iter`` steps the uniform setting begins with the milder parameter ``first``, and
+        reaches ``default`` within ``steps`` steps. Errors in early steps do more harm than errors in later steps.
     lead
         Number of steps by which a plan begins before the step in which it takes effect; fewer than ``start_iter`` and ``period``.
         With more than 0, rank 0 plans on a thread while training continues. The step in which the plan takes effect waits for it,
-        so that runs are reproducible. The default is 10, or half of ``start_iter`` or ``period`` if that is less, for models with
-        4 million parameters or more and gradients on the host; otherwise, and with ``objective="seconds"``, it is 0.
+        so that runs are reproducible. The default is 0, except for models with 2^22 parameters or more and gradients on the host.
+        For these it is 10, or half of ``start_iter`` or ``period`` if that is less. It is always 0 with ``objective="seconds"``,
+        and under policies that do not look at gradients.
     undo
         Whether the residuals of the previous step are kept, which doubles their memory. A step whose network failed
         then leaves residuals unchanged. With ``grad_scaler``, which skips steps, they are always kept. ``memory()``
-        tells how much memory a run takes.
+        returns the memory of a run.
     **options
-        As in the Rust crate's ``controller::Config`` and ``search::Search``. ``alpha``; ``metric``, ``"squared-l2"`` or
-        the paper's ``"l2"``; ``workers``, the number of workers in the mean (default: those of the group);
-        ``candidates`` (first, last, step). ``widths`` are the formats of TopK's values: ``"full"`` and 1 to 8 bits
-        (default: all but 1 and 7). ``min_elements``, ``metrics_every``, ``clusters``.
+        ``alpha`` multiplies a budget of ``"size"`` or ``"error"`` (default: 1). ``metric`` measures errors: ``"squared-l2"``, or
+        ``"l2"`` as in the paper. ``workers`` is the number of averaged payloads (default: the number of workers, or of nodes with
+        two levels). ``candidates`` is the first, last and step of the parameters among which plans choose. ``widths`` lists the
+        formats of TopK's values: ``"full"`` and 1 to 8 bits (default: all but 1 and 7). Layers with fewer than ``min_elements``
+        elements stay uncompressed (1024). Relative errors are measured every ``metrics_every`` steps; 0 means never (10; on a GPU
+        0). ``clusters`` is the number of clusters under ``policy="kmeans"`` (6).
 
-        ``accordion`` has Accordion's parameters of critical and of other layers. Two numbers may follow, 0.5 and 1.5 by
-        default: the change of a norm and the fall of the learning rate that make layers critical. The rate is that of
-        the first group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's levels. ``legacy`` has
-        LEGACY's bounds between sizes, a parameter per size for each phase, and steps of training.
+        ``accordion`` has Accordion's parameters of critical and of other layers. Two numbers may follow, by default 0.5
+        and 1.5. A layer is critical if its gradient norm changes by at least the first number, as a fraction. All layers are
+        critical if the learning rate falls by more than the second number, as a factor. The learning rate is that of the first
+        parameter group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's parameters. ``legacy`` is
+        ``(bounds, levels, steps)``: ascending bounds between classes of layer sizes, in elements; for each phase a list with one
+        parameter per class; and the training steps, which the phases divide equally.
 
     Raises
     ------

@@ -93,7 +93,7 @@ class LGreCoShardedState(Training):
     ``replicate_group`` (HSDP), ``module`` is sharded only within an inner group, such as the processes of a node. FSDP
     reduces and scatters within that group as usual. Compressed gradients then average the shards over
     ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay there, as under ``LGreCoState``,
-    and nothing waits for the host.
+    and no step waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS

@@ -55,16 +55,17 @@ class OuterStep(Reports, Checkpointed[None]):
         ranks at the next outer step. For a sharded model, each process averages its own shards, and ``process_group``
         has the ranks that hold the same shards.
     every
-        Number of inner steps between outer ones, at least 1; SparseLoCo has 30.
+        Number of inner steps between two outer steps, at least 1. SparseLoCo uses 30.
     learning_rate, momentum
         Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and momentum 0.9, the loss in
         ``examples/outer.py`` fell and then rose: values that residuals hold back are sent late, and momentum then applies them
         repeatedly. MuLoCo's momentum of 0.6 did not have this effect.
     feedback_decay
-        Factor of residuals after every outer step: 1 is classic error feedback, and SparseLoCo has 0.95.
+        Factor, above 0 and at most 1, by which residuals are multiplied after every outer step. 1 is classic error feedback, and
+        SparseLoCo uses 0.95.
     fragments
-        With more than 1, the layers are divided into this many parts of about equal size, which are averaged in turn at
-        equal intervals. So less is sent at a time (Streaming DiLoCo).
+        Number of parts of about equal size into which the layers are divided: at most ``every``, and at most the number of layers.
+        The parts are averaged in turn, at equal intervals. So less is sent at a time (Streaming DiLoCo).
     delay
         Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are then those
         of ``delay`` steps ago, and each process adds its own changes since then. So the exchange may take as long as these steps.
@@ -74,14 +75,14 @@ class OuterStep(Reports, Checkpointed[None]):
         errors it is named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one
         header for all.
     forget_moved
-        Whether a process clears its residual of an element that the mean changes, because other processes have sent it.
-        This is for TopK, whose mean leaves most elements unchanged, and allows a higher learning rate. With
+        Whether a process clears its residual of each element whose mean is not 0, because some process has sent that element.
+        This is for TopK, under which the means of most elements are 0. It allows a higher learning rate. With
         ``joined=True``, ``learning_rate=4``, ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]``, half of
         SparseLoCo's bytes gave a lower loss (docs/src/experiments/outer-steps.md).
     process_group, **options
-        As in ``LGreCoState``, but a step is an outer step. The default of ``start_iter`` is 2, of ``period`` 100, of ``window`` 1.
-        Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers; each fragment gets a share in
-        proportion to its elements.
+        As in ``LGreCoState``, but steps are outer steps. The defaults are ``start_iter=2``, ``period=100`` and ``window=1``.
+        Outer steps before the first plan use the uniform setting. A ``budget`` in bits is for all layers; each fragment gets a
+        share in proportion to its elements.
 
     Raises LgrecoError for invalid options and parameters.
     """

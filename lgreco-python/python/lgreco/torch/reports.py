@@ -35,7 +35,7 @@ class Reports:
         return found
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws bytes and errors of each layer to a file in the format of ``path``'s suffix. Needs matplotlib."""
+        """Draws bytes and errors of each layer to a file. The suffix of ``path`` sets the format. Needs matplotlib."""
         metrics = self.metrics()
         labels = [layer["setting"] for layer in metrics.values()]
         sent = [float(layer["bytes_out"]) for layer in metrics.values()]

@@ -276,7 +276,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return self._controller.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
-        """Continues from a saved state. All ranks call it between two steps. It logs what is lost.
+        """Continues from a saved state. All ranks call it between two steps. Missing layers and lost residuals are logged.
 
         The options of this object apply. Differences from the saved options are logged. A fixed or uniform policy
         applies them at once, and other policies make a new plan after a full window.
