@@ -88,9 +88,11 @@ without_progress() {
 # none prints its last lines.
 failures() { # NAME
     local listed
-    listed=$(sed -n '/^failures:$/,$p; /^=* FAILURES =*$/,$p' "$logs/$1.log" | head -n 60)
+    listed=$(sed -nE '/^(failures:|=+ FAILURES =+)$/,$p' "$logs/$1.log")
     [ -n "$listed" ] || listed=$(without_progress "$logs/$1.log" | tail -n 40)
-    sed 's/^/    /' <<<"$listed"
+    awk '{ line[NR] = $0 }
+        END { for (i = 1; i <= NR; i++) if (i <= 60 || i > NR - 30) print "    " line[i]; else if (i == 61) print "    [...]" }' \
+        <<<"$listed"
     say "    (more is in $logs/$1.log)"
 }
 

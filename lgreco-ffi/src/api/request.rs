@@ -38,7 +38,8 @@ pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 /// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
-/// received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
+/// received_lens[i] bytes of `received`. Only the route scatter_reduce, shards, and nodes with `reduce_dtype` bfloat16
+/// use it.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
 /// `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
 /// the workers; the others may change arbitrarily. Only shards and nodes use it.

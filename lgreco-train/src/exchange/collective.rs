@@ -122,7 +122,7 @@ pub trait Collective {
 
     /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and receives the
     /// next `received_lens[i]` bytes of `received` from it. The routes [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and
-    /// [`Sharded`](crate::exchange::Route::Sharded) need it.
+    /// [`Sharded`](crate::exchange::Route::Sharded) need it, and two levels that send gradients as bf16 inside nodes.
     ///
     /// # Errors
     /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
@@ -140,8 +140,8 @@ pub trait Collective {
     /// Replaces this worker's part of `values` by its sums over the workers. `values` has a part of `lens[i]` values for each
     /// worker `i`. The other parts may hold anything afterwards. NaN must stay NaN. If the sums have the bits of
     /// [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same bits as other exchanges. Only
-    /// [`Route::Sharded`](crate::exchange::Route) calls it. The default implementation is an all-reduce of all values, with about
-    /// twice the traffic.
+    /// [`Route::Sharded`](crate::exchange::Route) and two levels call it. The default implementation is an all-reduce of all values,
+    /// with about twice the traffic.
     ///
     /// # Errors
     /// Errors of the caller's network.

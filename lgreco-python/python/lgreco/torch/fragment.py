@@ -195,7 +195,7 @@ class Fragment(Training):
         self._outer = Torn()
         means = [mean.view_as(start) for mean, start in zip(means, self._starts)]
         for layer in zip(self.parameters, sent.parameters or self.parameters, self._starts, self._velocities, means):
-            for p, before, start, velocity, mean in zip(*map(_rows, layer)):
+            for p, before, start, velocity, mean in zip(*map(_pieces, layer)):
                 learned_since = p - before if self._delayed else None
                 velocity.mul_(self._momentum).add_(mean)
                 start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
@@ -261,11 +261,13 @@ class Fragment(Training):
         self._outer = Ready()
 
 
-def _rows(values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Splits values by rows into parts of about a million, so that what is computed from a part takes little memory."""
+def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Splits values along the longest dimension into parts of about a million. What is computed from a part then takes little
+    memory."""
     if values.dim() == 0:
         return [values]
-    return torch.split(values, max(1, (1 << 20) * len(values) // values.numel()))
+    longest = max(range(values.dim()), key=lambda at: values.shape[at])
+    return torch.split(values, max(1, (1 << 20) * values.shape[longest] // values.numel()), longest)
 
 
 def elements(named: Named) -> int:

@@ -9,7 +9,7 @@
 //! node:  all-gather of the means and statuses          all ranks have all means
 //! ```
 //!
-//! A rank's failure is reported in its node's reduce-scatter, or found in the exchange between nodes. All ranks of its node report
+//! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of its node report
 //! it to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
 
 use super::messages::{FAULT, Fault, Layer, Messages, judge_faults};

@@ -1,6 +1,6 @@
-//! Averages gradients in two levels, for nodes of several ranks: uncompressed inside each node, and compressed between nodes.
+//! Averages gradients in two levels, for nodes of several ranks: in f32 or bf16 inside each node, and compressed between nodes.
 //!
-//! The ranks of a node reduce-scatter a bucket's gradients. Each rank exchanges its shard, compressed, with its *peers*: the ranks
+//! The ranks of a node sum a bucket's gradients, and each gets the sums of its shard. Each rank exchanges its shard, compressed, with its *peers*: the ranks
 //! of the same local rank on the other nodes. An all-gather inside the node completes the means. So each byte of a payload crosses
 //! a node's link `nodes − 1` times, for any number of ranks per node. An exchange between all ranks would send it
 //! `(nodes − 1) · per_node` times for each of the node's ranks.
@@ -60,6 +60,7 @@ use super::{Config, Controller, MemoryUse, Tensor};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
+use crate::gradient::Dtype;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
@@ -236,11 +237,17 @@ impl TwoLevel {
         let per_node = self.topology.per_node as usize;
         let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes);
         let of_shards = self.controller.memory(Some(bucket_bytes.div_ceil(per_node)), at_once)?;
-        let elements: u64 = self.layers.iter().map(|tensor| tensor.shape().elements() as u64).sum();
+        let elements = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.shape().elements() as u64).sum::<u64>();
+        let (elements, own) = (elements(&self.layers), elements(self.controller.tensors()));
         let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
         let bytes = (bucket_bytes as u64).saturating_mul(at_once as u64).min(all);
-        // Messages take an f32 or two bf16 per element, and the means in their type.
-        let messages = bytes as f64 * (4 * elements + all) as f64 / all.max(1) as f64;
+        // Gradients are an f32 per element. As bf16, the shards of the other ranks are sent; this rank's shard is a sum in f32, and
+        // comes from each other rank. Means have their layers' types.
+        let gradients = match self.config.search.reduce_dtype {
+            Dtype::Bf16 => 2 * elements + 2 * per_node as u64 * own,
+            _ => 4 * elements,
+        };
+        let messages = bytes as f64 * (gradients + all) as f64 / all.max(1) as f64;
         Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
     }
 

@@ -83,9 +83,9 @@ impl Reduction {
         gradients: &[ValuesMut<'_>],
         topology: &Topology,
     ) -> Result<(), Error> {
+        let share = self.share(topology);
         let Reduction { halves, lens, sums, sent, .. } = self;
         let (mut sums, mut sent) = (&mut sums[..], &mut sent[..]);
-        let share = share(topology.per_node);
         for (local, &len) in (0..).zip(&*lens) {
             let present = layers.iter().map(|layer| u8::from(layer.present));
             if *halves && local != topology.local {
@@ -178,8 +178,14 @@ impl Reduction {
         if self.halves {
             self.add_received(layers);
         }
-        let start = self.start(topology);
-        (&mut self.sums[start..], topology.per_node as f32 * share(topology.per_node))
+        let (start, divisor) = (self.start(topology), topology.per_node as f32 * self.share(topology));
+        (&mut self.sums[start..], divisor)
+    }
+
+    /// The power of two by which values are multiplied before they are summed. Values that are rounded to bf16 need a bit more room.
+    fn share(&self, topology: &Topology) -> f32 {
+        let room = if self.halves { 2 } else { 1 };
+        1.0 / (room * topology.per_node.next_power_of_two()) as f32
     }
 
     fn add_received(&mut self, layers: usize) {
@@ -227,9 +233,4 @@ fn put<T: Element>(
         }
     }
     Ok(())
-}
-
-/// The power of two by which values are multiplied before they are summed over `ranks` ranks.
-fn share(ranks: u32) -> f32 {
-    1.0 / ranks.next_power_of_two() as f32
 }
