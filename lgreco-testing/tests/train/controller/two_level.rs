@@ -322,7 +322,7 @@ fn buckets_in_flight_end_as_blocking_steps_do() {
 /// missing gradients count as zeros.
 #[test]
 fn layers_without_gradients_on_a_node_keep_their_residuals() {
-    SENT.map(layers_without_gradients);
+    SENT.into_iter().for_each(layers_without_gradients);
 }
 
 fn layers_without_gradients(sent: Dtype) {

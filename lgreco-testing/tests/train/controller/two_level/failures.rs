@@ -193,7 +193,7 @@ fn options_and_layers_that_differ_are_named() {
 /// The ranks of a node put different layers into a bucket.
 #[test]
 fn buckets_of_other_layers_are_found() {
-    SENT.map(expect_other_layers_found);
+    SENT.into_iter().for_each(expect_other_layers_found);
 }
 
 fn expect_other_layers_found(sent: Dtype) {
