@@ -234,23 +234,25 @@ lgreco_status lgreco_table_measure(const struct lgreco_context *context,
                                    struct lgreco_table **table);
 //
 // Options:
-//   method                the compressor: qsgd, topk, powersgd, eden, clt-k, sidco, hard-threshold, adacomp or loco. Of several
-//                         with commas between each layer gets one, and the first says what is uniform. Default: hybrid, which
-//                         is eden, topk and powersgd.
-//   default               the first method's parameter in the uniform setting, from which budgets come: bits per element for
-//                         qsgd (default 4) and eden (3); the density, above 0 and at most 1, for topk, clt-k and sidco (0.01);
-//                         the rank for powersgd (4); the least magnitude for hard-threshold (0.01); elements per bin for
-//                         adacomp (500), per group for loco (512).
-//   candidates            the parameters to choose from: "first,last,step". Default: around `default`, as in the L-GreCo paper;
-//                         eden has 1 to 8 bits.
-//   widths                how topk may send the values that it keeps: full, or 1 to 8 bits each, with commas between. Default:
-//                         full.
-//   metric                what errors are measured in: squared-l2, the default, or l2, the paper's.
+//   method                the compressor: qsgd, topk, powersgd, eden, clt-k, sidco, hard-threshold, adacomp or loco. If several
+//                         are given, with commas between, each layer gets one of them, and the first one determines the uniform
+//                         setting. Default: hybrid, which chooses among eden, topk and powersgd.
+//   default               the first method's parameter in the uniform setting, from which budgets are derived: bits per element
+//                         for qsgd (default 4) and eden (3); the density, above 0 and at most 1, for topk, clt-k and sidco
+//                         (0.01); the rank for powersgd (4); the smallest magnitude that is sent for hard-threshold (0.01);
+//                         elements per bin for adacomp (500); elements per group for loco (512).
+//   candidates            "first,last,step": the parameters among which plans choose; `default` is always one of them. Default:
+//                         a range around `default`, as in the L-GreCo paper; 1 to 8 bits for eden.
+//   widths                the formats of the values that topk sends: full, or a number of bits from 1 to 8, or several of these
+//                         with commas between. Default: full.
+//   metric                the measure of errors: squared-l2, or l2 as in the L-GreCo paper. Default: squared-l2; l2 under the
+//                         policy paper.
 //   min_elements          layers with fewer elements stay uncompressed. Default: 1024.
-//   workers               whose mean is taken. Errors of unbiased methods are divided by it, which decides between methods.
-//                         Default: 1; in a controller its world size.
-//   reduce_dtype          the type of values that are summed on the wire, of uncompressed layers and powersgd's factors:
-//                         float32, the default, or bfloat16.
+//   workers               the number of workers whose payloads are averaged. The squared errors of unbiased methods are divided
+//                         by it, which affects the choice between methods. Default: 1; in a controller its number of workers,
+//                         or of nodes (lgreco_controller_create_on_nodes).
+//   reduce_dtype          the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or
+//                         bfloat16. In a controller on nodes, the ranks of a node also send each other gradients in this type.
 //   random_seed           the seed of all random bits, the same on every rank. Default: 0.
 
 // One option of one layer. The layout of this struct never changes.
@@ -354,15 +356,18 @@ lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
                                 struct lgreco_plan **plan);
 //
 // Options:
-//   solver                exact, the default: the proved optimum, or the best plan and an honest bound where `states` end the
-//                         search; dp: Algorithm 1 of the L-GreCo paper; paper: the same, within the error of the uniform
-//                         setting unless `budget` says otherwise.
-//   levels                dp: cells of the grid, at least 1. Default: 10000.
-//   states                exact: partial plans kept at once, 32 bytes each; with 0 the relaxation is rounded. Default: 524288.
-//   budget                size: plans have at most the uniform setting's size, and the least error; error: at most its error,
-//                         or that of the table's own budget, and the least size; or so many bits (of a controller with the
-//                         objective seconds, seconds). Default: error for a table that has a budget, else size.
-//   alpha                 the budget of `size` or `error` is multiplied by this. Default: 1.
+//   solver                exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best
+//                         plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default
+//                         of `budget` is error.
+//   levels                for dp: the number of cells into which the limit is divided, at least 1. Default: 10000.
+//   states                for exact: the largest number of partial plans held at once, each in 32 bytes. With 0, the solver
+//                         only rounds the solution of the relaxed problem. Default: 524288.
+//   budget                the limit of a plan. size: its size is at most that of the uniform setting, and its error is
+//                         minimised. error: its error is at most that of the uniform setting, or the table's own budget, and
+//                         its size is minimised. A number: its size is at most so many bits, or so many seconds for a
+//                         controller with the objective seconds. Default: error for a table that has a budget, and under paper;
+//                         otherwise size.
+//   alpha                 the factor, at least 0, by which the limit `size` or `error` is multiplied. Default: 1.
 
 // The kind of limit that a plan keeps.
 LGRECO_ENUM(lgreco_limit) {
@@ -435,13 +440,16 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //
 // Options:
 //   random_seed           the seed of all random bits, the same on every rank. Default: 0.
-//   layer_index           the layer's number in the model, from 0; with the seed it names powersgd's start matrix. Default: 0.
-//   rank                  the worker's number. Workers must differ here, or their rounding errors do not average out. Default:
-//                         0.
-//   error_feedback        true: what is not sent becomes the residual, which is added to the next gradient. Default: false.
-//   residual_dtype        the type of residuals: float32, the default, bfloat16 or int8.
-//   gain                  the part of a new compression error that residuals take up, above 0, at most 1. Default: 1.
-//   reset_every           residuals become zeros after every so many steps; with 0 never. Default: 0.
+//   layer_index           the index of the layer in the model, from 0. The layer's random bits, and so powersgd's start matrix,
+//                         depend on it. Default: 0.
+//   rank                  the number of this worker, from 0. It must differ between workers; otherwise their rounding errors do
+//                         not average out. Default: 0.
+//   error_feedback        true: the compressor keeps its compression error as a residual, and adds the residual to the next
+//                         gradient. Default: false.
+//   residual_dtype        the type in which residuals are stored: float32, the default, bfloat16 or int8.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
+//                         values). Default: 1, which is classic error feedback.
+//   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
 
 // Tells the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes exactly
 // this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
@@ -511,7 +519,8 @@ LGRECO_ENUM(lgreco_request_kind) {
     LGRECO_REQUEST_ALL_GATHER_EACH = 3,
     LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by those of worker `root`.
     // For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
-    // received_lens[i] bytes of `received`. Only the route scatter_reduce and shards use it.
+    // received_lens[i] bytes of `received`. Only the route scatter_reduce, shards, and nodes with `reduce_dtype` bfloat16
+    // use it.
     LGRECO_REQUEST_ALL_TO_ALL = 5,
     // `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
     // the workers; the others may change arbitrarily. Only shards and nodes use it.
@@ -615,48 +624,56 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        struct lgreco_controller **controller);
 //
 // Options: those of lgreco_table_measure and lgreco_plan_solve (the default of `budget` is size), and
-//   policy                how settings are chosen: lgreco, the default, plans within the budget; paper plans as the L-GreCo
-//                         paper (l2 errors, at most those of the uniform setting, by the dynamic program); uniform: the uniform
-//                         setting for every layer; uncompressed; kmeans: `clusters` of layers by size and error, as CGX;
-//                         accordion: two levels, by the change of gradient norms; legacy: by the size of a layer and the phase
-//                         of training.
-//   objective             bits, the default; or seconds: the time of sending and compressing on the slowest rank is measured in
-//                         training, and layers whose compression does not pay are sent uncompressed.
-//   start_iter            uncompressed steps before the first decision; at least 2. Default: 100.
-//   period                steps from one decision to the next, at least 1. Default: 1000.
-//   window                number of steps whose mean gradient a decision sees; at least 1. Default: 10.
-//   lead                  steps between the last gradient that a decision sees and the first step under it, in which another
-//                         thread may plan (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.
-//   ramp_up               "first,steps": milder compression at first. `default` begins as `first` after start_iter steps, and
-//                         approaches its own value geometrically in that many steps.
-//   clusters              kmeans: the number of clusters, at least 1. Default: 6.
-//   accordion             "low,high": the parameters of critical layers and of the others; then, unless they are 0.5 and 1.5,
-//                         the relative change of a norm, and the factor by which the learning rate falls, that make layers
-//                         critical. With the policy lgreco, budgets come from these levels.
-//   legacy                "1000,100000; 8,6,4; 6,4,2; 900": ascending numbers of elements from which on a layer is of the next
-//                         class (none: one class); for each phase the parameters of the classes; steps of training, which the
-//                         phases divide.
-//   error_feedback        whether layers under lossy methods, except qsgd and eden, keep a residual of what was not sent.
-//                         Default: true.
-//   loco_residual_dtype   residual_dtype for loco. Default: int8.
-//   loco_gain             gain for loco. Default: 0.2.
-//   loco_reset_every      reset_every for loco. Default: 512.
-//   non_finite            what happens if some rank's gradient holds NaN or infinity. error, the default: the step fails on
-//                         every rank before anything is exchanged, and may be repeated with other gradients. skip: its outcome
-//                         is LGRECO_OUTCOME_SKIPPED, gradients become zeros, residuals stay. pass_through: it is exchanged
-//                         uncompressed, with NaN and infinity.
-//   route                 how payloads that cannot be summed on the wire travel. all_gather, the default: every rank gets all
-//                         payloads. scatter_reduce: each rank averages a part, compresses the mean again and sends it
-//                         (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).
-//   bucket_bytes          size of buckets, in bytes of uncompressed gradients. Default: 4194304.
-//   measuring_rank        the rank that measures and plans for all. Default: 0.
-//   metrics_every         steps between measurements of relative errors; 0: never. Default: 10.
-//   undo                  true: the residuals of the step before are kept, in as much memory again, for
-//                         lgreco_controller_roll_back and lgreco_controller_abandon_step. Default: false; they are always kept
-//                         where `non_finite` is not error.
-//   residual_dtype        the type of residuals: float32, the default, bfloat16 or int8.
-//   gain                  the part of a new compression error that residuals take up, above 0, at most 1. Default: 1.
-//   reset_every           residuals become zeros after every so many steps; with 0 never. Default: 0.
+//   policy                the rule that chooses settings. lgreco, the default: plans within the budget. paper: plans as in the
+//                         L-GreCo paper. They come from the dynamic program, and their l2 error is at most that of the uniform
+//                         setting, unless `metric` and `budget` say otherwise. uniform: the uniform setting for every layer.
+//                         uncompressed: no compression. kmeans: one setting for each cluster of layers, as in CGX. accordion:
+//                         one of two parameters for each layer, by the change of gradient norms and of the learning rate.
+//                         legacy: a parameter by the size of a layer and the phase of training.
+//   objective             the unit of sizes in plans: bits, the default, or seconds. With seconds, the controller measures the
+//                         time of sending and compressing on the slowest rank during training. A layer is sent uncompressed if
+//                         its compression does not save time.
+//   start_iter            the number of uncompressed steps before the first decision, at least 2. Default: 100.
+//   period                the number of steps from one decision to the next, at least 1. Default: 1000.
+//   window                the number of steps whose mean gradient a decision uses, at least 1. Default: 10.
+//   lead                  the number of steps between the last gradient that a decision uses and the first step under that
+//                         decision; fewer than start_iter and period. In these steps another thread may plan
+//                         (lgreco_controller_take_plan_task). Default: 0.
+//   ramp_up               "first,steps": compression begins milder. After start_iter steps, `default` begins with the value
+//                         `first`. The decisions of the next `steps` steps bring it geometrically to its own value. Default: no
+//                         ramp-up.
+//   clusters              for kmeans: the number of clusters, at least 1. Default: 6.
+//   accordion             "low,high" or "low,high,eta,drop". Critical layers get the parameter `low`, and other layers get
+//                         `high`, which is smaller. A layer is critical if its gradient norm changes by at least the fraction
+//                         `eta` (default 0.5). All layers are critical if the learning rate falls by more than the factor
+//                         `drop` (default 1.5). With the policy lgreco or paper, budgets come from these two parameters.
+//   legacy                bounds, phases and steps, with semicolons between, such as "1000,100000; 8,6,4; 6,4,2; 900". The
+//                         bounds are ascending numbers of elements. A layer belongs to the first class whose bound exceeds its
+//                         number of elements, or else to the last class. Each phase has one parameter per class. The last
+//                         number is the length of training in steps, which the phases divide equally.
+//   error_feedback        true: under all lossy methods except qsgd and eden, layers keep their compression error as a
+//                         residual. false: no layer keeps a residual. Default: true.
+//   loco_residual_dtype   the option residual_dtype for layers under loco. Default: int8.
+//   loco_gain             the option gain for layers under loco. Default: 0.2.
+//   loco_reset_every      the option reset_every for layers under loco. Default: 512.
+//   non_finite            the treatment of a step in which some rank's gradient holds NaN or infinity. error, the default: the
+//                         step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+//                         skip: the outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay unchanged.
+//                         pass_through: gradients are exchanged uncompressed, with NaN and infinity, and residuals stay
+//                         unchanged.
+//   route                 the way in which ranks exchange payloads that a collective cannot sum. all_gather, the default: every
+//                         rank gets all payloads. scatter_reduce: each rank averages a part, compresses the mean again and
+//                         sends it to all ranks (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).
+//   bucket_bytes          the size of a bucket, in bytes of uncompressed gradients. Default: 4194304.
+//   measuring_rank        the rank that measures gradients and plans for all ranks. Default: 0.
+//   metrics_every         the number of steps between measurements of relative errors; 0 for never. Default: 10.
+//   undo                  true: the controller keeps the residuals from before the last step, so that
+//                         lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them. This doubles the
+//                         memory of residuals. Default: false. If `non_finite` is not error, the controller always keeps them.
+//   residual_dtype        the type in which residuals are stored: float32, the default, bfloat16 or int8.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
+//                         values). Default: 1, which is classic error feedback.
+//   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
 
 // The result of a step for its gradients.
 LGRECO_ENUM(lgreco_outcome) {

@@ -150,15 +150,17 @@ lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
                                         struct lgreco_cuda_bucket **bucket);
 //
 // Options:
-//   world_size            the number of workers. Default: 1.
+//   world_size            the number of workers, at least 1. Default: 1.
 //   rank                  the number of this worker, below `world_size`. Default: 0.
 //   step                  the number of the first step. Default: 0.
-//   indices               each layer's number in the model, with commas between; it names the layer's random words. Default:
-//                         0,1,2 and so on.
-//   gain                  how much of an error is remembered, above 0, at most 1. Default: 1.
-//   on_fault              what means become where a rank has failed: zeros, the default, or nan, for a loss scaler to find.
+//   indices               the index of each layer in the model, with commas between. A layer's random bits depend on its index.
+//                         Default: 0,1,2 and so on.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
+//                         values). Default: 1, which is classic error feedback.
+//   on_fault              the value that all means of the bucket get if a rank has failed in the step: zeros, the default, or
+//                         nan, which a loss scaler detects.
 //   reduce_dtype          the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or
-//                         bfloat16. What a worker's own values lose by it is remembered.
+//                         bfloat16. The residual keeps the rounding errors of this rank's own values and of its factor Q.
 //   random_seed           the seed of all random bits, the same on every rank. Default: 0.
 
 // Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the

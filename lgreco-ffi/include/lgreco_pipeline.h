@@ -55,15 +55,16 @@ lgreco_status lgreco_cut_setting_make(const char *const *options,
                                       struct lgreco_cut_setting *setting);
 //
 // Options:
-//   batch                 samples per message: in training with a memory by position exactly so many, else at most. Must be
-//                         given.
-//   features              values per sample. Must be given.
-//   forward               the codec of activations, as text (above). Default: min-max 4.
-//   forward_memory        what is remembered of activations, as text (above). Default: none.
-//   backward              the codec of gradients, which need milder compression. Default: min-max 8.
-//   backward_memory       what is remembered of gradients. Default: none.
-//   cut                   which cut of the model. Default: 0.
-//   in_flight             micro-batches that may be on their way forward and back at a time. Default: 8.
+//   batch                 the number of samples per message, at least 1. In training with a memory by position, every message
+//                         has exactly this number; otherwise it is a maximum. Must be given.
+//   features              the number of values per sample, at least 1. Must be given.
+//   forward               the codec of activations, as text (see the top of this header). Default: min-max 4.
+//   forward_memory        the memory of activations, as text (see the top of this header). Default: none.
+//   backward              the codec of gradients, which need milder compression than activations. Default: min-max 8.
+//   backward_memory       the memory of gradients, as text. Default: none.
+//   cut                   the number of the cut in the model, from 0. Default: 0.
+//   in_flight             the largest number of micro-batches in flight, at least 1. A micro-batch is in flight until its
+//                         gradients have been sent. Default: 8.
 
 // Whether a model that was trained with one setting of a cut may be run with another.
 LGRECO_ENUM(lgreco_compatibility) {

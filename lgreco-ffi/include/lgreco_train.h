@@ -239,11 +239,12 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
 // each bucket in flight needs groups of its own. Otherwise the last requests must start in the same order on all
 // ranks, after all buckets have reached them.
 //
-// Inside nodes, the controller also asks for LGRECO_REQUEST_REDUCE_SCATTER_SUM and ALL_GATHER_EACH. Settings,
-// residuals, metrics and the bytes of reports are those of this rank's shards (lgreco_controller_shard). `settings`
-// and the option `min_elements` are for whole layers. Rank numbers in errors are those of the collective. A run may
-// resume with another division into nodes: give lgreco_controller_load the states of all ranks of the nodes that this
-// node replaces, and each rank finds its shards in them.
+// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH, and for REDUCE_SCATTER_SUM or, if
+// `reduce_dtype` is bfloat16, ALL_TO_ALL. Settings, residuals, metrics and the bytes of reports are those of this
+// rank's shards (lgreco_controller_shard). `settings` and the option `min_elements` are for whole layers. Rank numbers
+// in errors are those of the collective. A run may resume with another division into nodes: give
+// lgreco_controller_load the states of all ranks of the nodes that this node replaces, and each rank finds its shards
+// in them.
 //
 // A gradient that is not finite affects its bucket only, also in lgreco_controller_step. Earlier buckets have then
 // been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
