@@ -29,3 +29,8 @@ pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     grow(&mut workspace, words)?;
     Ok(workspace)
 }
+
+/// Splits off the first `len` values.
+pub(super) fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+    values.split_off_mut(..len).unwrap_or_default()
+}

@@ -12,7 +12,8 @@
 //! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of its node report
 //! it to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
 
-use super::messages::{FAULT, Fault, Layer, Messages, judge_faults};
+use super::layer::Layer;
+use super::messages::{FAULT, Fault, Messages, judge_faults};
 use super::{Group, Topology};
 use crate::Error;
 use crate::controller::Bucket as Shards;

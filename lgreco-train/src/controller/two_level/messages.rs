@@ -4,16 +4,14 @@
 //! each padded to a multiple of 8 bytes.
 
 use super::Topology;
-use super::division::Division;
+use super::layer::Layer;
 use super::reduction::Reduction;
 use crate::Error;
-use crate::controller::Tensor;
-use crate::controller::buffers::grow;
+use crate::controller::buffers::{grow, take};
 use crate::controller::tensor::check_layer;
 use crate::exchange::{Slip, judge};
-use crate::gradient::{Bf16, Dtype, F16, Shape, ValuesMut};
+use crate::gradient::{Bf16, Dtype, F16, ValuesMut};
 use alloc::vec::Vec;
-use core::ops::Range;
 use lgreco::error::expect_len;
 
 /// Words of a [`Fault`].
@@ -57,39 +55,6 @@ pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = 
             Err(Error::Peer { rank: faults.nth(rank as usize).map_or(rank, |fault| fault.rank), code })
         }
         judged => judged,
-    }
-}
-
-/// A layer of a bucket.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layer {
-    pub index: usize,
-    pub shape: Shape,
-    pub dtype: Dtype,
-    division: Division,
-    /// Whether this rank has a gradient.
-    pub present: bool,
-}
-
-impl Layer {
-    pub(super) fn new(index: usize, whole: &Tensor, per_node: u32) -> Layer {
-        let (shape, dtype) = (whole.shape(), whole.dtype());
-        Layer { index, shape, dtype, division: Division::new(shape, per_node), present: true }
-    }
-
-    /// Elements of a local rank's shard.
-    pub(super) fn len(&self, local: u32) -> usize {
-        self.range(local).len()
-    }
-
-    /// The elements of a local rank's shard.
-    pub(super) fn range(&self, local: u32) -> Range<usize> {
-        self.division.range(local)
-    }
-
-    /// Words of the mean of a local rank's shard.
-    fn words(&self, local: u32) -> usize {
-        (self.len(local) * self.dtype.bytes()).div_ceil(8)
     }
 }
 
@@ -235,9 +200,4 @@ fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
         Dtype::F16 => ValuesMut::F16(&mut bytemuck::cast_slice_mut::<u64, F16>(words)[..len]),
         Dtype::Bf16 => ValuesMut::Bf16(&mut bytemuck::cast_slice_mut::<u64, Bf16>(words)[..len]),
     }
-}
-
-/// Splits off the first `len` values.
-pub(super) fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
-    values.split_off_mut(..len).unwrap_or_default()
 }

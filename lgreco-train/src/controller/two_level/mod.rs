@@ -46,6 +46,7 @@
 mod bucket;
 mod control;
 mod division;
+mod layer;
 mod levels;
 mod messages;
 mod reduction;

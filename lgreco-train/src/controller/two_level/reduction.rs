@@ -10,9 +10,9 @@
 //! finite values stay finite.
 
 use super::Topology;
-use super::messages::{Layer, take};
+use super::layer::Layer;
 use crate::Error;
-use crate::controller::buffers::grow;
+use crate::controller::buffers::{grow, take};
 use crate::controller::tensor::expect_finite;
 use crate::exchange::{Request, Round, Slip, scale_part};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, ValuesMut};

@@ -2,7 +2,8 @@
 
 use super::bucket::{self, Bucket};
 use super::control::Stage;
-use super::messages::{Fault, Layer};
+use super::layer::Layer;
+use super::messages::Fault;
 use super::{Group, Topology, TwoLevel};
 use crate::Error;
 use crate::checksum::Hash;
