@@ -1,13 +1,16 @@
 """Memory and seconds of a communication hook at a real size, beside plain DDP's: python benches/memory.py [SCHEME...]
 
-    plain | powersgd | fsdp | hsdp | OPTIONS of LGreCoState, such as 'method="qsgd"' | 'fsdp: OPTIONS' | 'hsdp: OPTIONS' | 'outer: OPTIONS'
+    plain | powersgd | fsdp | hsdp | nodes | OPTIONS of LGreCoState, such as 'method="qsgd"'
+    'fsdp: OPTIONS' | 'hsdp: OPTIONS' | 'nodes: OPTIONS' | 'outer: OPTIONS'
 
 A GPT-2 with 124 million parameters, or 350 million with --large, trains over Gloo for 15 steps. The plan takes effect in the
-ninth step, and its work begins four steps earlier, on a thread. There are two ranks, with hsdp two nodes of two ranks. The table
-has the resident memory of all ranks in GB, in the last step and at its peak, and the seconds: of the fastest step after the plan, of
-the step in which the plan takes effect, and of the slowest step while the plan is made. It also has the excess over training without compression, and the prediction of ``memory()``, both
-in multiples of the f32 gradients. The excess is over the largest measurement without compression. Needs 12 GB of memory, with
---large 24 GB.
+ninth step, and its work begins four steps earlier, on a thread. There are two ranks; with hsdp, and with nodes (DDP by two
+levels), there are two nodes of two ranks.
+
+The table has the resident memory of all ranks in GB, in the last step and at its peak, and the seconds: of the fastest step after
+the plan, of the step in which the plan takes effect, and of the slowest step while the plan is made. It also has the excess over
+training without compression, and the prediction of ``memory()``, both in multiples of the f32 gradients. The excess is over the
+largest measurement without compression. Needs 12 GB of memory, with --large 24 GB.
 """
 
 import argparse
@@ -69,7 +72,7 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
 
     kind, _, text = scheme.partition(":")
     kind = kind.strip()
-    text = {"fsdp": text, "hsdp": text, "outer": text, "plain": "", "powersgd": ""}.get(kind, scheme)
+    text = {"fsdp": text, "hsdp": text, "nodes": text, "outer": text, "plain": "", "powersgd": ""}.get(kind, scheme)
     options = eval(f"dict({text})", {"torch": torch})
     if kind in ("fsdp", "hsdp"):
         mesh = init_device_mesh("cpu", (2,) if kind == "fsdp" else (2, 2), mesh_dim_names=("between", "within")[-1 if kind == "fsdp" else 0 :])
@@ -87,7 +90,7 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
         state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=3, min_compression_rate=1)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return ddp, lambda: None, None
-    if kind == "plain":
+    if kind == "plain" or scheme == "nodes":
         return ddp, lambda: None, None
     lgreco = LGreCoState(None, ddp, **PLAN, **options)
     ddp.register_comm_hook(lgreco, lgreco_hook)
@@ -95,12 +98,12 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
 
 
 def ranks_of(scheme: str) -> int:
-    return 4 if scheme.startswith("hsdp") else 2
+    return 4 if scheme.startswith(("hsdp", "nodes")) else 2
 
 
 def run(rank: int, scheme: str, size: tuple[int, int], folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"], os.environ["LOCAL_WORLD_SIZE"] = "lo", "2"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks_of(scheme))
     torch.manual_seed(0)
     model = Gpt(*size)
@@ -140,7 +143,7 @@ def main() -> None:
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     plain: dict[str, list[dict[str, Any]]] = {}
     for scheme in arguments.scheme:
-        base = next((base for base in ("fsdp", "hsdp") if scheme.startswith(base)), "plain")
+        base = next((base for base in ("fsdp", "hsdp", "nodes") if scheme.startswith(base)), "plain")
         if base not in plain:
             plain[base] = measured(base, size)
         try:
