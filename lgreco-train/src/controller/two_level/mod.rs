@@ -63,7 +63,7 @@ use crate::backend::Backend;
 use crate::compress::Setting;
 use crate::gradient::Dtype;
 use alloc::boxed::Box;
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -134,8 +134,16 @@ pub struct TwoLevel {
     failure: Option<Error>,
     /// Messages of the node's ranks before a step.
     words: Vec<u64>,
-    /// Memory of closed buckets, for later buckets.
-    spare: VecDeque<Messages>,
+    /// Memory of closed buckets, for later buckets of the same layers.
+    spare: Vec<Spare>,
+}
+
+/// The memory of a closed bucket.
+struct Spare {
+    layers: Vec<usize>,
+    /// The step in which the bucket was closed. Memory that a whole step did not use is freed.
+    step: u64,
+    messages: Messages,
 }
 
 impl TwoLevel {
@@ -167,7 +175,7 @@ impl TwoLevel {
             rate: 0.0,
             failure: None,
             words: vec![],
-            spare: VecDeque::new(),
+            spare: vec![],
         };
         training.identity = checksum(&training.fields());
         Ok(training)

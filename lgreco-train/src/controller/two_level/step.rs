@@ -3,8 +3,8 @@
 use super::bucket::{self, Bucket};
 use super::control::Stage;
 use super::layer::Layer;
-use super::messages::Fault;
-use super::{Group, Topology, TwoLevel};
+use super::messages::{Fault, Messages};
+use super::{Group, Spare, Topology, TwoLevel};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::{Bucket as Shards, Report};
@@ -39,7 +39,14 @@ impl TwoLevel {
     fn lend(&mut self, layers: &[usize], agreement: Agreement, shards: Shards) -> Result<Bucket, Error> {
         let list: Vec<Layer> =
             layers.iter().map(|&layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect();
-        let mut messages = self.spare.pop_front().unwrap_or_default();
+        let mut messages = match self.spare.iter().position(|spare| spare.layers == layers) {
+            Some(at) => self.spare.swap_remove(at).messages,
+            None => {
+                // Buckets have other layers than before, so some memory is no longer needed.
+                self.spare.pop();
+                Messages::default()
+            }
+        };
         if let Err(error) = messages.reserve(&list, &self.topology, self.config.search.reduce_dtype) {
             self.controller.close(shards)?;
             return Err(error);
@@ -73,7 +80,8 @@ impl TwoLevel {
             self.agreed.insert(bucket.layers().collect());
         }
         self.met &= !bucket.shards.differs;
-        self.spare.push_back(bucket.messages);
+        let (layers, step) = (bucket.layers().collect(), self.controller.steps());
+        self.spare.push(Spare { layers, step, messages: bucket.messages });
         self.controller.close(bucket.shards)
     }
 
@@ -84,7 +92,9 @@ impl TwoLevel {
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         self.expect_open()?;
+        let step = self.controller.steps();
         let report = self.controller.finish_step()?;
+        self.spare.retain(|spare| spare.step == step);
         self.stage = Stage::Idle;
         Ok(report)
     }
