@@ -4,7 +4,7 @@ use super::layer::LayerState;
 use super::layer_plan::{LayerPlan, Left, known_len};
 use super::tensor::expect_finite;
 use super::window;
-use crate::exchange::{Layer, Moment, Rest, Spec, widen_part};
+use crate::exchange::{Layer, Moment, Rest, Spec, scale_part};
 use crate::feedback::{Memory, plain_values, squared_norm};
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
 use crate::rng::Stream;
@@ -86,7 +86,7 @@ impl LentLayer {
                         expect_finite(index, Values::F32(offered))?;
                     }
                     // The compressor reports values that are not finite.
-                    None if left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
+                    None if left == Left::Instead => drop(scale_part(&gradient, 0, 1.0, offered)),
                     _ => {}
                 }
                 offered

@@ -104,7 +104,7 @@ pub use collective::{Collective, CollectiveError};
 pub use division::Piece;
 pub use flight::Flight;
 pub use host::Host;
-pub(crate) use host::{request_in, request_of, scale_part, widen_part};
+pub(crate) use host::{request_in, request_of, scale_part};
 pub use layer::{Layer, Rest, Spec};
 pub use layout::Layout;
 pub(crate) use moment::check_reduce_dtype;

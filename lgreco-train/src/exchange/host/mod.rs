@@ -25,7 +25,7 @@ use lanes::Scratch;
 use lgreco::error::expect_room;
 use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
-pub(crate) use sums::{scale_part, widen_part};
+pub(crate) use sums::scale_part;
 
 /// A bucket in host memory: a [`Space`] that computes at once. [`Flight`](super::Flight) has an example.
 #[derive(Debug)]

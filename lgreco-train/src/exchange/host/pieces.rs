@@ -3,7 +3,7 @@
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
 use super::sum::{decode_from, mean_of};
-use super::sums::widen_part;
+use super::sums::scale_part;
 use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
@@ -135,7 +135,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
             for peer in 0..world {
                 let values = if peer == 0 { &mut *mean } else { &mut *decoded };
                 if peer == rank {
-                    widen_part(&gradient, 0, 1.0, values);
+                    scale_part(&gradient, 0, 1.0, values);
                 } else {
                     let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
                     decode_from(peer, payload, &piece.setting, piece.shape, values)?;

@@ -7,7 +7,7 @@
 use super::mean;
 use super::room::Room;
 use super::summed::{Wire, keep_rest, round};
-use super::sums::{take, widen_part};
+use super::sums::{scale_part, take};
 use crate::Error;
 use crate::compress::{Setting, check_finite};
 use crate::exchange::layer::Layer;
@@ -25,7 +25,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             let gradient = layer.get()?;
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
-            if !widen_part(&gradient, range.start, share, part) {
+            if !scale_part(&gradient, range.start, share, part) {
                 check_finite(&gradient).map_err(|error| Error::from(error).of_layer(layer.index))?;
             }
             round(part, moment.reduce_dtype);

@@ -43,12 +43,8 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
     }
 }
 
-/// Writes the gradient's values from element `from` on as f32, multiplied by `times`, to `values`. Returns whether they are finite.
-pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [f32]) -> bool {
-    scale_part(gradient, from, times, values)
-}
-
-/// Like [`widen_part`], but rounds the products to the type of `values`. Returns whether they were finite before.
+/// Writes the gradient's values from element `from` on to `values`, multiplied by `times` in f32 and rounded to their type. Returns
+/// whether the products were finite before they were rounded.
 pub(crate) fn scale_part<U: Element>(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [U]) -> bool {
     #[inline(always)]
     fn run<T: Element, U: Element>((from, to): (&[T], &mut [U]), times: f32) -> bool {
@@ -135,7 +131,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
             return share_in_place(layer, program.moment.world_size);
         }
         let (gradient, share) = (layer.get()?, mean::share(program.moment.world_size));
-        if !widen_part(&gradient, 0, share, sum) {
+        if !scale_part(&gradient, 0, share, sum) {
             check_finite(&gradient)?;
         }
         round(sum, program.moment.reduce_dtype);
