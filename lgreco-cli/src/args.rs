@@ -74,7 +74,7 @@ pub enum Command {
         /// error. At most POINTS plans are computed. If the frontier has more, the sizes of the computed plans grow by
         /// a constant factor. [default of POINTS: 50]
         #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "50", value_parser = points,
-            conflicts_with_all = ["budget", "size", "alpha", "levels", "plot", "html"])]
+            conflicts_with_all = ["budget", "size", "alpha", "levels", "paper", "plot", "html"])]
         frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
@@ -113,8 +113,8 @@ pub struct Source {
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
     /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The default is always one of them. Without a step,
-    /// bits and ranks advance by 1, densities by FIRST. [default: half to twice the default for bits and ranks, a tenth
-    /// to ten times the default for densities, 1..8 for EDEN]
+    /// whole numbers (bits, ranks, elements) advance by 1, densities and magnitudes by FIRST. [default: half to twice the
+    /// default, but a tenth to ten times the default for densities of TopK and CLT-k, and 1..8 for EDEN]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
     /// The widths in which TopK may send its values: `full` (the gradient's own type) or 1 to 8 bits per value, such as

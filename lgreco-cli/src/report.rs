@@ -252,12 +252,22 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How many times smaller a plan is than `uniform`, or how many times smaller its error is. `None` if the plan's
-/// minimised quantity is 0.
+/// How many times smaller or larger a plan is than `uniform`, or how many times less or more error it has. `None` if one
+/// of the two is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
+    let (plan, own) = (summary.size, uniform.size);
     match summary.limit() {
-        Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),
-        Limit::Size(_) => (summary.error > 0.0).then(|| format!("{} less error", times(uniform.error, summary.error))),
+        Limit::Error(_) if plan == 0 || own == 0 => None,
+        Limit::Error(_) if plan <= own => Some(format!("{} smaller", ratio(own, plan))),
+        Limit::Error(_) => Some(format!("{} larger", ratio(plan, own))),
+        Limit::Size(_) => {
+            let (plan, own) = (summary.error, uniform.error);
+            match plan <= own {
+                _ if plan == 0.0 || own == 0.0 => None,
+                true => Some(format!("{} less error", times(own, plan))),
+                false => Some(format!("{} more error", times(plan, own))),
+            }
+        }
     }
 }
 

@@ -3,17 +3,13 @@
 //! [`Candidates`] holds one method with one varying parameter, because one pass can measure such a row. A table with
 //! several methods has several rows per layer.
 
-use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
 use super::eden::{self, Eden};
-use super::hard_threshold::{self, HardThreshold};
-use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
 use super::quantised_topk::{self, QuantisedTopK};
-use super::sidco::{self, Sidco};
 use super::topk::{self, TopK};
-use super::{Compressor, Setting, check_finite, own};
+use super::{Compressor, Setting};
 use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::{Dtype, Gradient, Shape};
@@ -73,30 +69,6 @@ pub enum Candidates<'a> {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
-    /// Hard threshold with each λ in `lambdas`. It sends every element of magnitude at least λ.
-    HardThreshold {
-        /// Type of the values in the payload.
-        values: Dtype,
-        /// Least magnitudes, positive and finite.
-        lambdas: &'a [f32],
-    },
-    /// AdaComp with each bin size in `bins`, without a residual.
-    AdaComp {
-        /// Elements per bin, at least 1.
-        bins: &'a [u32],
-    },
-    /// LoCo with each group size in `groups`.
-    LoCo {
-        /// Elements per group, at least 1.
-        groups: &'a [u32],
-    },
-    /// `base` with each density in `densities`.
-    Sidco {
-        /// Fit, stages and value type; the density of `base` is ignored.
-        base: Sidco,
-        /// Wanted fractions of the elements, in (0, 1].
-        densities: &'a [f64],
-    },
     /// `base` with each bit width in `bits`.
     Eden {
         /// Scale; the bit width of `base` is ignored.
@@ -117,10 +89,6 @@ impl Candidates<'_> {
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
             Candidates::QuantisedTopK { keeps, bits } => keeps.len() * bits.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
-            Candidates::HardThreshold { lambdas, .. } => lambdas.len(),
-            Candidates::AdaComp { bins } => bins.len(),
-            Candidates::LoCo { groups } => groups.len(),
-            Candidates::Sidco { densities, .. } => densities.len(),
             Candidates::Each(settings) => match settings.iter().all(Setting::has_fixed_len) {
                 true => settings.len(),
                 false => 2 * settings.len(),
@@ -158,14 +126,6 @@ impl Candidates<'_> {
                 ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
             }
             Candidates::CltK { keeps } => keeps.get(index).map(|&keep| Setting::CltK(CltK { keep })),
-            Candidates::HardThreshold { values, lambdas } => {
-                lambdas.get(index).map(|&lambda| Setting::HardThreshold(HardThreshold { lambda, values }))
-            }
-            Candidates::AdaComp { bins } => bins.get(index).map(|&bin| Setting::AdaComp(AdaComp { bin })),
-            Candidates::LoCo { groups } => groups.get(index).map(|&group| Setting::LoCo(LoCo { group })),
-            Candidates::Sidco { base, densities } => {
-                densities.get(index).map(|&density| Setting::Sidco(Sidco { density, ..base }))
-            }
             Candidates::Eden { base, bits } => bits.get(index).map(|&bits| Setting::Eden(Eden { bits, ..base })),
             Candidates::Each(settings) => settings.get(index).copied(),
         }
@@ -184,10 +144,7 @@ impl Candidates<'_> {
     /// Words (of 64 bits) of workspace that [`measure`](Candidates::measure) needs.
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
-            Candidates::Qsgd { .. }
-            | Candidates::AdaComp { .. }
-            | Candidates::LoCo { .. }
-            | Candidates::Eden { .. } => 0,
+            Candidates::Qsgd { .. } | Candidates::Eden { .. } => 0,
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
                 topk::measure_workspace_len(shape, keeps.len())
             }
@@ -195,13 +152,8 @@ impl Candidates<'_> {
             Candidates::PowerSgd { ranks, .. } => {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
-            Candidates::HardThreshold { lambdas, .. } => hard_threshold::measure_workspace_len(lambdas.len()),
-            Candidates::Sidco { .. } => sidco::measure_workspace_len(shape),
             Candidates::Each(settings) => {
-                let words = settings.iter().map(|setting| match setting {
-                    Setting::Own(own) => own::measure_workspace_len(own, shape, dtype),
-                    known => known.row().map_or(0, |row| row.measure_workspace_len(shape, dtype)),
-                });
+                let words = settings.iter().map(|setting| setting.described().measure_workspace_len(shape, dtype));
                 words.max().unwrap_or(0)
             }
         }
@@ -241,54 +193,6 @@ impl Candidates<'_> {
         squared_errors: &mut [f64],
     ) -> Result<(), Error> {
         expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
-        self.each(gradient, stream, workspace, squared_errors, |_, _| {})
-    }
-
-    /// Measures like [`measure`](Candidates::measure), and also returns the payload lengths. `payload_lens[i]` is the
-    /// number of bytes that [`encode`](Compressor::encode) writes for this gradient. Tables need these lengths for
-    /// methods without a fixed length.
-    ///
-    /// ```
-    /// # use lgreco_compress::Candidates;
-    /// # use lgreco_core::rng::Stream;
-    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
-    /// let candidates = Candidates::HardThreshold { values: Dtype::F32, lambdas: &[1.5, 2.5] };
-    /// let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
-    /// let (mut row, mut lens) = ([0.0; 2], [0; 2]);
-    /// candidates.measure_with_lens(&gradient, Stream::default(), &mut workspace, &mut row, &mut lens)?;
-    /// assert_eq!((row, lens), ([1.0, 5.0], [16 + 2 * 4 + 1, 16 + 4 + 1]));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The errors of [`measure`](Candidates::measure).
-    pub fn measure_with_lens(
-        &self,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        squared_errors: &mut [f64],
-        payload_lens: &mut [usize],
-    ) -> Result<(), Error> {
-        expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
-        expect_len("payload lengths, one per candidate", self.len(), payload_lens.len())?;
-        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-        for (index, len) in payload_lens.iter_mut().enumerate() {
-            *len = self.setting(index).map_or(Ok(0), |setting| setting.payload_len(shape, dtype))?;
-        }
-        self.each(gradient, stream, workspace, squared_errors, |index, len| payload_lens[index] = len)
-    }
-
-    /// Measures, and calls `found` with the length of each payload whose length depends on the values.
-    fn each(
-        &self,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        squared_errors: &mut [f64],
-        mut found: impl FnMut(usize, usize),
-    ) -> Result<(), Error> {
         match *self {
             Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
             Candidates::TopK { values, keeps } => topk::measure(gradient, values, keeps, workspace, squared_errors),
@@ -299,81 +203,26 @@ impl Candidates<'_> {
                 powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
             }
             Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
-            Candidates::HardThreshold { values, lambdas } => {
-                hard_threshold::measure(gradient, values, lambdas, workspace, squared_errors, found)
-            }
-            Candidates::AdaComp { bins } => adacomp::measure(gradient, bins, squared_errors, found),
-            Candidates::LoCo { groups } => loco::measure(gradient, groups, squared_errors),
-            Candidates::Sidco { base, densities } => {
-                sidco::measure(gradient, base, densities, workspace, squared_errors, found)
-            }
             Candidates::Eden { base, bits } => eden::measure(gradient, base.scale, bits, stream, squared_errors),
             Candidates::Each(settings) => {
                 let (errors, lens) = squared_errors.split_at_mut(settings.len());
-                let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-                for (len, setting) in lens.iter_mut().zip(settings) {
-                    *len = setting.payload_len(shape, dtype)? as f64;
-                }
-                let mut found = |index: usize, len: usize| {
-                    lens.get_mut(index).into_iter().for_each(|place| *place = len as f64);
-                    found(index, len);
-                };
                 for (index, (setting, error)) in settings.iter().zip(errors).enumerate() {
-                    match (setting, setting.row()) {
-                        (Setting::Own(own), _) => {
-                            let (squared, len) = own::measure(own, gradient, stream, workspace)?;
-                            *error = squared;
-                            found(index, len);
-                        }
-                        (_, Some(row)) => {
-                            row.each_alone(gradient, stream, workspace, error, &mut |len| found(index, len))?
-                        }
-                        (_, None) => {
-                            check_finite(gradient)?;
-                            *error = 0.0;
-                        }
-                    }
+                    let (squared, len) = setting.described().measure(gradient, stream, workspace)?;
+                    *error = squared;
+                    lens.get_mut(index).into_iter().for_each(|place| *place = len as f64);
                 }
                 Ok(())
             }
         }
-    }
-
-    /// Measures a row of one candidate.
-    fn each_alone(
-        &self,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        squared_error: &mut f64,
-        found: &mut dyn FnMut(usize),
-    ) -> Result<(), Error> {
-        self.each(gradient, stream, workspace, core::slice::from_mut(squared_error), |_, len| found(len))
     }
 }
 
 impl Setting {
     /// The row of the error table that consists of this setting; `None` for an uncompressed layer.
     pub fn row(&self) -> Option<Candidates<'_>> {
-        Some(match self {
-            Setting::Dense => return None,
-            Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },
-            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: from_ref(&top.keep) },
-            Setting::QuantisedTopK(top) => {
-                Candidates::QuantisedTopK { keeps: from_ref(&top.keep), bits: from_ref(&top.bits) }
-            }
-            Setting::HardThreshold(hard) => {
-                Candidates::HardThreshold { values: hard.values, lambdas: from_ref(&hard.lambda) }
-            }
-            Setting::AdaComp(ada) => Candidates::AdaComp { bins: from_ref(&ada.bin) },
-            Setting::Sidco(base) => Candidates::Sidco { base: *base, densities: from_ref(&base.density) },
-            Setting::LoCo(loco) => Candidates::LoCo { groups: from_ref(&loco.group) },
-            Setting::Eden(base) => Candidates::Eden { base: *base, bits: from_ref(&base.bits) },
-            Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
-            Setting::PowerSgd(power) => {
-                Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) }
-            }
-            Setting::Own(_) => Candidates::Each(from_ref(self)),
-        })
+        match self {
+            Setting::Dense => None,
+            setting => setting.described().row().or(Some(Candidates::Each(from_ref(setting)))),
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! The descriptions that each method gives of its settings, its payloads and the parameter that a search varies.
 
 use super::words::Words;
-use super::{Compressor, wire};
+use super::{Candidates, Compressor, alone, setting, wire};
 use crate::combine::Combine;
-use crate::gradient::{Dtype, Shape};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
 use crate::wire::Payload;
 use crate::{Result, Setting};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Description of a method's setting: its text, its numbers and its payload format.
+/// Description of a method's setting: its text, its numbers, its payload format and its measurement.
 pub(crate) trait Described: Compressor {
     /// Number of the method in settings as data ([`Setting::data`]).
     fn id(&self) -> u8;
@@ -32,6 +33,34 @@ pub(crate) trait Described: Compressor {
 
     /// The method in the header of the payloads.
     fn method(&self) -> wire::Method;
+
+    /// Decodes a payload of this setting.
+    fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
+        payload.header.expect_method(self.method())?;
+        setting::decode_parsed(payload, values)
+    }
+
+    /// The row with this setting alone, if the method measures a row of settings in fewer passes than one after another.
+    fn row(&self) -> Option<Candidates<'_>> {
+        None
+    }
+
+    /// Words of workspace that [`measure`](Described::measure) needs.
+    fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        match self.row() {
+            Some(row) => row.measure_workspace_len(shape, dtype),
+            None => alone::measure_workspace_len(self, shape, dtype),
+        }
+    }
+
+    /// Measures this setting alone. Returns the squared error and the payload's length in bytes. Without a
+    /// [`row`](Described::row), the default encodes and decodes.
+    fn measure(&self, gradient: &Gradient<'_>, stream: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
+        let Some(row) = self.row() else { return alone::measure(self, gradient, stream, workspace) };
+        let mut error = [0.0];
+        row.measure(gradient, stream, workspace, &mut error)?;
+        Ok((error[0], self.payload_len(gradient.shape(), gradient.values().dtype())?))
+    }
 }
 
 /// Reader of a method's settings.

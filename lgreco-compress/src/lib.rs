@@ -39,6 +39,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod adacomp;
+mod alone;
 pub mod bits;
 mod candidates;
 pub mod clt;
@@ -90,7 +91,8 @@ use gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco_core::{Error, Result, checksum, error, gradient, num, rng, simd};
 use rng::Stream;
 
-/// A lossy compressor with all its parameters fixed.
+/// A lossy compressor with all its parameters fixed. A compressor from outside lgreco implements
+/// [`Method`](method::Method) instead, and becomes a [`Setting`].
 ///
 /// ```
 /// use lgreco_compress::{Compressor, powersgd::PowerSgd, qsgd::Qsgd};
@@ -113,8 +115,7 @@ pub trait Compressor {
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
     /// Whether shape and element type alone decide the length of a payload. Otherwise the values decide too. Tables
-    /// then hold measured lengths ([`Candidates::measure_with_lens`]), and payloads travel by an all-gather of varying
-    /// lengths.
+    /// then hold measured lengths ([`Setting::measure`]), and payloads travel by an all-gather of varying lengths.
     fn has_fixed_len(&self) -> bool {
         true
     }

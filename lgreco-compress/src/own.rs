@@ -34,7 +34,8 @@ impl Compressor for OwnSetting {
         let unbiased = self.method().is_unbiased(self.parameters());
         let residual = if unbiased { ResidualKind::Optional } else { ResidualKind::Classic };
         let family = Cost::FIRST_OUTSIDE + usize::from(self.method().id().saturating_sub(FIRST_ID));
-        Traits { unbiased, residual, ..Traits::whole(Cost::of_elements(family, 4.0, 1.0)) }
+        let bounded = self.method().is_bounded(self.parameters());
+        Traits { unbiased, residual, bounded, ..Traits::whole(Cost::of_elements(family, 4.0, 1.0)) }
     }
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
@@ -107,6 +108,10 @@ impl Described for OwnSetting {
     fn method(&self) -> Method {
         Method::Own(OwnSetting::id(self))
     }
+
+    fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
+        decode_as(payload, self, values)
+    }
 }
 
 /// Splits a payload into its parameters and its body.
@@ -144,7 +149,7 @@ pub(super) fn decode(payload: &Payload<'_>, methods: &Methods, values: &mut [f32
 }
 
 /// Decodes a payload that must have this setting.
-pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) -> Result<()> {
+fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) -> Result<()> {
     let shape = payload.header.shape;
     let (parameters, body) = parts(payload)?;
     payload.header.expect_method(Method::Own(setting.method().id()))?;
@@ -156,39 +161,4 @@ pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mu
     }
     setting.method().decode(&parameters, shape, body, values)?;
     Error::require_body(values.iter().all(|x| x.is_finite()), "it decodes to a value that is not finite")
-}
-
-/// Words of workspace that measuring needs.
-pub(super) fn measure_workspace_len(setting: &OwnSetting, shape: Shape, dtype: Dtype) -> usize {
-    let payload = setting.payload_len(shape, dtype).unwrap_or(0);
-    setting.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
-}
-
-/// Encodes once, and returns the squared error and the length of the payload in bytes.
-pub(super) fn measure(
-    setting: &OwnSetting,
-    gradient: &Gradient<'_>,
-    stream: Stream,
-    workspace: &mut [u64],
-) -> Result<(f64, usize)> {
-    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-    expect_room("workspace words", measure_workspace_len(setting, shape, dtype), workspace.len())?;
-    let (words, rest) = workspace.split_at_mut(setting.encode_workspace_len(shape, dtype));
-    let (payload, rest) = rest.split_at_mut(setting.payload_len(shape, dtype)?.div_ceil(8));
-    let payload: &mut [u8] = bytemuck::cast_slice_mut(payload);
-    let values: &mut [f32] = &mut bytemuck::cast_slice_mut(rest)[..shape.elements()];
-    let len = setting.encode(gradient, stream, words, payload)?;
-    decode_as(&Payload::parse(&payload[..len])?, setting, values)?;
-    Ok((squared_distance(gradient, values), len))
-}
-
-fn squared_distance(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {
-    use crate::gradient::{Element, with_elements};
-    with_elements!(gradient.values(), values => {
-        let square = |(x, y): (_, &f32)| {
-            let difference = f64::from(Element::to_f32(x)) - f64::from(*y);
-            difference * difference
-        };
-        values.iter().copied().zip(decoded).map(square).sum()
-    })
 }

@@ -14,13 +14,20 @@ use super::loco::LoCo;
 use super::powersgd::PowerSgd;
 use super::qsgd::Qsgd;
 use super::quantised_topk::QuantisedTopK;
+use super::searched::searched;
 use super::sidco::Sidco;
 use super::topk::TopK;
 use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, quantised_topk, sidco, topk};
 use lgreco_core::method::OwnSetting;
 
+/// A line per method: its doc, name, settings and module. If searches can vary a parameter of the method
+/// (`PLANNED` in the module), the doc of the parameter follows.
 macro_rules! methods {
-    ($(#[$of_setting:meta])* Setting { $($(#[$of_method:meta])* $name:ident($settings:ty) $module:ident;)* }) => {
+    (
+        $(#[$of_setting:meta])* Setting {
+            $($(#[$of_method:meta])* $name:ident($settings:ty) $module:ident $(, $searched:literal)?;)*
+        }
+    ) => {
         $(#[$of_setting])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         #[non_exhaustive]
@@ -44,6 +51,8 @@ macro_rules! methods {
 
         /// Readers of settings, one per method.
         pub(super) static METHODS: &[Known] = &[dense::KNOWN, $($module::KNOWN,)*];
+
+        searched! { $($(#[doc = $searched] $name $module;)?)* }
     };
 }
 
@@ -102,25 +111,27 @@ methods! {
     /// ```
     Setting {
         /// Quantised (QSGD).
-        Qsgd(Qsgd) qsgd;
+        Qsgd(Qsgd) qsgd, "Quantisation; the parameter is bits per element, 1 to 8.";
         /// Quantised after a rotation (EDEN).
-        Eden(Eden) eden;
+        Eden(Eden) eden, "Quantisation after a rotation; the parameter is bits per element, 1 to 8.";
         /// Sparsified to the k largest magnitudes.
-        TopK(TopK) topk;
+        TopK(TopK) topk, "Sparsification; the parameter is the density, from 2^-32 to 1.";
         /// Sparsified to the k largest magnitudes, with values in a few bits.
         QuantisedTopK(QuantisedTopK) quantised_topk;
         /// Low rank (PowerSGD).
-        PowerSgd(PowerSgd) powersgd;
+        PowerSgd(PowerSgd) powersgd, "Low rank; the parameter is the rank, 1 to 65536.";
         /// Sparsified at positions that all workers share (CLT-k).
-        CltK(CltK) clt;
+        CltK(CltK) clt, "Sparsification at positions that all workers share; the parameter is the density.";
         /// Sparsified: sends every element whose magnitude reaches a threshold.
-        HardThreshold(HardThreshold) hard_threshold;
+        HardThreshold(HardThreshold) hard_threshold,
+            "Sparsification by magnitude; the parameter is the least magnitude sent, above 0.";
         /// Sparsified: sends elements that stand out of their bin, as plus or minus one magnitude (AdaComp).
-        AdaComp(AdaComp) adacomp;
+        AdaComp(AdaComp) adacomp,
+            "Sparsification to elements that stand out of their bin; the parameter is elements per bin, 1 to 2^24.";
         /// Quantised to 4 bits, rounded to nearest (LoCo).
-        LoCo(LoCo) loco;
+        LoCo(LoCo) loco, "Quantisation to 4 bits, rounded to nearest; the parameter is elements per group, 1 to 2^24.";
         /// Sparsified by an estimated threshold (SIDCo).
-        Sidco(Sidco) sidco;
+        Sidco(Sidco) sidco, "Sparsification by an estimated magnitude; the parameter is the density.";
     }
 }
 

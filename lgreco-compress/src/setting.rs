@@ -115,13 +115,52 @@ impl Setting {
     /// # Errors
     /// The errors of [`decode`]. [`Error::PayloadHeader`] for a payload of another method.
     pub fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+        self.described().decode(payload, values)
+    }
+
+    /// Fails unless the setting belongs to one of lgreco's methods or of the outside `methods`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMethod`].
+    pub fn expect_known(&self, methods: &Methods) -> Result<(), Error> {
         match self {
-            Setting::Own(own) => own::decode_as(payload, own, values),
-            known => {
-                payload.header.expect_method(known.method())?;
-                decode_parsed(payload, values)
-            }
+            Setting::Own(own) => match methods.find(own.id()) {
+                Some(known) if known.name() == own.method().name() => Ok(()),
+                _ => Err(Error::UnknownMethod { id: own.id() }),
+            },
+            _ => Ok(()),
         }
+    }
+
+    /// Words of workspace that [`measure`](Setting::measure) needs.
+    pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        self.described().measure_workspace_len(shape, dtype)
+    }
+
+    /// Measures the setting on a gradient. Returns the squared error, as [`Candidates::measure`](crate::Candidates::measure)
+    /// defines it, and the payload's length in bytes.
+    ///
+    /// ```
+    /// # use lgreco_compress::Setting;
+    /// # use lgreco_core::rng::Stream;
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// let setting: Setting = "hard-threshold 1.5".parse()?;
+    /// let mut workspace = vec![0; setting.measure_workspace_len(gradient.shape(), Dtype::F32)];
+    /// let measured = setting.measure(&gradient, Stream::default(), &mut workspace)?;
+    /// assert_eq!(measured, (1.0, 16 + 2 * 4 + 1)); // the header, two values, and a byte for their positions
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Candidates::measure`](crate::Candidates::measure).
+    pub fn measure(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+    ) -> Result<(f64, usize), Error> {
+        self.described().measure(gradient, stream, workspace)
     }
 
     /// Returns an error unless the parameters are in the ranges that hold for any tensor.
@@ -238,6 +277,7 @@ pub fn combine(
     scratch: &mut [f32],
 ) -> Result<(), Error> {
     if let Ok(Reader { combine: Some(combine), .. }) = reader(payload.header.method) {
+        payload.header.expect_method(setting.method())?;
         return combine(payload, how, values);
     }
     expect_room("scratch values", values.len(), scratch.len())?;

@@ -1,6 +1,7 @@
 //! Compression methods from outside lgreco: the trait [`Method`] that they implement, their settings, and a program's
 //! list of methods.
 
+use crate::error::Number;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::{Error, Result, Word};
@@ -8,7 +9,7 @@ use core::fmt;
 use core::panic::RefUnwindSafe;
 
 /// Up to four numbers of a setting, such as bits. The method defines them; unused ones are 0. A float is stored as its bits
-/// (`f32::to_bits`).
+/// (`f32::to_bits`; see [`Method::is_float`]).
 pub type Parameters = [u32; 4];
 
 /// The smallest [`id`](Method::id) that an outside method may have. Smaller ids belong to lgreco's own methods.
@@ -106,6 +107,21 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
+    /// Whether residuals stay bounded even if a gradient is lost completely, as under a threshold: a sum that reaches it
+    /// is sent. Defaults to false. A controller then leaves a layer uncompressed if the squared error, relative to the
+    /// gradient's, is 1 or more, because error feedback could grow without limit.
+    fn is_bounded(&self, parameters: &Parameters) -> bool {
+        let _ = parameters;
+        false
+    }
+
+    /// Whether a parameter, given by its index, is an f32. Its text then shows the number (`0.001`), not its bits. Defaults
+    /// to false.
+    fn is_float(&self, index: usize) -> bool {
+        let _ = index;
+        false
+    }
+
     /// 8-byte words of workspace that [`encode`](Method::encode) needs. Defaults to none.
     fn workspace_len(&self, parameters: &Parameters, shape: Shape, dtype: Dtype) -> usize {
         let _ = (parameters, shape, dtype);
@@ -156,14 +172,18 @@ impl OwnSetting {
     /// Pairs a method with parameters, after checking their ranges.
     ///
     /// # Errors
-    /// [`Error::Parameter`] as from [`Method::check`], for an id below [`FIRST_ID`], and for an unused parameter that is not
-    /// 0.
+    /// [`Error::Parameter`] as from [`Method::check`], for an id below [`FIRST_ID`], for an unused parameter that is not 0,
+    /// and for a float that is not finite.
     pub fn new(method: &'static dyn Method, parameters: Parameters) -> Result<OwnSetting> {
         let id = method.id();
         Error::require(id >= FIRST_ID, "id of a method", id.into(), "128 to 255: others are lgreco's")?;
         let unused = parameters.get(method.parameters()..).and_then(|unused| unused.iter().find(|&&number| number > 0));
         let unused = unused.copied().unwrap_or(0);
         Error::require(unused == 0, "parameter that the method does not have", unused.into(), "0")?;
+        for (_, number) in parameters.iter().enumerate().filter(|(index, _)| method.is_float(*index)) {
+            let number = f32::from_bits(*number);
+            Error::require(number.is_finite(), "parameter of the method", number.into(), "a finite number")?;
+        }
         method.check(&parameters)?;
         Ok(OwnSetting { id, method, parameters })
     }
@@ -194,7 +214,11 @@ impl PartialEq for OwnSetting {
 impl fmt::Display for OwnSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.method.name())?;
-        self.parameters.iter().take(self.method.parameters()).try_for_each(|number| write!(f, " {number}"))
+        let mut numbers = self.parameters.iter().enumerate().take(self.method.parameters());
+        numbers.try_for_each(|(index, &number)| match self.method.is_float(index) {
+            true => write!(f, " {}", Number(&f32::from_bits(number))),
+            false => write!(f, " {number}"),
+        })
     }
 }
 
@@ -267,17 +291,20 @@ impl Methods {
     /// Parses the text of a setting. Returns `None` when the first word is not the name of a method in the list.
     ///
     /// # Errors
-    /// [`Error::SettingSyntax`] unless exactly one whole number per parameter follows the name. [`Error::Parameter`] for a
+    /// [`Error::SettingSyntax`] unless exactly one number per parameter follows the name. [`Error::Parameter`] for a
     /// number out of range.
     pub fn parse(&self, text: &str) -> Result<Option<OwnSetting>> {
         let mut words = text.split_ascii_whitespace();
         let name = words.next().unwrap_or_default();
         let Some(method) = self.iter().find(|method| method.name() == name) else { return Ok(None) };
         let mut parameters = Parameters::default();
-        for number in parameters.iter_mut().take(method.parameters()) {
+        for (index, number) in parameters.iter_mut().enumerate().take(method.parameters()) {
             let word = words.next().unwrap_or_default();
-            let wrong = |_| Error::SettingSyntax { word: Word::new(word), expected: "a whole number" };
-            *number = word.parse().map_err(wrong)?;
+            let wrong = |expected| Error::SettingSyntax { word: Word::new(word), expected };
+            *number = match method.is_float(index) {
+                true => word.parse::<f32>().map_err(|_| wrong("a number"))?.to_bits(),
+                false => word.parse().map_err(|_| wrong("a whole number"))?,
+            };
         }
         match words.next() {
             Some(word) => Err(Error::SettingSyntax { word: Word::new(word), expected: "the end" }),

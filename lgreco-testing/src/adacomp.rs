@@ -5,7 +5,7 @@ use super::topk::{bits, decode_bit_by_bit, same_error, widened};
 use lgreco::Error;
 use lgreco::compress::adacomp::{self, AdaComp};
 use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::compress::{Compressor, Setting, decode, stated_len};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
@@ -46,12 +46,11 @@ pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     assert_eq!(bits(&decoded), bits(&expected), "bins of {bin}, {p:?}");
     check_payload(&payload[..len]);
     if bits(&p) == bits(&w) {
-        let (mut row, mut lens) = ([f64::NAN], [0]);
-        let candidates = Candidates::AdaComp { bins: &[bin] };
-        candidates.measure_with_lens(compensated, Stream::default(), &mut [], &mut row, &mut lens).unwrap();
+        let setting = Setting::AdaComp(AdaComp { bin });
+        let (measured, found_len) = setting.measure(compensated, Stream::default(), &mut []).unwrap();
         let error = squared_error(&p, &expected);
-        assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
-        assert_eq!(lens, [len]);
+        assert!((measured - error).abs() <= 1e-11 * error, "measured {measured}, decoded {error}");
+        assert_eq!(found_len, len);
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
 use lgreco::Error;
-use lgreco::compress::hard_threshold::{self, HardThreshold};
+use lgreco::compress::hard_threshold::HardThreshold;
 use lgreco::compress::topk::TopK;
-use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::compress::{Compressor, Setting, decode, stated_len};
 use lgreco::gradient::{Dtype, Gradient, Shape};
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
@@ -83,19 +83,14 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
         check_payload(&payload[..len]);
         wanted.push((lambda, squared_error(&values, &decoded), len));
     }
-    let measure = |lambdas: &[f32]| {
-        let mut workspace = vec![STALE; hard_threshold::measure_workspace_len(lambdas.len())];
-        let (mut row, mut lens) = (vec![f64::NAN; lambdas.len()], vec![0; lambdas.len()]);
-        let candidates = Candidates::HardThreshold { values: dtype, lambdas };
-        let measured = candidates.measure_with_lens(gradient, Stream::default(), &mut workspace, &mut row, &mut lens);
-        measured.map(|()| (row, lens))
-    };
     let finite = values.iter().all(|x| x.is_finite());
-    assert_eq!(measure(lambdas).is_ok(), finite && wanted.len() == lambdas.len());
-    let good: Vec<f32> = wanted.iter().map(|&(lambda, ..)| lambda).collect();
-    let Ok((row, lens)) = measure(&good) else { return };
-    for ((lambda, error, len), (found, found_len)) in wanted.into_iter().zip(row.into_iter().zip(lens)) {
-        assert!((found - error).abs() <= 1e-11 * error, "lambda {lambda}: row {found}, decoded {error}");
+    for &lambda in lambdas {
+        let setting = Setting::HardThreshold(HardThreshold { lambda, values: dtype });
+        let measured = setting.measure(gradient, Stream::default(), &mut []);
+        let expected = wanted.iter().find(|(sent, ..)| sent.to_bits() == lambda.to_bits());
+        assert_eq!(measured.is_ok(), finite && expected.is_some(), "lambda {lambda}: {measured:?}");
+        let (Ok((found, found_len)), Some(&(_, error, len))) = (measured, expected) else { continue };
+        assert!((found - error).abs() <= 1e-11 * error, "lambda {lambda}: measured {found}, decoded {error}");
         assert_eq!(found_len, len, "lambda {lambda}");
     }
 }

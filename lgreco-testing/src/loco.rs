@@ -5,7 +5,7 @@ use super::topk::{bits, same_error, widened};
 use lgreco::Error;
 use lgreco::compress::loco::{self, LoCo};
 use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco::compress::{Compressor, decode};
+use lgreco::compress::{Compressor, Setting, decode};
 use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
@@ -44,10 +44,9 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
     let mut decoded = vec![f32::NAN; values.len()];
     decode(&payload, &mut decoded).unwrap();
     check_payload(&payload);
-    let mut row = [f64::NAN];
-    loco::measure(gradient, &[group], &mut row).unwrap();
+    let (measured, _) = Setting::LoCo(LoCo { group }).measure(gradient, Stream::default(), &mut []).unwrap();
     let error = squared_error(&values, &decoded);
-    assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
+    assert!((measured - error).abs() <= 1e-11 * error, "measured {measured}, decoded {error}");
 }
 
 /// Reads scales and codes. `None` for bytes that no encoder would write.

@@ -5,7 +5,7 @@ use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widene
 use lgreco::Error;
 use lgreco::compress::sidco::{self, Fit, Sidco};
 use lgreco::compress::wire::Payload;
-use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::compress::{Compressor, Setting, decode, stated_len};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
@@ -116,13 +116,12 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
             }
         }
     }
-    let (mut row, mut lens) = ([f64::NAN], [0]);
-    let mut workspace = vec![STALE; sidco::measure_workspace_len(shape)];
-    let candidates = Candidates::Sidco { base: sidco, densities: &[sidco.density] };
-    candidates.measure_with_lens(gradient, Stream::default(), &mut workspace, &mut row, &mut lens).unwrap();
+    let setting = Setting::Sidco(sidco);
+    let mut workspace = vec![STALE; setting.measure_workspace_len(shape, Dtype::F32)];
+    let (measured, found_len) = setting.measure(gradient, Stream::default(), &mut workspace).unwrap();
     let error = squared_error(&values, &decoded);
-    assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
-    assert_eq!(lens, [len]);
+    assert!((measured - error).abs() <= 1e-11 * error, "measured {measured}, decoded {error}");
+    assert_eq!(found_len, len);
     sent
 }
 

@@ -23,6 +23,8 @@ use alloc::vec::Vec;
 /// // Or with memory that is allocated.
 /// assert_eq!(codec.encode(&model.gradient(0), Stream::default())?, payload[..len]);
 /// assert_eq!(codec.decode(&payload[..len])?, decoded);
+/// let narrow = Model::new([("weight", [128, 32], &weight[..])])?;
+/// assert!(lgreco::plan(&narrow).solve()?.codecs()[0].decode(&payload[..len]).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +90,8 @@ impl Codec {
     /// Decodes a payload into a new vector. It accepts arbitrary bytes without panic.
     ///
     /// # Errors
-    /// The errors of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method.
+    /// The errors of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method, `Length` for a
+    /// payload of another shape.
     pub fn decode(&self, payload: &[u8]) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.elements()];
         self.decode_into(payload, &mut values)?;
@@ -100,6 +103,9 @@ impl Codec {
     /// # Errors
     /// The errors of [`decode`](Codec::decode).
     pub fn decode_into(&self, payload: &[u8], values: &mut [f32]) -> Result<()> {
-        self.setting.decode(&Payload::parse(payload)?, values)
+        let payload = Payload::parse(payload)?;
+        expect_len("rows of the payload's tensor", self.shape.rows(), payload.header.shape.rows())?;
+        expect_len("columns of the payload's tensor", self.shape.cols(), payload.header.shape.cols())?;
+        self.setting.decode(&payload, values)
     }
 }

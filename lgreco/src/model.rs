@@ -1,6 +1,5 @@
 //! The shortest way from gradients to a plan and its codecs.
 
-use crate::Result;
 use crate::backend::Backend;
 use crate::codec::Codec;
 use crate::compress::{Compressor, Setting};
@@ -8,6 +7,7 @@ use crate::gradient::{Gradient, Shape, Values};
 use crate::plan::{self, Plan, Solver, Summary, budget::Budget, dp};
 use crate::search::{Layer, Measured, Method, Metric, Search};
 use crate::table::{Choice, NamedError, NamedTable};
+use crate::{Error, Result};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
@@ -124,11 +124,14 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Sets the number of workers whose payloads are averaged. The noise of unbiased methods averages out between them.
+    /// Sets the number of workers whose payloads are averaged, at least 1. The noise of unbiased methods averages out
+    /// between them.
     pub fn workers(mut self, workers: u32) -> Self {
-        if let Ok(search) = &mut self.search {
+        self.search = self.search.and_then(|mut search| {
+            Error::require(workers > 0, "workers", 0.0, "at least 1")?;
             search.workers = NonZero::new(workers);
-        }
+            Ok(search)
+        });
         self
     }
 
@@ -171,7 +174,7 @@ impl Planning<'_, '_> {
             Goal::Error => Budget::DefaultSize { alpha: 1.0, options },
         };
         let plan = plan::solve(&table, budget, self.solver).map_err(|error| measured.table.name_error(error))?;
-        let mut codecs = Vec::with_capacity(layers.len());
+        let (mut codecs, mut sizes) = (Vec::with_capacity(layers.len()), Vec::with_capacity(layers.len()));
         for (index, layer) in layers.iter().enumerate() {
             let (shape, dtype) = (layer.gradient().shape(), layer.gradient().values().dtype());
             let at = measured.layers.iter().position(|&of| of == index);
@@ -181,6 +184,7 @@ impl Planning<'_, '_> {
             };
             let payload_len = setting.payload_len(shape, dtype)?;
             codecs.push(Codec { setting, shape, dtype, index: index as u32, payload_len });
+            sizes.push(at.map_or(8 * payload_len as u64, |at| table.layer(at)[plan.options()[at] as usize].size));
         }
         let names = layers.iter().map(|layer| layer.name().to_string()).collect();
         let uniform = table.chosen(options)?;
@@ -188,7 +192,7 @@ impl Planning<'_, '_> {
             size: uniform.clone().map(|choice| choice.size).sum(),
             error: uniform.map(|choice| choice.error).sum(),
         };
-        Ok(ModelPlan { measured, plan, uniform, codecs, names })
+        Ok(ModelPlan { measured, plan, uniform, codecs, sizes, names })
     }
 }
 
@@ -199,6 +203,8 @@ pub struct ModelPlan {
     plan: Plan,
     uniform: Choice,
     codecs: Vec<Codec>,
+    /// Size of each layer's payload in bits, as measured.
+    sizes: Vec<u64>,
     names: Vec<String>,
 }
 
@@ -232,8 +238,8 @@ impl ModelPlan {
 impl fmt::Display for ModelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-        for (name, codec) in self.names.iter().zip(&self.codecs) {
-            writeln!(f, "{name:width$}  {}, {} bytes", codec.setting, codec.payload_len)?;
+        for ((name, codec), size) in self.names.iter().zip(&self.codecs).zip(&self.sizes) {
+            writeln!(f, "{name:width$}  {}, {} bytes", codec.setting, size / 8)?;
         }
         let (found, uniform) = (self.summary(), self.uniform());
         let proof = if found.proven() { "proved optimal" } else { "not proved optimal" };

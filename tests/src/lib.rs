@@ -13,6 +13,11 @@ mod pages {
     pub struct Planning;
 }
 
+/// Doctests of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
+
 /// Doctests of the README of lgreco-core.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-core/README.md")]

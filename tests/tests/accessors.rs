@@ -3,10 +3,9 @@
 
 use lgreco::compress::powersgd::{self, PowerSgd};
 use lgreco::compress::qsgd::{Qsgd, Scale};
-use lgreco::compress::sidco;
 use lgreco::compress::topk::{self, Coding, TopK};
 use lgreco::compress::wire::{HEADER_LEN, Header, MAGIC, Method, Payload, VERSION};
-use lgreco::compress::{Candidates, Compressor, dense::Dense, hard_threshold};
+use lgreco::compress::{Candidates, Compressor, dense::Dense};
 use lgreco::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
 use lgreco::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact};
 use lgreco::search::{self, Layer, Metric, Search};
@@ -92,8 +91,8 @@ fn workspaces_of_compressors() -> Outcome {
     assert!(matches!(refused, Err(Error::Parameter { .. })));
     // The workspace has half a word per element, and a little more.
     assert!(topk::measure_workspace_len(large, 100) < large.elements() / 2 + 25_000);
-    assert!(sidco::measure_workspace_len(Shape::new(1000, 1000)?) < 525_000);
-    assert_eq!(hard_threshold::measure_workspace_len(10), 10 + 3 * 11);
+    let sidco: Setting = "sidco 0.01".parse()?;
+    assert!(sidco.measure_workspace_len(Shape::new(1000, 1000)?, Dtype::F32) < 525_000);
     let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
     let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
     let qsgd = job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] });

@@ -7,14 +7,14 @@ use lgreco::file::{PlanFile, TableFile};
 use lgreco::gradient::{Dtype, Element, Gradient, Shape, Values, with_elements};
 use lgreco::plan::{self, Solver, budget::Budget};
 use lgreco::rng::Stream;
-use lgreco::search::{Layer, Measured, Search};
+use lgreco::search::{Layer, Measured, Range, Search};
 use lgreco::{Error, Result, search};
 use lgreco_train::controller::{Config, Controller, Feedback, Objective, Policy, Tensor};
 use lgreco_train::exchange::{Route, threads};
 use lgreco_train::gradient::ValuesMut;
 use own_compressor::{Sign, methods, setting};
 
-/// Sends nonzero values with their positions; the payload's length depends on the values.
+/// Sends values above a threshold with their positions; the payload's length depends on the values.
 #[derive(Debug)]
 struct NonZero;
 
@@ -28,8 +28,15 @@ impl Method for NonZero {
     fn parameters(&self) -> usize {
         2
     }
-    fn check(&self, [least, base, ..]: &Parameters) -> Result<()> {
-        Error::require(*least < 1000 && *base < 1000, "thousandths", (*least).into(), "below 1000")
+    fn is_float(&self, index: usize) -> bool {
+        index == 0
+    }
+    fn check(&self, [least, ..]: &Parameters) -> Result<()> {
+        let least = f32::from_bits(*least);
+        Error::require(least >= 0.0, "threshold", least.into(), "at least 0")
+    }
+    fn is_bounded(&self, _: &Parameters) -> bool {
+        true
     }
     fn has_fixed_len(&self, _: &Parameters) -> bool {
         false
@@ -48,7 +55,7 @@ impl Method for NonZero {
         let mut len = 0;
         with_elements!(gradient.values(), values => for (index, x) in values.iter().enumerate() {
             let x = x.to_f32();
-            if x.abs() > *least as f32 / 1000.0 {
+            if x.abs() > f32::from_bits(*least) {
                 body[len..len + 4].copy_from_slice(&(index as u32).to_le_bytes());
                 body[len + 4..len + 8].copy_from_slice(&x.to_le_bytes());
                 len += 8;
@@ -91,7 +98,7 @@ fn encoded(setting: Setting, values: &[f32]) -> Vec<u8> {
     payload
 }
 
-const SETTINGS: [&str; 4] = ["sign", "natural", "non-zero 950 0", "non-zero 990 7"];
+const SETTINGS: [&str; 4] = ["sign", "natural", "non-zero 0.95 0", "non-zero 0.99 7"];
 
 #[test]
 fn payloads_say_what_they_are_and_damage_is_an_error() {
@@ -148,7 +155,10 @@ fn texts_and_lists_that_are_wrong_are_told() {
     let told = |text: &str| Setting::parse(text, &all()).unwrap_err().to_string();
     assert_eq!(told("sign 3"), "setting: found `3`, expected the end");
     assert!(told("non-zero 3").contains("expected a whole number"), "{}", told("non-zero 3"));
-    assert!(told("non-zero 3000 1").contains("thousandths is 3000"), "{}", told("non-zero 3000 1"));
+    assert!(told("non-zero x 1").contains("found `x`, expected a number"), "{}", told("non-zero x 1"));
+    assert!(told("non-zero inf 1").contains("expected a finite number"), "{}", told("non-zero inf 1"));
+    assert!(told("non-zero -1 1").contains("threshold is -1"), "{}", told("non-zero -1 1"));
+    assert_eq!(own("non-zero 1e-30 0").to_string(), "non-zero 1e-30 0");
     assert!(told("sing").contains("`sing` is unknown"));
     assert!(OwnSetting::new(&Sign, [1, 0, 0, 0]).is_err());
     static TWICE: &[&dyn Method] = &[&Sign, &Sign];
@@ -201,7 +211,8 @@ fn a_search_needs_the_methods_of_its_settings() {
 }
 
 fn config(beside: &[&str]) -> Config {
-    let mut search = Search::new(search::Method::Qsgd);
+    let range = Range { first: 4.0, last: 8.0, step: 1.0 };
+    let mut search = Search::new(search::Method::Qsgd).with_range(range).unwrap();
     (search.methods, search.beside, search.min_elements) = (all(), beside.iter().map(|text| own(text)).collect(), 16);
     let mut config = Config::new(search);
     (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 4, 2);
@@ -288,15 +299,17 @@ fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> 
 
 #[test]
 fn controllers_plan_switch_save_and_resume_with_them() {
-    for route in [Route::AllGather, Route::ScatterReduce, Route::Sharded] {
-        let mut config = config(&["sign", "non-zero 900 0"]);
-        config.route = route;
+    let offered: [&[&str]; 3] = [&["sign", "non-zero 0.9 0"], &["natural"], &["non-zero 9 0"]];
+    let routes = [Route::AllGather, Route::ScatterReduce, Route::Sharded];
+    for (route, beside) in routes.into_iter().flat_map(|route| offered.map(|beside| (route, beside))) {
+        let mut config = config(beside);
+        (config.route, config.alpha) = (route, 1e6);
+        let (_, _, begun) = train(&config, 0, 1, None).unwrap();
         let (means, states, settings) = train(&config, 0, 12, None).unwrap();
         assert!(route == Route::Sharded || means[0] == means[1] && means[1] == means[2]);
-        assert!(
-            settings[..2].iter().any(|text| text.starts_with("sign") || text.starts_with("non-zero")),
-            "{settings:?}"
-        );
+        // The run begins uncompressed. The plan then chooses outside methods, even one that sends nothing for now.
+        assert_eq!(begun, ["dense"; 3]);
+        assert!(settings[..2].iter().all(|text| beside.contains(&&**text)), "{settings:?}");
         // A run that is resumed halfway gives the same bits.
         let (_, half, _) = train(&config, 0, 7, None).unwrap();
         let (resumed, saved, _) = train(&config, 7, 12, Some(&half)).unwrap();
@@ -314,7 +327,7 @@ fn means_of_shards_are_those_of_the_whole_layers() {
     for feedback in [Feedback::default(), Feedback::NONE] {
         let mut config = config(&[]);
         config.feedback = feedback;
-        config.policy = Policy::Fixed(vec![own("sign"), own("non-zero 900 0"), own("natural")]);
+        config.policy = Policy::Fixed(vec![own("sign"), own("non-zero 0.9 0"), own("natural")]);
         let (whole, ..) = train(&config, 0, 6, None).unwrap();
         config.route = Route::Sharded;
         let (shards, ..) = train(&config, 0, 6, None).unwrap();
@@ -349,7 +362,7 @@ fn fixed_settings_with_error_feedback_reach_the_mean_of_the_gradients() {
 #[test]
 fn ranks_that_know_other_methods_learn_of_it_in_the_first_step() {
     let told = threads::run(3, |mut worker| {
-        let mut config = config(&["sign", "non-zero 990 7"]);
+        let mut config = config(&["sign", "non-zero 0.99 7"]);
         if worker.rank() == 1 {
             (config.search.methods, config.search.beside) = (methods(), vec![own("sign")]);
         }

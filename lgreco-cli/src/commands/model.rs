@@ -182,7 +182,7 @@ pub fn build_search(
         search = search.with_default(default).map_err(of_method)?;
     }
     if let Some(RangeArg { first, last, step }) = range {
-        let step = step.unwrap_or(if methods[0].planned().unit == Unit::Density { first } else { 1.0 });
+        let step = step.unwrap_or(if methods[0].planned().unit == Unit::Whole { 1.0 } else { first });
         search = search.with_range(Range { first, last, step }).map_err(of_method)?;
     }
     if !widths.is_empty() {

@@ -60,7 +60,8 @@ fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), 
             Next::Nothing | Next::End => break,
         };
         if is_new && (waits || shown.is_none_or(|time| time.elapsed() >= every)) {
-            show(watch, &source, &run, Some(refresh), out)?;
+            row(&run, out)?;
+            page(watch, &source, &run, Some(refresh))?;
             (shown, is_new) = (Some(Instant::now()), false);
         }
         if waits {
@@ -68,18 +69,27 @@ fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), 
         }
     }
     let rest = source.rest();
-    if !rest.trim_ascii().is_empty() && run.add(&rest).is_err() {
-        writeln!(out, "line {} is not finished", source.lines + 1)?;
+    if !rest.trim_ascii().is_empty() {
+        match run.add(&rest) {
+            Ok(()) => is_new = true,
+            Err(_) => writeln!(out, "line {} is not finished", source.lines + 1)?,
+        }
     }
     if run.last.is_none() {
         return Err(Failure::bad_input(format_args!("{}: there is no step in it", source.name)).into());
     }
-    show(watch, &source, &run, None, out)
+    if is_new {
+        row(&run, out)?;
+    }
+    page(watch, &source, &run, None)
 }
 
-fn show(watch: &Watch, source: &Source, run: &Run, refresh: Option<u32>, out: &mut dyn Write) -> Result<(), End> {
+fn row(run: &Run, out: &mut dyn Write) -> Result<(), End> {
     out.write_all(run.row().as_bytes())?;
-    out.flush()?;
+    Ok(out.flush()?)
+}
+
+fn page(watch: &Watch, source: &Source, run: &Run, refresh: Option<u32>) -> Result<(), End> {
     if let Some(path) = &watch.html {
         write::file(path, &html(&source.name, run, refresh))?;
     }

@@ -103,11 +103,21 @@ fn remove_abandoned(place: &Path) {
 /// The file to which `path` leads through links, or the place where it would be created.
 fn place(path: &Path) -> PathBuf {
     let there = |path: &Path| path.canonicalize().ok();
-    let new = || {
+    let mut path = path.to_owned();
+    // A link may lead to a file that does not exist yet. Chains of links end, or `canonicalize` fails in a circle.
+    for _ in 0..40 {
+        if let Some(place) = there(&path) {
+            return place;
+        }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Some(there(folder)?.join(path.file_name()?))
-    };
-    there(path).or_else(new).unwrap_or_else(|| path.into())
+        let new = there(folder).zip(path.file_name()).map(|(folder, name)| folder.join(name));
+        let Some(new) = new else { return path };
+        match fs::read_link(&new) {
+            Ok(to) => path = new.with_file_name("").join(to),
+            Err(_) => return new,
+        }
+    }
+    path
 }
 
 /// Whether something other than a regular file is at `place`.

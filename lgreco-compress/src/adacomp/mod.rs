@@ -165,25 +165,15 @@ impl Compressor for AdaComp {
     }
 }
 
-/// Measures the squared error of compressing `gradient` without a residual, with each of the bin sizes `bins`. Calls
-/// `found` with the index and the length in bytes of each payload.
+/// Measures without a residual. Returns the squared error and the payload's length in bytes.
 ///
 /// The result predicts little for a run with error feedback. Its residuals are large by design, and change the error.
 ///
 /// # Complexity
-/// Five passes per bin size. Needs no workspace.
-pub(super) fn measure(
-    gradient: &Gradient<'_>,
-    bins: &[u32],
-    squared_errors: &mut [f64],
-    mut found: impl FnMut(usize, usize),
-) -> Result<()> {
+/// Five passes. Needs no workspace.
+fn measure(ada: &AdaComp, gradient: &Gradient<'_>) -> Result<(f64, usize)> {
     check_finite(gradient)?;
-    for (index, (&bin, error)) in bins.iter().zip(squared_errors).enumerate() {
-        AdaComp { bin }.check()?;
-        let choice = Choice::new(bin as usize, gradient.values(), gradient.values());
-        *error = choice.squared_error();
-        found(index, payload_len(choice.count, gradient.shape())?);
-    }
-    Ok(())
+    ada.check()?;
+    let choice = Choice::new(ada.bin as usize, gradient.values(), gradient.values());
+    Ok((choice.squared_error(), payload_len(choice.count, gradient.shape())?))
 }

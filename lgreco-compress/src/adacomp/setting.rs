@@ -2,6 +2,8 @@
 
 use super::AdaComp;
 use crate::describe::{Described, Known, Planned, Reader, Unit};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
 use crate::{Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
@@ -25,6 +27,14 @@ impl Described for AdaComp {
 
     fn method(&self) -> wire::Method {
         wire::Method::AdaComp
+    }
+
+    fn measure_workspace_len(&self, _: Shape, _: Dtype) -> usize {
+        0
+    }
+
+    fn measure(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64]) -> Result<(f64, usize)> {
+        super::measure(self, gradient)
     }
 }
 

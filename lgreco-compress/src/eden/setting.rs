@@ -3,8 +3,9 @@
 use super::{Eden, Scale};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
 use crate::words::{Words, once};
-use crate::{Result, Setting, wire};
+use crate::{Candidates, Result, Setting, wire};
 use core::fmt;
+use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for Eden {
@@ -35,6 +36,10 @@ impl Described for Eden {
 
     fn method(&self) -> wire::Method {
         wire::Method::Eden
+    }
+
+    fn row(&self) -> Option<Candidates<'_>> {
+        Some(Candidates::Eden { base: *self, bits: from_ref(&self.bits) })
     }
 }
 

@@ -21,7 +21,6 @@ mod measure;
 mod setting;
 
 pub(super) use measure::measure;
-pub use measure::measure_workspace_len;
 pub(crate) use setting::{KNOWN, PLANNED};
 
 use super::topk::{self, AtLeast};

@@ -3,6 +3,8 @@
 use super::HardThreshold;
 use crate::describe::{Described, Known, Planned, Unit, dtype_of};
 use crate::error::Number;
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
 use crate::words::sent_as;
 use crate::{Result, Setting, wire};
 use core::fmt;
@@ -27,6 +29,14 @@ impl Described for HardThreshold {
 
     fn method(&self) -> wire::Method {
         wire::Method::TopK
+    }
+
+    fn measure_workspace_len(&self, _: Shape, _: Dtype) -> usize {
+        0
+    }
+
+    fn measure(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64]) -> Result<(f64, usize)> {
+        super::measure(self, gradient)
     }
 }
 

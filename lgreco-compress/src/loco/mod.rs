@@ -31,7 +31,7 @@ pub(crate) use setting::{KNOWN, PLANNED, READER};
 use super::bits::packed_len;
 use super::wire::{HEADER_LEN, Header, Method};
 use super::{Compressor, Cost, ResidualKind, Traits};
-use crate::error::{expect_len, expect_room};
+use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select::check_finite;
@@ -108,33 +108,11 @@ impl Compressor for LoCo {
     }
 }
 
-/// Measures the squared error of compressing `gradient` with each group size in `groups`, on decoded values.
-/// `squared_errors[i]` belongs to `groups[i]`.
-///
-/// ```
-/// use lgreco_compress::loco;
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// let gradient = Gradient::new(Values::F32(&[8.0, -8.0, 2.5, 0.5]), Shape::new(2, 2)?)?;
-/// let mut squared_errors = [0.0; 2];
-/// loco::measure(&gradient, &[4, 2], &mut squared_errors)?;
-/// assert_eq!(squared_errors, [1.0 + 0.25 + 0.25, 1.0 + 0.3125 * 0.3125 + 0.125 * 0.125]);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] on a group size of 0. [`Error::Length`]
-/// when `squared_errors` is not as long as `groups`.
-///
-/// # Complexity
-/// Two passes per group size. Needs no workspace.
-pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f64]) -> Result<()> {
-    expect_len("squared errors", groups.len(), squared_errors.len())?;
-    groups.iter().try_for_each(|&group| LoCo { group }.check())?;
+/// The squared error of the decoded values, in two passes.
+fn squared_error(loco: &LoCo, gradient: &Gradient<'_>) -> Result<f64> {
+    loco.check()?;
     with_elements!(gradient.values(), values => {
         check_finite(values)?;
-        for (&group, error) in groups.iter().zip(squared_errors) {
-            *error = dispatch_with!((group as usize, values), encode::squared_error)?;
-        }
-    });
-    Ok(())
+        dispatch_with!((loco.group as usize, values), encode::squared_error)
+    })
 }

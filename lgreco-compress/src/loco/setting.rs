@@ -1,7 +1,10 @@
 //! LoCo's settings as text and as data, and the parameter that a search varies.
 
 use super::LoCo;
+use crate::Compressor;
 use crate::describe::{Described, Known, Planned, Reader, Unit};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
 use crate::{Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
@@ -25,6 +28,14 @@ impl Described for LoCo {
 
     fn method(&self) -> wire::Method {
         wire::Method::LoCo
+    }
+
+    fn measure_workspace_len(&self, _: Shape, _: Dtype) -> usize {
+        0
+    }
+
+    fn measure(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64]) -> Result<(f64, usize)> {
+        Ok((super::squared_error(self, gradient)?, self.payload_len(gradient.shape(), Dtype::F32)?))
     }
 }
 

@@ -3,8 +3,9 @@
 use super::{PowerSgd, effective_rank};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
 use crate::words::{Words, once};
-use crate::{Result, Setting, wire};
+use crate::{Candidates, Result, Setting, wire};
 use core::fmt;
+use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 /// Default number of power iterations, as in the published method. The text of a setting omits this default.
@@ -35,6 +36,10 @@ impl Described for PowerSgd {
 
     fn method(&self) -> wire::Method {
         wire::Method::PowerSgd
+    }
+
+    fn row(&self) -> Option<Candidates<'_>> {
+        Some(Candidates::PowerSgd { iterations: self.iterations, ranks: from_ref(&self.rank) })
     }
 }
 

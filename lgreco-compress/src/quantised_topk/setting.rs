@@ -6,8 +6,9 @@ use crate::describe::{Described, Known, Reader};
 use crate::gradient::Dtype;
 use crate::topk::TopK;
 use crate::words::{Words, dtype, once, wrong};
-use crate::{Result, Setting, sparse, wire};
+use crate::{Candidates, Result, Setting, sparse, wire};
 use core::fmt;
+use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for QuantisedTopK {
@@ -29,6 +30,10 @@ impl Described for QuantisedTopK {
 
     fn method(&self) -> wire::Method {
         wire::Method::QuantisedTopK
+    }
+
+    fn row(&self) -> Option<Candidates<'_>> {
+        Some(Candidates::QuantisedTopK { keeps: from_ref(&self.keep), bits: from_ref(&self.bits) })
     }
 }
 

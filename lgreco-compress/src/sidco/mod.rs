@@ -35,14 +35,14 @@ mod gamma;
 mod setting;
 pub(crate) use setting::{KNOWN, PLANNED};
 
+use super::hard_threshold::{self, HardThreshold};
 use super::topk::{self, AtLeast, TopK};
-use super::{Compressor, Cost, Traits, hard_threshold};
+use super::{Compressor, Cost, Traits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
 use crate::{Error, Result};
-use core::slice::from_mut;
 
 /// Number of elements below which no distribution is fitted.
 pub const SMALLEST: usize = 1000;
@@ -179,37 +179,25 @@ impl Compressor for Sidco {
 }
 
 /// Words of workspace that measuring a row needs.
-pub const fn measure_workspace_len(shape: Shape) -> usize {
+const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }
 
-/// Measures the squared error of compressing `gradient` as `base`, at each of `densities`. Calls `found` with the index
-/// and the length in bytes of each payload.
+/// Measures the squared error, and returns it with the payload's length in bytes.
 ///
 /// # Complexity
-/// About one encoding per density, plus two passes.
-pub(super) fn measure(
-    gradient: &Gradient<'_>,
-    base: Sidco,
-    densities: &[f64],
-    workspace: &mut [u64],
-    squared_errors: &mut [f64],
-    mut found: impl FnMut(usize, usize),
-) -> Result<()> {
-    let shape = gradient.shape();
+/// About one encoding, plus two passes.
+fn measure(sidco: &Sidco, gradient: &Gradient<'_>, workspace: &mut [u64]) -> Result<(f64, usize)> {
+    let (shape, values) = (gradient.shape(), sidco.values);
     expect_room("workspace words", measure_workspace_len(shape), workspace.len())?;
-    for (index, (&density, error)) in densities.iter().zip(squared_errors).enumerate() {
-        let sidco = Sidco { density, ..base };
-        match with_elements!(gradient.values(), v => sidco.select(v))? {
-            Selected::AtLeast { magnitude, .. } => {
-                let (lambda, error) = ([f32::from_bits(magnitude)], from_mut(error));
-                hard_threshold::measure(gradient, base.values, &lambda, workspace, error, |_, len| found(index, len))?;
-            }
-            Selected::Largest(keep) => {
-                topk::measure(gradient, base.values, &[keep], workspace, from_mut(error))?;
-                found(index, topk::payload_len(keep, shape, base.values)?);
-            }
+    match with_elements!(gradient.values(), v => sidco.select(v))? {
+        Selected::AtLeast { magnitude, .. } => {
+            hard_threshold::measure(&HardThreshold { lambda: f32::from_bits(magnitude), values }, gradient)
+        }
+        Selected::Largest(keep) => {
+            let mut error = [0.0];
+            topk::measure(gradient, values, &[keep], workspace, &mut error)?;
+            Ok((error[0], topk::payload_len(keep, shape, values)?))
         }
     }
-    Ok(())
 }

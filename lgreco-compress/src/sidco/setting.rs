@@ -3,7 +3,8 @@
 use super::{Fit, Sidco};
 use crate::describe::{Described, Known, Planned, Unit, dtype_of};
 use crate::error::Number;
-use crate::gradient::Dtype;
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
 use crate::words::{Words, dtype, once, sent_as};
 use crate::{Error, Result, Setting, wire};
 use core::fmt;
@@ -47,6 +48,14 @@ impl Described for Sidco {
 
     fn method(&self) -> wire::Method {
         wire::Method::TopK
+    }
+
+    fn measure_workspace_len(&self, shape: Shape, _: Dtype) -> usize {
+        super::measure_workspace_len(shape)
+    }
+
+    fn measure(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
+        super::measure(self, gradient, workspace)
     }
 }
 

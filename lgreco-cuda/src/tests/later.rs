@@ -240,7 +240,8 @@ fn not_finite_later() {
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         assert!(found.unwrap_err().to_string().contains("element 77"), "{damage}");
     }
-    let refused = [DeviceJob { candidates: Candidates::LoCo { groups: &[64] }, ..jobs[0] }];
+    let loco = ["loco 64".parse().unwrap()];
+    let refused = [DeviceJob { candidates: Candidates::Each(&loco), ..jobs[0] }];
     assert!(backend.rows_bytes(&refused).is_err());
     // SAFETY: refused calls use no memory.
     unsafe {

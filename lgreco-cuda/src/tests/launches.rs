@@ -369,7 +369,8 @@ fn failures_of_the_device_name_no_job() {
     let jobs = [DeviceJob { gradient, candidates, stream: Stream::default() }; 3];
     let length = backend.measure_device(&jobs, &mut [0.0; 2]).unwrap_err();
     assert!(length.job.is_none() && matches!(length.error, Error::Core(_)), "{length}");
-    let refused = Candidates::LoCo { groups: &[64] };
+    let loco = ["loco 64".parse().unwrap()];
+    let refused = Candidates::Each(&loco);
     let failed = backend.measure_device(&[jobs[0], DeviceJob { candidates: refused, ..jobs[0] }], &mut [0.0; 2]);
     assert_eq!(failed.unwrap_err().job, Some(1));
     for error in [

@@ -168,9 +168,10 @@ fn empty_gradients_and_no_candidates_are_nothing_to_fail_on() {
 fn candidates_that_do_not_fit_are_named_with_their_job() {
     let (backend, _) = counted();
     let fitting = jobs(Candidates::Qsgd { base: Qsgd::default(), bits: &[4] })[0];
+    let loco = ["loco 64".parse().unwrap()];
     for (candidates, expected) in [
         (Candidates::TopK { values: Dtype::F32, keeps: &[21_001] }, "kept elements is 21001"),
-        (Candidates::LoCo { groups: &[64] }, "does not run on CUDA devices"),
+        (Candidates::Each(&loco), "does not run on CUDA devices"),
     ] {
         for call in CALLS {
             let jobs = [fitting, DeviceJob { candidates, ..fitting }];

@@ -89,7 +89,7 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
         expected: "exact, dp or paper",
         means: "exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best \
                 plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default \
-                of `budget` is error.",
+                of `budget` is error; measure the table with the metric l2.",
         read: |to, value| {
             let words = [("exact", Planner::Exact), ("dp", Planner::Dp), ("paper", Planner::Paper)];
             put(&mut to.planner, value.word(&words))

@@ -89,7 +89,9 @@ def test_means_and_residuals_are_those_of_the_host(scheme: str) -> None:
         for step, (found, expected) in enumerate(zip(device[0], host[0], strict=True)):
             assert torch.equal(found, expected), step
         assert torch.equal(device[1], host[1])
-        assert bool(device[1].any()) == (scheme.split()[0] not in ("qsgd", "eden", "without") or scheme == "qsgd and topk")
+        # topk and least-squares eden are biased, so they keep residuals.
+        biased = ("qsgd and topk", "eden and qsgd in bfloat16")
+        assert bool(device[1].any()) == (scheme.split()[0] not in ("qsgd", "eden", "without") or scheme in biased)
 
 
 def _switched(rank: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:

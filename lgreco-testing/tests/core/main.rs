@@ -9,6 +9,7 @@ mod search;
 
 mod compress {
     mod adacomp;
+    mod conformance;
     mod eden;
     mod hard_threshold;
     mod loco;

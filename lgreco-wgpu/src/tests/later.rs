@@ -141,7 +141,8 @@ fn what_cannot_be_enqueued_is_said_at_once() {
             let failed = backend.enqueue_rows(&jobs, results, offset).unwrap_err();
             assert!(matches!(failed, BufferJobError { job: None, error: Error::Buffer { .. } }), "{failed}");
         }
-        let loco = [jobs[0], BufferJob { candidates: Candidates::LoCo { groups: &[64] }, ..jobs[0] }];
+        let each = ["loco 64".parse().unwrap()];
+        let loco = [jobs[0], BufferJob { candidates: Candidates::Each(&each), ..jobs[0] }];
         let refused = BufferJobError { job: Some(1), error: Error::Method("loco") };
         assert_eq!(backend.rows_bytes(&loco), Err(refused.clone()));
         assert_eq!(backend.enqueue_rows(&loco, &results, 0), Err(refused.clone()));

@@ -15,7 +15,7 @@ use alloc::{format, string::String, vec::Vec};
 ///     "options":[{"label":"topk 0.1%", "size":16768, "error":3.25}, {"label":"topk 0.2%", "size":33536, "error":3.01}]}]}"#;
 /// let file = TableFile::parse(json.as_bytes())?;
 /// assert_eq!(file.table.label(0, 1), "topk 0.2%");
-/// assert_eq!(file.limit().unwrap(), Some(Limit::Error(3.01)));
+/// assert_eq!(file.limit().unwrap(), Some(Limit::Size(33536)));
 /// assert_eq!(TableFile::parse(file.to_json().as_bytes())?, file);
 ///
 /// let typo = json.replace("33536", "-1");
@@ -29,7 +29,7 @@ use alloc::{format, string::String, vec::Vec};
 pub struct TableFile {
     /// The table.
     pub table: NamedTable,
-    /// The error budget, finite and at least 0. Without it, the default options' error is the budget.
+    /// The error budget, finite and at least 0. Without it, the default options' size is the limit.
     pub budget: Option<f64>,
 }
 
@@ -109,14 +109,14 @@ impl TableFile {
         Ok(TableFile { table, budget })
     }
 
-    /// The file's budget, or else the error of the default options. `None` when the file has neither.
+    /// The file's budget, or else the size of the default options. `None` when the file has neither.
     ///
     /// ```
     /// # use lgreco::{file::TableFile, plan::Limit};
     /// let json = r#"{"version":1, "metric":"l2", "layers":[{"name":"fc1", "elements":9, "default":0,
     ///     "options":[{"label":"qsgd 4", "size":200, "error":0.5}]}]}"#;
     /// let mut file = TableFile::parse(json.as_bytes())?;
-    /// assert_eq!(file.limit()?, Some(Limit::Error(0.5))); // the default's error
+    /// assert_eq!(file.limit()?, Some(Limit::Size(200))); // the default's size
     /// file.budget = Some(2.0);
     /// assert_eq!(file.limit()?, Some(Limit::Error(2.0)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -128,7 +128,7 @@ impl TableFile {
         match (self.budget, self.table.defaults()) {
             (Some(budget), _) => Budget::Absolute(budget).limit(&self.table.view()).map(Some),
             (None, Some(options)) => {
-                Budget::Defaults { alpha: 1.0, options: &options }.limit(&self.table.view()).map(Some)
+                Budget::DefaultSize { alpha: 1.0, options: &options }.limit(&self.table.view()).map(Some)
             }
             (None, None) => Ok(None),
         }

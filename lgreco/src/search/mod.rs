@@ -233,16 +233,10 @@ impl Search {
     /// let search = Search::new(Method::PowerSgd);
     /// ```
     pub fn new(method: Method) -> Self {
-        let families = match method {
-            // The reference comes first. For usual shapes, PowerSGD with rank 8 takes about as many bytes as 3-bit
-            // EDEN.
-            Method::Hybrid => {
-                let power = Family::new(Method::PowerSgd, 8.0);
-                vec![Family::of(Method::Eden), Family::of(Method::TopK), power]
-            }
+        Search::over(match method {
+            Method::Hybrid => Method::HYBRID.map(|(method, default)| Family::new(method, default)).into(),
             _ => vec![Family::of(method)],
-        };
-        Search::over(families)
+        })
     }
 
     /// A search of several methods, each over its default range. The planner chooses among them for each layer. The first
@@ -328,7 +322,7 @@ impl Search {
     /// around that default.
     ///
     /// Bits and ranks range from half the default, rounded up, to twice the default. Densities range from a tenth to ten
-    /// times the default. Ranges end at the method's bounds. EDEN's range is always 1 to 8 bits.
+    /// times the default, but SIDCo's from half to twice. Ranges end at the method's bounds. EDEN's range is always 1 to 8 bits.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -393,7 +387,7 @@ impl Search {
     pub fn with_widths(mut self, widths: &[Width]) -> Result<Self> {
         let widths = Widths::new(widths)?;
         let mut families = self.families.iter_mut();
-        let topk = families.find(|family| family.method == Method::TopK);
+        let topk = families.find(|family| family.method.has_widths());
         let expected = "topk or hybrid, of which widths are";
         topk.ok_or(Error::UnknownName { what: "method", expected })?.widths = widths;
         Ok(self)
@@ -481,13 +475,7 @@ impl Search {
     /// # Errors
     /// [`Error::UnknownMethod`] for a setting of another method.
     pub fn knows(&self, setting: &Setting) -> Result<()> {
-        match setting {
-            Setting::Own(own) => match self.methods.find(own.id()) {
-                Some(known) if known.name() == own.method().name() => Ok(()),
-                _ => Err(Error::UnknownMethod { id: own.id() }),
-            },
-            _ => Ok(()),
-        }
+        setting.expect_known(&self.methods)
     }
 
     /// Whether the search compresses a tensor of these dimensions.

@@ -14,6 +14,15 @@ fn tidy(x: f64) -> f64 {
     Float::round(x * 1e9) / 1e9
 }
 
+/// Like [`tidy`], but keeps 12 digits of numbers of any magnitude.
+fn tidy_digits(x: f64) -> f64 {
+    let exponent = 11 - Float::floor(Float::log10(x)) as i32;
+    match exponent {
+        0.. => Float::round(x * Float::powi(10.0, exponent)) / Float::powi(10.0, exponent),
+        _ => Float::round(x / Float::powi(10.0, -exponent)) * Float::powi(10.0, -exponent),
+    }
+}
+
 /// The metric that turns a squared error into an error of the table.
 ///
 /// Planners add the errors of layers, and the sum should predict the effect on the loss. SGD's expected loss rises with the
@@ -268,7 +277,11 @@ impl Family {
     pub(super) fn parameters(&self) -> Vec<f64> {
         let Range { first, last, step } = self.range;
         let steps = Float::floor((last - first) / step + 1e-9) as usize;
-        let mut parameters: Vec<f64> = (0..=steps).map(|i| tidy((first + i as f64 * step) * 100.0) / 100.0).collect();
+        let tidied = |parameter: f64| match self.method.planned().unit {
+            Unit::Real => tidy_digits(parameter),
+            _ => tidy(parameter * 100.0) / 100.0,
+        };
+        let mut parameters: Vec<f64> = (0..=steps).map(|i| tidied(first + i as f64 * step)).collect();
         if !parameters.iter().any(|&p| (p - self.default).abs() <= 1e-9 * self.default) {
             let at = parameters.partition_point(|&p| p < self.default);
             parameters.insert(at, self.default);
@@ -312,6 +325,13 @@ mod tests {
         for method in [Method::Qsgd, Method::PowerSgd] {
             assert_eq!(of(method, 3.0), [2.0, 3.0, 4.0, 5.0, 6.0]);
             assert_eq!(of(method, 1.0), [1.0, 2.0]);
+        }
+        // Magnitudes may be tiny or huge, so they are rounded to digits.
+        let magnitudes = |scale: f64| of(Method::HardThreshold, scale).iter().map(|x| x / scale).collect::<Vec<_>>();
+        for scale in [1e-30, 1e-12, 1e-3, 1.0, 1e30] {
+            let (found, usual) = (magnitudes(scale), magnitudes(0.01));
+            let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-9;
+            assert!(found.len() == usual.len() && found.iter().zip(&usual).all(close), "{scale}: {found:?}");
         }
         let densities = of(Method::TopK, 0.01);
         assert_eq!((densities.len(), densities[0], densities[9], densities[99]), (100, 0.001, 0.01, 0.1));

@@ -1,8 +1,7 @@
 use lgreco::Error;
-use lgreco::compress::Candidates;
-use lgreco::compress::Compressor;
 use lgreco::compress::adacomp::{AdaComp, decode};
 use lgreco::compress::wire::Payload;
+use lgreco::compress::{Candidates, Compressor, Setting};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 use lgreco_testing::adacomp::{check, check_bytes, check_payload, expected};
@@ -130,13 +129,15 @@ fn parameters_and_lengths_are_checked() {
         AdaComp { bin: 0 }.payload_len(vector(&values).shape(), Dtype::F32),
         Err(Error::Parameter { .. })
     ));
-    let measure = |bins: &[u32], errors: &mut [f64], lens: &mut [usize]| {
-        let candidates = Candidates::AdaComp { bins };
-        candidates.measure_with_lens(&vector(&values), Stream::default(), &mut [], errors, lens)
+    let measured = Setting::AdaComp(AdaComp { bin: 0 }).measure(&vector(&values), Stream::default(), &mut []);
+    assert!(matches!(measured, Err(Error::Parameter { .. })));
+    // A row has two places per setting: its error and its length.
+    let row = [Setting::AdaComp(AdaComp { bin: 2 })];
+    let measure = |places: usize| {
+        Candidates::Each(&row).measure(&vector(&values), Stream::default(), &mut [], &mut vec![0.0; places])
     };
-    assert!(matches!(measure(&[2, 0], &mut [0.0; 2], &mut [0; 2]), Err(Error::Parameter { .. })));
-    assert!(matches!(measure(&[2], &mut [0.0; 2], &mut [0]), Err(Error::Length { .. })));
-    assert!(matches!(measure(&[2], &mut [0.0], &mut []), Err(Error::Length { .. })));
+    assert_eq!(measure(2), Ok(()));
+    assert!([1, 3].into_iter().all(|places| matches!(measure(places), Err(Error::Length { .. }))));
     let ada = AdaComp { bin: 2 };
     let encode = |bytes: usize| ada.encode(&vector(&values), Stream::default(), &mut [], &mut vec![0; bytes]);
     assert_eq!(encode(16 + 4 + 1), Ok(21));

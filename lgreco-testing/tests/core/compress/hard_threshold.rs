@@ -1,7 +1,6 @@
 use lgreco::Error;
-use lgreco::compress::Candidates;
 use lgreco::compress::hard_threshold::HardThreshold;
-use lgreco::compress::{Compressor, decode};
+use lgreco::compress::{Compressor, Setting, decode};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 use lgreco_testing::hard_threshold::{check, check_all_types, check_bytes};
@@ -68,17 +67,17 @@ fn parameters_lengths_and_values_are_checked() {
     for lambda in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let refused = encoded(&values, HardThreshold { lambda, values: Dtype::F32 });
         assert!(matches!(refused, Err(Error::Parameter { what: "lambda", .. })));
-        let row = measure(&vector(&values), Dtype::F32, &[lambda], &mut [0; 7], &mut [0.0], &mut [0]);
-        assert!(matches!(row, Err(Error::Parameter { .. })));
+        let measured = measure(&values, HardThreshold { lambda, values: Dtype::F32 });
+        assert!(matches!(measured, Err(Error::Parameter { .. })));
     }
     let hard = HardThreshold { lambda: 2.0, values: Dtype::F16 };
     let overflow = Error::ElementOverflow { index: 1, value: 65520.0 };
     assert_eq!(encoded(&values, hard), Err(overflow));
-    assert_eq!(measure(&vector(&values), Dtype::F16, &[2.0], &mut [0; 7], &mut [0.0], &mut [0]), Err(overflow));
+    assert_eq!(measure(&values, hard), Err(overflow));
     let infinite = [1.0, 2.0, f32::INFINITY, f32::NAN];
     let refused = Err(Error::NonFinite { index: 2, value: f32::INFINITY });
     assert_eq!(encoded(&infinite, hard).map(|_| ()), refused);
-    assert_eq!(measure(&vector(&infinite), Dtype::F16, &[2.0], &mut [0; 7], &mut [0.0], &mut [0]), refused);
+    assert_eq!(measure(&infinite, hard).map(|_| ()), refused);
 
     let encode = |words: usize, bytes: usize| {
         let hard = HardThreshold { lambda: 2.0, values: Dtype::F32 };
@@ -87,14 +86,6 @@ fn parameters_lengths_and_values_are_checked() {
     assert_eq!(encode(2, 25), Ok(25));
     for (words, bytes) in [(1, 25), (2, 24)] {
         assert!(matches!(encode(words, bytes), Err(Error::Length { .. })));
-    }
-    let row = |words: usize, errors: usize, lens: usize| {
-        let (mut errors, mut lens) = (vec![0.0; errors], vec![0; lens]);
-        measure(&vector(&values), Dtype::F32, &[2.0], &mut vec![0; words], &mut errors, &mut lens)
-    };
-    assert_eq!(row(7, 1, 1), Ok(()));
-    for (words, errors, lens) in [(6, 1, 1), (7, 2, 1), (7, 1, 0)] {
-        assert!(matches!(row(words, errors, lens), Err(Error::Length { .. })));
     }
 }
 
@@ -114,14 +105,6 @@ proptest! {
     }
 }
 
-fn measure(
-    gradient: &Gradient<'_>,
-    values: Dtype,
-    lambdas: &[f32],
-    workspace: &mut [u64],
-    errors: &mut [f64],
-    lens: &mut [usize],
-) -> Result<(), Error> {
-    let candidates = Candidates::HardThreshold { values, lambdas };
-    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
+fn measure(values: &[f32], hard: HardThreshold) -> Result<(f64, usize), Error> {
+    Setting::HardThreshold(hard).measure(&vector(values), Stream::default(), &mut [])
 }

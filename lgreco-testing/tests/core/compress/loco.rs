@@ -1,6 +1,7 @@
 use lgreco::Error;
 use lgreco::compress::Compressor;
-use lgreco::compress::loco::{LoCo, decode, measure};
+use lgreco::compress::Setting;
+use lgreco::compress::loco::{LoCo, decode};
 use lgreco::compress::wire::Payload;
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
@@ -65,8 +66,8 @@ fn parameters_and_lengths_are_checked() {
     let values = [1.0, 2.0, 3.0];
     let shape = vector(&values).shape();
     assert!(matches!(LoCo { group: 0 }.payload_len(shape, Dtype::F32), Err(Error::Parameter { .. })));
-    assert!(matches!(measure(&vector(&values), &[2, 0], &mut [0.0; 2]), Err(Error::Parameter { .. })));
-    assert!(matches!(measure(&vector(&values), &[2], &mut [0.0; 2]), Err(Error::Length { .. })));
+    let measured = Setting::LoCo(LoCo { group: 0 }).measure(&vector(&values), Stream::default(), &mut []);
+    assert!(matches!(measured, Err(Error::Parameter { .. })));
     let encode =
         |bytes: usize| LoCo { group: 2 }.encode(&vector(&values), Stream::default(), &mut [], &mut vec![0; bytes]);
     assert_eq!(encode(16 + 8 + 2), Ok(26));

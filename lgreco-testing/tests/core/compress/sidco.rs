@@ -1,7 +1,6 @@
 use lgreco::Error;
-use lgreco::compress::Candidates;
-use lgreco::compress::Compressor;
-use lgreco::compress::sidco::{Fit, Sidco, measure_workspace_len};
+use lgreco::compress::sidco::{Fit, Sidco};
+use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 use lgreco_testing::sidco::{check, check_bytes};
@@ -123,8 +122,7 @@ fn parameters_lengths_and_values_are_checked() {
     let stages = [0, 1101, u32::MAX].map(|stages| Sidco { stages, ..good });
     for bad in [Sidco { density: 0.0, ..good }, Sidco { density: f64::NAN, ..good }].into_iter().chain(stages) {
         assert!(matches!(bad.payload_len(shape, Dtype::F32), Err(Error::Parameter { .. })));
-        let row = measure(&vector(&values), bad, &[bad.density], &mut [0; 500], &mut [0.0], &mut [0]);
-        assert!(matches!(row, Err(Error::Parameter { .. })));
+        assert!(matches!(measure(&values, bad, 500), Err(Error::Parameter { .. })));
     }
     let encode = |sidco: Sidco, words: usize, bytes: usize| {
         sidco.encode(&vector(&values), Stream::default(), &mut vec![0; words], &mut vec![0; bytes])
@@ -134,15 +132,9 @@ fn parameters_lengths_and_values_are_checked() {
     assert_eq!(encode(wide, 2, 25), Ok(25));
     assert!(matches!(encode(wide, 1, 25), Err(Error::Length { .. })));
     assert!(matches!(encode(wide, 2, 24), Err(Error::Length { .. })));
-    let words = measure_workspace_len(shape);
-    let row = |words: usize, errors: usize, lens: usize| {
-        let (mut errors, mut lens) = (vec![0.0; errors], vec![0; lens]);
-        measure(&vector(&values), wide, &[0.5], &mut vec![0; words], &mut errors, &mut lens)
-    };
-    assert_eq!(row(words, 1, 1), Ok(()));
-    for (words, errors, lens) in [(words - 1, 1, 1), (words, 0, 1), (words, 1, 2)] {
-        assert!(matches!(row(words, errors, lens), Err(Error::Length { .. })));
-    }
+    let words = Setting::Sidco(wide).measure_workspace_len(shape, Dtype::F32);
+    assert!(measure(&values, wide, words).is_ok());
+    assert!(matches!(measure(&values, wide, words - 1), Err(Error::Length { .. })));
 }
 
 proptest! {
@@ -162,14 +154,6 @@ proptest! {
     }
 }
 
-fn measure(
-    gradient: &Gradient<'_>,
-    base: Sidco,
-    densities: &[f64],
-    workspace: &mut [u64],
-    errors: &mut [f64],
-    lens: &mut [usize],
-) -> Result<(), Error> {
-    let candidates = Candidates::Sidco { base, densities };
-    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
+fn measure(values: &[f32], sidco: Sidco, words: usize) -> Result<(f64, usize), Error> {
+    Setting::Sidco(sidco).measure(&vector(values), Stream::default(), &mut vec![0; words])
 }
