@@ -32,6 +32,9 @@ struct Batch {
     }
 };
 
+// The images of this repository.
+inline const std::filesystem::path digits_file = std::filesystem::path(__FILE__).parent_path() / "../../examples/data/digits.bin";
+
 inline Batch read_digits(const std::filesystem::path &path) {
     std::ifstream file(path, std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
@@ -56,13 +59,10 @@ struct Parameter {
     std::vector<std::size_t> dims;
     std::vector<float> values, gradient, velocity;
 
-    Parameter(std::string its_name, std::vector<std::size_t> its_dims)
-        : name(std::move(its_name)), dims(std::move(its_dims)) {
+    Parameter(std::string its_name, std::vector<std::size_t> its_dims) : name(std::move(its_name)), dims(std::move(its_dims)) {
         std::size_t elements = 1;
         for (const std::size_t dim : dims) elements *= dim;
-        values.resize(elements);
-        gradient.resize(elements);
-        velocity.resize(elements);
+        values = gradient = velocity = std::vector<float>(elements);
     }
 };
 
@@ -124,8 +124,7 @@ public:
         return static_cast<double>(correct) / static_cast<double>(batch.labels.size());
     }
 
-    // Computes the gradients of the last forward pass's mean loss, and calls `done` with each parameter whose gradient is
-    // ready.
+    // Computes the gradients of the last forward pass's mean loss. Calls `done` with each parameter whose gradient is ready.
     template <typename Done> void backward(const Batch &batch, Done done) {
         const std::size_t count = batch.labels.size();
         std::vector<float> delta = activations_[layers], below;  // gradients for the layer's outputs and inputs

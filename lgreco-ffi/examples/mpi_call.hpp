@@ -8,7 +8,8 @@
 #include <mpi.h>
 
 #include <cstdint>
-#include <cstring>
+#include <cstdio>
+#include <exception>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -28,30 +29,15 @@ inline int mpi_count(std::uint64_t count) {
     return static_cast<int>(count);
 }
 
-// Sums bf16, a type that MPI does not have. A bf16 is the upper half of an f32. Sums are rounded to nearest, ties to
-// even.
+// Sums bf16, a type that MPI does not have.
 inline MPI_Op bf16_sum() {
     static const MPI_Op sum = [] {
         MPI_Op made;
-        mpi_check(MPI_Op_create(
-            [](void *from, void *into, int *count, MPI_Datatype *) {
-                const auto widened = [](std::uint16_t half) {
-                    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-                    float value;
-                    std::memcpy(&value, &bits, sizeof value);
-                    return value;
-                };
-                const auto *addends = static_cast<const std::uint16_t *>(from);
-                auto *sums = static_cast<std::uint16_t *>(into);
-                for (int i = 0; i < *count; i++) {
-                    const float value = widened(addends[i]) + widened(sums[i]);
-                    std::uint32_t bits;
-                    std::memcpy(&bits, &value, sizeof bits);
-                    const bool is_nan = value != value;
-                    sums[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-                }
-            },
-            1, &made));
+        const auto add = [](void *from, void *into, int *count, MPI_Datatype *) {
+            lgreco::add_bf16(static_cast<std::uint16_t *>(into), static_cast<const std::uint16_t *>(from),
+                             static_cast<std::size_t>(*count));
+        };
+        mpi_check(MPI_Op_create(add, 1, &made));
         return made;
     }();
     return sum;
@@ -71,71 +57,70 @@ struct MpiParts {
             end += lens[i];
         }
     }
-
-    std::uint64_t bytes() const {
-        std::uint64_t sum = 0;
-        for (const int count : counts) sum += static_cast<std::uint64_t>(count);
-        return sum;
-    }
 };
 
-// Performs one collective at a time on one communicator; MPI's error codes become exceptions.
+// Performs one collective at a time on a communicator, which it frees. MPI's error codes become exceptions.
 class MpiCall {
 public:
-    explicit MpiCall(MPI_Comm communicator) : communicator_(communicator) {
-        mpi_check(MPI_Comm_rank(communicator_, &rank_));
-        mpi_check(MPI_Comm_size(communicator_, &size_));
+    // From now on, failed calls on the communicator return error codes instead of ending the process.
+    explicit MpiCall(MPI_Comm own) : comm_(own) {
+        mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
+        mpi_check(MPI_Comm_rank(comm_, &rank_));
+        mpi_check(MPI_Comm_size(comm_, &size_));
     }
+
+    MpiCall(const MpiCall &) = delete;
+    MpiCall &operator=(const MpiCall &) = delete;
+
+    // After an error other ranks may be inside a collective, and MPI_Comm_free may wait for them.
+    ~MpiCall() {
+        if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+    }
+
+    MPI_Comm comm() const { return comm_; }
+    std::uint32_t rank() const { return static_cast<std::uint32_t>(rank_); }
+    std::uint32_t size() const { return static_cast<std::uint32_t>(size_); }
 
     // Starts the collective that a bucket or a controller asks for. The previous one must have ended.
     void start(const lgreco_request &asked) {
-        const auto ranks = static_cast<std::size_t>(size_), rank = static_cast<std::size_t>(rank_);
         switch (asked.kind) {
         case LGRECO_REQUEST_ALL_REDUCE_SUM:
-            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_FLOAT, MPI_SUM,
-                                     communicator_, &request_));
-            sent_ += asked.count * sizeof(float);
-            return;
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_FLOAT, MPI_SUM, comm_, &request_));
+            break;
         case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
         case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:  // sums all values, not just those of this rank
-            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(),
-                                     communicator_, &request_));
-            sent_ += asked.count * sizeof(std::uint16_t);
-            return;
-        case LGRECO_REQUEST_ALL_GATHER:
-            mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, mpi_count(asked.length), MPI_BYTE,
-                                     communicator_, &request_));
-            sent_ += asked.length;
-            return;
-        case LGRECO_REQUEST_ALL_GATHER_EACH:
-            received_.set(asked.lens, ranks);
-            mpi_check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, received_.counts.data(),
-                                      received_.offsets.data(), MPI_BYTE, communicator_, &request_));
-            sent_ += asked.lens[rank];
-            return;
-        case LGRECO_REQUEST_BROADCAST:
-            mpi_check(MPI_Ibcast(asked.buffer, mpi_count(asked.length), MPI_BYTE, static_cast<int>(asked.root),
-                                 communicator_, &request_));
-            if (asked.root == static_cast<std::uint32_t>(rank_)) sent_ += asked.length;
-            return;
-        case LGRECO_REQUEST_ALL_TO_ALL:
-            send_.set(asked.send_lens, ranks);
-            received_.set(asked.received_lens, ranks);
-            mpi_check(MPI_Ialltoallv(asked.send, send_.counts.data(), send_.offsets.data(), MPI_BYTE, asked.received,
-                                     received_.counts.data(), received_.offsets.data(), MPI_BYTE, communicator_,
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(), comm_,
                                      &request_));
-            sent_ += send_.bytes();
-            return;
+            break;
+        case LGRECO_REQUEST_ALL_GATHER:
+            mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, mpi_count(asked.length), MPI_BYTE, comm_,
+                                     &request_));
+            break;
+        case LGRECO_REQUEST_ALL_GATHER_EACH:
+            received_.set(asked.lens, size());
+            mpi_check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, received_.counts.data(),
+                                      received_.offsets.data(), MPI_BYTE, comm_, &request_));
+            break;
+        case LGRECO_REQUEST_BROADCAST:
+            mpi_check(MPI_Ibcast(asked.buffer, mpi_count(asked.length), MPI_BYTE, static_cast<int>(asked.root), comm_,
+                                 &request_));
+            break;
+        case LGRECO_REQUEST_ALL_TO_ALL:
+            send_.set(asked.send_lens, size());
+            received_.set(asked.received_lens, size());
+            mpi_check(MPI_Ialltoallv(asked.send, send_.counts.data(), send_.offsets.data(), MPI_BYTE, asked.received,
+                                     received_.counts.data(), received_.offsets.data(), MPI_BYTE, comm_, &request_));
+            break;
         case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
             // Writes to this rank's part of the buffer. With MPI_IN_PLACE the sums would go to the front of the buffer.
-            received_.set(asked.lens, ranks);
+            received_.set(asked.lens, size());
             own_.assign(static_cast<const float *>(asked.buffer), static_cast<const float *>(asked.buffer) + asked.count);
-            mpi_check(MPI_Ireduce_scatter(own_.data(), static_cast<float *>(asked.buffer) + received_.offsets[rank],
-                                          received_.counts.data(), MPI_FLOAT, MPI_SUM, communicator_, &request_));
-            sent_ += asked.count * sizeof(float);
-            return;
+            mpi_check(MPI_Ireduce_scatter(own_.data(), static_cast<float *>(asked.buffer) + received_.offsets[rank()],
+                                          received_.counts.data(), MPI_FLOAT, MPI_SUM, comm_, &request_));
+            break;
         default: throw std::invalid_argument("lgreco asks for something that this trainer does not know");
         }
+        sent_ += lgreco::contributed_bytes(asked, rank(), size());
     }
 
     // Tests whether the collective has ended, without waiting.
@@ -151,12 +136,26 @@ public:
     std::uint64_t sent() const { return sent_; }
 
 private:
-    MPI_Comm communicator_;
+    MPI_Comm comm_;
     MPI_Request request_ = MPI_REQUEST_NULL;
     MpiParts send_, received_;  // MPI reads them until the collective has ended
     std::vector<float> own_;    // likewise
     int rank_ = 0, size_ = 1;
     std::uint64_t sent_ = 0;
 };
+
+// Runs a trainer with its arguments on MPI. Returns the exit code: 0, or 1 if `run` returns false.
+template <typename Run> int mpi_main(int argc, char **argv, Run run) {
+    MPI_Init(&argc, &argv);
+    bool good = false;
+    try {
+        good = run(std::vector<std::string>(argv + 1, argv + argc));
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "FAILED: %s\n", error.what());
+        MPI_Abort(MPI_COMM_WORLD, 2);  // otherwise the others would wait for this rank forever
+    }
+    MPI_Finalize();
+    return good ? 0 : 1;
+}
 
 #endif // LGRECO_EXAMPLES_MPI_CALL_HPP

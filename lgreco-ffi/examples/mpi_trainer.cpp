@@ -1,6 +1,6 @@
 // Trains the network of digits.hpp, data-parallel over MPI.
 //
-//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--nodes[=RANKS]] [--overlap|--time] [DIGITS]
+//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--nodes[=RANKS]] [--overlap] [--time] [DIGITS]
 //
 // Trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on images that no rank trained on,
 // and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the loss does
@@ -29,31 +29,30 @@ struct Run {
     std::uint64_t payloads;  // payload bytes that this rank sent
 
     bool is_same(const Run &other) const {
-        return payloads == other.payloads && parameters.size() == other.parameters.size() &&
+        return payloads == other.payloads &&
                std::memcmp(parameters.data(), other.parameters.data(), parameters.size() * sizeof(float)) == 0;
     }
 };
 
 // Trains the network. With `buckets`, one per parameter, the exchange overlaps the backward pass.
-Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, const lgreco::Options &options, bool times = false) {
+Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, const lgreco::Options &options) {
     const auto [held_out, shard] = divide(digits, collective.rank(), collective.world_size());
     Network network;
-    std::vector<lgreco_layer> described;
+    lgreco::Layers described;
     std::vector<void *> gradients;
     for (Parameter &parameter : network.parameters) {
-        described.push_back(lgreco::layer(parameter.name.c_str(), parameter.dims));
+        described.add(parameter.name, parameter.dims);
         gradients.push_back(parameter.gradient.data());
     }
-    const MpiNodes *const nodes = collective.nodes();
-    lgreco::Controller controller =
-        nodes == nullptr ? lgreco::Controller(collective, described, options)
-                         : lgreco::Controller::on_nodes(collective, nodes->ranks_per_node(), described, options);
+    const std::uint32_t per_node = collective.groups().per_node();
+    lgreco::Controller controller = per_node == 1 ? lgreco::Controller(collective, described, options)
+                                                  : lgreco::Controller::on_nodes(collective, per_node, described, options);
 
     Run run{};
     Outcome &outcome = run.outcome;
     outcome.loss_before = network.forward(held_out);
     std::mt19937 random(100 + collective.rank());
-    const auto sent = [&] { return collective.sent() + (buckets != nullptr ? buckets->sent() : 0); };
+    const auto sent = [&] { return collective.groups().sent() + (buckets != nullptr ? buckets->sent() : 0); };
     const std::uint64_t sent_before = sent();
     const double began = MPI_Wtime();
     for (int step = 0; step < steps; step++) {
@@ -61,13 +60,8 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
         for (std::size_t i = 0; i < batch_size; i++) batch.add(digits, shard[random() % shard.size()]);
         network.forward(batch);
         if (buckets != nullptr) {
-            controller.begin_step(learning_rate);
-            for (auto asked = controller.control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller.control())
-                collective.perform(asked);
-            network.backward(batch, [&](std::size_t parameter) {
-                buckets->submit(controller, parameter, {gradients[parameter]});
-                buckets->poll();
-            });
+            controller.begin_step(collective, learning_rate);
+            network.backward(batch, [&](std::size_t p) { buckets->submit(controller, p, {gradients[p]}); });
             buckets->finish(controller);
             run.payloads += controller.finish_step().bytes_out;
         } else {
@@ -77,7 +71,7 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
         // The gradients are now the means over all ranks.
         network.descend();
     }
-    if (times) outcome.seconds = (MPI_Wtime() - began) / steps;
+    outcome.seconds = (MPI_Wtime() - began) / steps;
     outcome.bytes = static_cast<double>(sent() - sent_before) / steps;
     outcome.loss = network.forward(held_out);
     outcome.accuracy = network.accuracy(held_out);
@@ -87,22 +81,38 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
     return run;
 }
 
-// Trains every scheme by buckets in flight, then by blocking calls.
-bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
-    std::vector<std::vector<std::size_t>> groups;
-    for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
-    MpiCollective blocking(MPI_COMM_WORLD, collective.nodes());
-    MpiBuckets buckets(MPI_COMM_WORLD, groups, collective.nodes());
+// Trains every scheme. With --overlap, trains it by buckets in flight, then by blocking calls with the same buckets.
+bool run(const std::vector<std::string> &arguments) {
+    std::uint32_t per_node = 1;
+    bool overlaps = false, times = false;
+    std::filesystem::path file = digits_file;
+    for (const std::string &argument : arguments) {
+        if (argument == "--nodes") per_node = 0;
+        else if (argument.compare(0, 8, "--nodes=") == 0) per_node = static_cast<std::uint32_t>(std::stoul(argument.substr(8)));
+        else if (argument == "--overlap") overlaps = true;
+        else if (argument == "--time") times = true;
+        else if (argument[0] != '-') file = argument;
+        else throw std::invalid_argument("usage: mpi_trainer [--nodes[=RANKS]] [--overlap] [--time] [DIGITS]");
+    }
+    const Batch digits = read_digits(file);
+    MpiCollective collective(MPI_COMM_WORLD, per_node);
+    if (collective.rank() == 0)
+        std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
+                    collective.world_size(), steps, warmup);
+    std::vector<std::vector<std::size_t>> each;
+    for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) each.push_back({parameter});
+    MpiBuckets buckets(collective.groups(), each);
     bool same = true;
     const bool good = compare(collective, [&](const Scheme &scheme) {
         lgreco::Options options = options_of(scheme, warmup, period);
-        options.set("bucket_bytes", 0);  // the same groups for blocking calls
-        const Run run = train(collective, digits, &buckets, options);
-        if (!run.is_same(train(blocking, digits, nullptr, options))) {
+        if (overlaps) options.set("bucket_bytes", 0);
+        Run run = train(collective, digits, overlaps ? &buckets : nullptr, options);
+        if (overlaps && !run.is_same(train(collective, digits, nullptr, options))) {
             std::fprintf(stderr, "FAILED: %s: rank %u ends with other parameters or payloads than by blocking calls\n",
                          scheme.name, collective.rank());
             same = false;
         }
+        if (!times) run.outcome.seconds = 0;
         return run.outcome;
     });
     return good && same;
@@ -110,38 +120,4 @@ bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
 
 } // namespace
 
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    bool good = false;
-    try {
-        const auto here = std::filesystem::path(__FILE__).parent_path();
-        std::vector<std::string> arguments(argv + 1, argv + argc);
-        std::optional<MpiNodes> nodes;
-        const std::string by_nodes = "--nodes";
-        if (!arguments.empty() && arguments[0].compare(0, by_nodes.size(), by_nodes) == 0) {
-            const std::string ranks = arguments[0].substr(by_nodes.size());
-            if (!ranks.empty() && ranks[0] != '=') throw std::invalid_argument("usage: --nodes or --nodes=RANKS");
-            nodes.emplace(MPI_COMM_WORLD, ranks.empty() ? 0 : std::stoi(ranks.substr(1)));
-            arguments.erase(arguments.begin());
-        }
-        const bool overlaps = !arguments.empty() && arguments[0] == "--overlap";
-        const bool times = !arguments.empty() && arguments[0] == "--time";
-        const std::size_t options = overlaps || times ? 1 : 0;
-        if (arguments.size() > 1 + options) throw std::invalid_argument("usage: mpi_trainer [--nodes[=RANKS]] [--overlap|--time] [DIGITS]");
-        const Batch digits = read_digits(arguments.size() > options
-                                             ? std::filesystem::path(arguments[options])
-                                             : here / "../../examples/data/digits.bin");
-        MpiCollective collective(MPI_COMM_WORLD, nodes ? &*nodes : nullptr);
-        if (collective.rank() == 0)
-            std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
-                        collective.world_size(), steps, warmup);
-        good = overlaps ? compare_overlapped(collective, digits) : compare(collective, [&](const Scheme &scheme) {
-            return train(collective, digits, nullptr, options_of(scheme, warmup, period), times).outcome;
-        });
-    } catch (const std::exception &error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        MPI_Abort(MPI_COMM_WORLD, 2);  // otherwise the others would wait for this rank forever
-    }
-    MPI_Finalize();
-    return good ? 0 : 1;
-}
+int main(int argc, char **argv) { return mpi_main(argc, argv, run); }

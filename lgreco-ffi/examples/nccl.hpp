@@ -32,17 +32,16 @@ private:
 using Stream = void *;
 using Event = void *;
 
-// A device in its primary context, which stays current on this thread. The ranks of a machine are assigned to its
-// devices in turn.
+// A device in its primary context, which stays current on this thread. A machine's ranks use its devices in turn.
 class Driver {
 public:
-    explicit Driver(int rank_on_machine) : library_("libcuda.so.1") {
+    explicit Driver(std::uint32_t rank_on_machine) : library_("libcuda.so.1") {
         int devices = 0, device = 0;
         void *context = nullptr;
         call<unsigned>("cuInit", 0);
         call<int *>("cuDeviceGetCount", &devices);
         if (devices == 0) throw std::runtime_error("there is no GPU");
-        call<int *, int>("cuDeviceGet", &device, rank_on_machine % devices);
+        call<int *, int>("cuDeviceGet", &device, static_cast<int>(rank_on_machine) % devices);
         call<void **, int>("cuDevicePrimaryCtxRetain", &context, device);
         call<void *>("cuCtxSetCurrent", context);
     }
@@ -102,36 +101,35 @@ private:
 // The communicator of all ranks.
 class Nccl {
 public:
-    struct Id {  // ncclUniqueId
-        char internal[128];
-    };
+    struct Id { char internal[128]; };  // ncclUniqueId
 
     Nccl() : library_("libnccl.so.2") {}
 
     // Makes the id that rank 0 sends to the others.
     Id id() const {
         Id made{};
-        check("ncclGetUniqueId", library_.find<int (*)(Id *)>("ncclGetUniqueId")(&made));
+        call<Id *>("ncclGetUniqueId", &made);
         return made;
     }
 
-    void join(int ranks, const Id &id, int rank) {
-        check("ncclCommInitRank",
-              library_.find<int (*)(void **, int, Id, int)>("ncclCommInitRank")(&communicator_, ranks, id, rank));
-        rank_ = static_cast<std::size_t>(rank);
+    void join(std::uint32_t ranks, const Id &id, std::uint32_t rank) {
+        call<void **, int, Id, int>("ncclCommInitRank", &communicator_, static_cast<int>(ranks), id, static_cast<int>(rank));
+        ranks_ = ranks;
+        rank_ = rank;
     }
+
+    std::uint32_t rank() const { return rank_; }
+    std::uint32_t ranks() const { return ranks_; }
 
     // Gathers `bytes` of every rank; this rank's bytes are already in place.
     void all_gather(void *buffer, std::size_t bytes, Stream stream) const {
-        using Function = int (*)(const void *, void *, std::size_t, int, void *, Stream);
-        check("ncclAllGather", library_.find<Function>("ncclAllGather")(static_cast<char *>(buffer) + rank_ * bytes, buffer,
-                                                                        bytes, bytes_, communicator_, stream));
+        call<const void *, void *, std::size_t, int, void *, Stream>(
+            "ncclAllGather", static_cast<char *>(buffer) + rank_ * bytes, buffer, bytes, bytes_, communicator_, stream);
     }
 
     void all_reduce_sum(void *buffer, std::size_t count, bool bf16, Stream stream) const {
-        using Function = int (*)(const void *, void *, std::size_t, int, int, void *, Stream);
-        check("ncclAllReduce", library_.find<Function>("ncclAllReduce")(buffer, buffer, count, bf16 ? bf16_ : f32_, sum_,
-                                                                        communicator_, stream));
+        call<const void *, void *, std::size_t, int, int, void *, Stream>(
+            "ncclAllReduce", buffer, buffer, count, bf16 ? bf16_ : f32_, sum_, communicator_, stream);
     }
 
     // After an error other ranks may be inside a collective, and ncclCommDestroy would wait for them.
@@ -142,7 +140,8 @@ public:
 private:
     static constexpr int bytes_ = 1, f32_ = 7, bf16_ = 9, sum_ = 0;  // ncclUint8, ncclFloat32, ncclBfloat16, ncclSum
 
-    void check(const char *function, int code) const {
+    template <typename... Arguments> void call(const char *function, Arguments... arguments) const {
+        const int code = library_.find<int (*)(Arguments...)>(function)(arguments...);
         if (code == 0) return;
         const auto text = library_.find<const char *(*)(int)>("ncclGetErrorString");
         throw std::runtime_error(std::string(function) + ": " + text(code));
@@ -150,7 +149,7 @@ private:
 
     Library library_;
     void *communicator_ = nullptr;
-    std::size_t rank_ = 0;
+    std::uint32_t rank_ = 0, ranks_ = 1;
 };
 
 #endif // LGRECO_EXAMPLES_NCCL_HPP

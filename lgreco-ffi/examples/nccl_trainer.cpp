@@ -51,11 +51,11 @@ public:
            std::uint32_t first, std::uint32_t rank, std::uint32_t ranks)
         : driver_(driver), stream_(driver.stream()), cuda_(lgreco::Cuda::on_stream(stream_)),
           parameters_(std::move(parameters)) {
-        std::vector<lgreco_layer> layers;
+        lgreco::Layers layers;
         std::vector<lgreco_setting> settings;
         std::vector<std::uint32_t> indices;
         for (const Parameter *parameter : parameters_) {
-            layers.push_back(lgreco::layer(parameter->name.c_str(), parameter->dims));
+            layers.add(parameter->name, parameter->dims);
             settings.push_back(setting_of(scheme, *parameter));
             indices.push_back(first++);
             elements_ += parameter->gradient.size();
@@ -83,21 +83,16 @@ public:
     // outcome.
     bool advance(const Nccl &nccl, std::uint64_t &sent) {
         const lgreco_request asked = bucket_->next(cuda_);
+        const bool bf16 = asked.kind == LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
         switch (asked.kind) {
         case LGRECO_REQUEST_NONE: tell(); return false;
-        case LGRECO_REQUEST_ALL_GATHER:
-            nccl.all_gather(asked.buffer, asked.length, stream_);
-            sent += asked.length;
-            return true;
+        case LGRECO_REQUEST_ALL_GATHER: nccl.all_gather(asked.buffer, asked.length, stream_); break;
         case LGRECO_REQUEST_ALL_REDUCE_SUM:
-        case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: {
-            const bool bf16 = asked.kind == LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
-            nccl.all_reduce_sum(asked.buffer, asked.count, bf16, stream_);
-            sent += asked.count * (bf16 ? 2 : 4);
-            return true;
-        }
+        case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: nccl.all_reduce_sum(asked.buffer, asked.count, bf16, stream_); break;
         default: throw std::logic_error("lgreco asks for a collective that no bucket on a device needs");
         }
+        sent += lgreco::contributed_bytes(asked, nccl.rank(), nccl.ranks());
+        return true;
     }
 
     // Waits for the means.
@@ -155,7 +150,7 @@ private:
     std::uint32_t failed_ = 0;
 };
 
-bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const MpiCollective &mpi, const Batch &digits) {
+bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, MpiCollective &mpi, const Batch &digits) {
     const std::uint32_t rank = mpi.rank(), ranks = mpi.world_size();
     const auto [held_out, shard] = divide(digits, rank, ranks);
     Network network;
@@ -200,7 +195,8 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
                     static_cast<double>(sent) / steps);
     bool good = loss < before;
     std::vector<float> values;
-    for (const Parameter &parameter : network.parameters) values.insert(values.end(), parameter.values.begin(), parameter.values.end());
+    for (const Parameter &parameter : network.parameters)
+        values.insert(values.end(), parameter.values.begin(), parameter.values.end());
     for (const auto &bucket : buckets) good = good && bucket->failed() == 0;
     if (!good) std::fprintf(stderr, "FAILED: %s: a step has failed on rank %u, or the loss did not fall\n", scheme.name, rank);
     const bool same = mpi.same_everywhere(values.data(), values.size());
@@ -208,32 +204,24 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
     return good && same;
 }
 
+bool run(const std::vector<std::string> &arguments) {
+    const Batch digits = read_digits(arguments.empty() ? digits_file : std::filesystem::path(arguments[0]));
+    MpiCollective mpi(MPI_COMM_WORLD);
+    const MpiCall machine(mpi_split_machines(MPI_COMM_WORLD));  // its ranks have a GPU each
+    const Driver driver(machine.rank());
+    Nccl nccl;
+    Nccl::Id id{};
+    if (mpi.rank() == 0) id = nccl.id();
+    mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
+    nccl.join(mpi.world_size(), id, mpi.rank());
+    if (mpi.rank() == 0)
+        std::printf("digits, %u ranks, %d steps\n%-26s %8s %9s %11s\n", mpi.world_size(), steps, "", "loss", "accuracy",
+                    "bytes/step");
+    bool good = true;
+    for (const Scheme &scheme : schemes) good = train(scheme, driver, nccl, mpi, digits) && good;
+    return good;
+}
+
 } // namespace
 
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    bool good = true;
-    try {
-        const MpiCollective mpi(MPI_COMM_WORLD);
-        const int rank = static_cast<int>(mpi.rank()), ranks = static_cast<int>(mpi.world_size());
-        const auto here = std::filesystem::path(__FILE__).parent_path();
-        const Batch digits = read_digits(argc > 1 ? std::filesystem::path(argv[1]) : here / "../../examples/data/digits.bin");
-        MPI_Comm node;  // the ranks on this machine, each with a GPU
-        int on_node = 0;
-        mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
-        mpi_check(MPI_Comm_rank(node, &on_node));
-        const Driver driver(on_node);
-        Nccl nccl;
-        Nccl::Id id{};
-        if (rank == 0) id = nccl.id();
-        mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
-        nccl.join(ranks, id, rank);
-        if (rank == 0) std::printf("digits, %d ranks, %d steps\n%-26s %8s %9s %11s\n", ranks, steps, "", "loss", "accuracy", "bytes/step");
-        for (const Scheme &scheme : schemes) good = train(scheme, driver, nccl, mpi, digits) && good;
-    } catch (const std::exception &error) {
-        std::fprintf(stderr, "FAILED: %s\n", error.what());
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    MPI_Finalize();
-    return good ? 0 : 1;
-}
+int main(int argc, char **argv) { return mpi_main(argc, argv, run); }

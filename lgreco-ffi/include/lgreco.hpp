@@ -127,6 +127,36 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
 lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
                    lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
 
+// The layers of a model, with their names and dims. Calls that take layers accept it. It can be moved, but not copied.
+class Layers {
+public:
+    Layers() = default;
+    Layers(Layers &&) noexcept = default;
+    Layers &operator=(Layers &&) noexcept = default;
+
+    // Copies name and dims, and returns the layer's index. `dims` is any range of numbers, or a list such as {64, 48}. The
+    // caller owns the values.
+    template <typename Dims = std::initializer_list<std::size_t>>
+    std::size_t add(std::string name, const Dims &dims, const void *values = nullptr, lgreco_dtype dtype = LGRECO_DTYPE_F32) {
+        owned_.push_back(std::make_unique<Owned>(Owned{std::move(name), std::vector<std::size_t>(dims.begin(), dims.end())}));
+        layers_.push_back(layer(owned_.back()->name.c_str(), owned_.back()->dims, values, dtype));
+        return layers_.size() - 1;
+    }
+
+    std::size_t size() const noexcept { return layers_.size(); }
+    const lgreco_layer &operator[](std::size_t index) const noexcept { return layers_[index]; }
+    operator const std::vector<lgreco_layer> &() const noexcept { return layers_; }
+
+private:
+    struct Owned {
+        std::string name;
+        std::vector<std::size_t> dims;
+    };
+
+    std::vector<std::unique_ptr<Owned>> owned_;  // `layers_` points to them
+    std::vector<lgreco_layer> layers_;
+};
+
 namespace detail {
 
 template <typename T, lgreco_status (*destroy)(T **)> struct Destroy {

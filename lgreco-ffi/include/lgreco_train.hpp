@@ -5,6 +5,7 @@
 
 #include "lgreco.hpp"
 
+#include <cstring>
 #include <exception>
 
 namespace lgreco {
@@ -25,6 +26,46 @@ protected:
     Collective(const Collective &) = default;
     Collective &operator=(const Collective &) = default;
 };
+
+// The bytes that a worker gives to a collective that it performs. The bytes that it sends depend on the network's algorithm.
+// `rank` and `workers` are the worker's rank in the request's group, and the size of the group. Throws
+// LGRECO_UNKNOWN_CONSTANT for an unknown kind.
+inline std::uint64_t contributed_bytes(const lgreco_request &request, std::uint32_t rank, std::uint32_t workers) {
+    switch (request.kind) {
+    case LGRECO_REQUEST_NONE: return 0;
+    case LGRECO_REQUEST_ALL_REDUCE_SUM:
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM: return request.count * sizeof(float);
+    case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: return request.count * sizeof(std::uint16_t);
+    case LGRECO_REQUEST_ALL_GATHER: return request.length;
+    case LGRECO_REQUEST_ALL_GATHER_EACH: return request.lens[rank];
+    case LGRECO_REQUEST_BROADCAST: return request.root == rank ? request.length : 0;
+    case LGRECO_REQUEST_ALL_TO_ALL: {
+        std::uint64_t bytes = 0;
+        for (std::uint32_t worker = 0; worker < workers; worker++) bytes += request.send_lens[worker];
+        return bytes;
+    }
+    }
+    throw Error(LGRECO_UNKNOWN_CONSTANT, "LGRECO_UNKNOWN_CONSTANT: the request has an unknown kind");
+}
+
+// Adds `count` bf16 to `sums`, for networks that cannot sum bf16, such as MPI. Sums are rounded to nearest, ties to even; NaN
+// stays NaN. A bf16 is the upper half of an f32.
+inline void add_bf16(std::uint16_t *sums, const std::uint16_t *addends, std::size_t count) noexcept {
+    const auto widened = [](std::uint16_t half) {
+        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    };
+    for (std::size_t i = 0; i < count; i++) {
+        const float sum = widened(sums[i]) + widened(addends[i]);
+        std::uint32_t bits;
+        std::memcpy(&bits, &sum, sizeof bits);
+        const bool is_nan = sum != sum;
+        sums[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
 
 namespace detail {
 
@@ -185,6 +226,13 @@ public:
     // Begins a step whose collectives the caller performs.
     void begin_step(double learning_rate) {
         check(lgreco_controller_begin_step(get(), learning_rate));
+    }
+
+    // Begins a step and performs its control requests; then buckets may be opened. If a collective throws, abandon_step ends
+    // the step.
+    void begin_step(Collective &collective, double learning_rate) {
+        begin_step(learning_rate);
+        for (lgreco_request asked = control(); asked.kind != LGRECO_REQUEST_NONE; asked = control()) collective.perform(asked);
     }
 
     // Returns the next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when none is left.

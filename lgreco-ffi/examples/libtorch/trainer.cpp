@@ -95,10 +95,8 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text)
     torch::optim::Adam optimiser(model->parameters(), torch::optim::AdamOptions(learning_rate));
 
     const auto parameters = model->named_parameters();
-    std::vector<std::vector<std::size_t>> dims;  // the layers' descriptions point into it
-    for (const auto &parameter : parameters) dims.emplace_back(parameter->sizes().begin(), parameter->sizes().end());
-    std::vector<lgreco_layer> layers;
-    for (std::size_t l = 0; l < dims.size(); l++) layers.push_back(lgreco::layer(parameters[l].key().c_str(), dims[l]));
+    lgreco::Layers layers;
+    for (const auto &parameter : parameters) layers.add(parameter.key(), parameter->sizes());
     lgreco::Controller controller(collective, layers, options_of(scheme, warmup, period));
 
     // Each rank trains on a separate part of the text.
@@ -108,7 +106,7 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text)
 
     Outcome outcome{};
     outcome.loss_before = validate(model, text.held_out).first;
-    const std::uint64_t sent_before = collective.sent();
+    const std::uint64_t sent_before = collective.groups().sent();
     for (int step = 0; step < steps; step++) {
         const auto [inputs, targets] = windows_at(own, torch::randint(part - context, {windows}, torch::kLong));
         optimiser.zero_grad();
@@ -122,34 +120,25 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text)
         controller.step(collective, gradients, learning_rate);  // the gradients are now the means over all ranks
         optimiser.step();
     }
-    outcome.bytes = static_cast<double>(collective.sent() - sent_before) / steps;
+    outcome.bytes = static_cast<double>(collective.groups().sent() - sent_before) / steps;
     std::tie(outcome.loss, outcome.accuracy) = validate(model, text.held_out);
-    outcome.same = true;
-    for (const auto &parameter : parameters)
-        outcome.same &= collective.same_everywhere(parameter->data_ptr<float>(),
-                                                   static_cast<std::size_t>(parameter->numel()));
+    const torch::Tensor values = torch::nn::utils::parameters_to_vector(model->parameters());
+    outcome.same = collective.same_everywhere(values.data_ptr<float>(), static_cast<std::size_t>(values.numel()));
     return outcome;
+}
+
+bool run(const std::vector<std::string> &arguments) {
+    torch::set_num_threads(1);  // per rank
+    const auto here = std::filesystem::path(__FILE__).parent_path();
+    const Text text = read_text(arguments.empty() ? here / "../../../examples/data/eighty_days.txt"
+                                                  : std::filesystem::path(arguments[0]));
+    MpiCollective collective(MPI_COMM_WORLD);
+    if (collective.rank() == 0)
+        std::printf("transformer, LibTorch %s, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
+                    TORCH_VERSION, collective.world_size(), steps, warmup);
+    return compare(collective, [&](const Scheme &scheme) { return train(scheme, collective, text); });
 }
 
 } // namespace
 
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    bool good = false;
-    try {
-        torch::set_num_threads(1);  // per rank
-        const auto here = std::filesystem::path(__FILE__).parent_path();
-        const Text text = read_text(argc > 1 ? argv[1] : here / "../../../examples/data/eighty_days.txt");
-        MpiCollective collective(MPI_COMM_WORLD);
-        if (collective.rank() == 0)
-            std::printf("transformer, LibTorch %s, %u ranks, %d steps "
-                        "(%d of them uncompressed before the first decision)\n",
-                        TORCH_VERSION, collective.world_size(), steps, warmup);
-        good = compare(collective, [&](const Scheme &scheme) { return train(scheme, collective, text); });
-    } catch (const std::exception &error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        MPI_Abort(MPI_COMM_WORLD, 2);  // otherwise the others would wait for this rank forever
-    }
-    MPI_Finalize();
-    return good ? 0 : 1;
-}
+int main(int argc, char **argv) { return mpi_main(argc, argv, run); }

@@ -11,39 +11,34 @@
 
 namespace {
 
-// A layer of the model, with the memory that lgreco points to.
-struct Layer {
-    std::string name;
-    std::vector<std::size_t> dims;
-    torch::Tensor gradient;
-
-    lgreco_layer description() const { return lgreco::layer(name.c_str(), dims, gradient.data_ptr<float>()); }
+// The gradients of a model, with the layers that point to them.
+struct Model {
+    std::vector<torch::Tensor> gradients;
+    lgreco::Layers layers;
 };
 
 // Computes the gradients of a small model by one backward pass on random data.
-std::vector<Layer> gradients() {
+Model backward() {
     torch::manual_seed(1);
-    torch::nn::Sequential model(torch::nn::Linear(256, 512), torch::nn::ReLU(), torch::nn::Linear(512, 128));
-    model->to(torch::kCUDA);
+    torch::nn::Sequential network(torch::nn::Linear(256, 512), torch::nn::ReLU(), torch::nn::Linear(512, 128));
+    network->to(torch::kCUDA);
     const torch::Tensor inputs = torch::randn({64, 256}, torch::kCUDA), targets = torch::randn({64, 128}, torch::kCUDA);
-    torch::mse_loss(model->forward(inputs), targets).backward();
-    std::vector<Layer> layers;
-    for (const auto &parameter : model->named_parameters()) {
+    torch::mse_loss(network->forward(inputs), targets).backward();
+    Model model;
+    for (const auto &parameter : network->named_parameters()) {
         const torch::Tensor gradient = parameter->grad().contiguous();  // lgreco reads row-major arrays
-        layers.push_back({parameter.key(), {gradient.sizes().begin(), gradient.sizes().end()}, gradient});
+        model.gradients.push_back(gradient);
+        model.layers.add(parameter.key(), gradient.sizes(), gradient.data_ptr<float>());
     }
-    return layers;
+    return model;
 }
 
 bool compress() {
-    const std::vector<Layer> layers = gradients();
-    std::vector<lgreco_layer> model;
-    for (const Layer &layer : layers) model.push_back(layer.description());
-
+    const auto [gradients, layers] = backward();
     lgreco::Cuda cuda = lgreco::Cuda::on_stream(c10::cuda::getCurrentCUDAStream().stream());
-    cuda.reserve(model, LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
+    cuda.reserve(layers, LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
                             LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE);
-    const lgreco::Table table = cuda.measure(model);
+    const lgreco::Table table = cuda.measure(layers);
     const lgreco::Plan plan = lgreco::Plan::solve(table.view());
     const lgreco_table_view view = table.view();
     std::printf("%zu of %zu layers are compressed, to %llu bits; workspace %llu bytes\n", view.layers, layers.size(),
@@ -52,7 +47,7 @@ bool compress() {
     bool same = true;
     for (std::size_t l = 0; l < view.layers; l++) {
         const std::size_t index = view.model_layers[l];
-        const torch::Tensor &gradient = layers[index].gradient;
+        const torch::Tensor &gradient = gradients[index];
         const auto elements = static_cast<std::size_t>(gradient.numel());
         const std::string setting = table.setting(l, plan.view().options[l]).text;
         const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0};
@@ -60,16 +55,16 @@ bool compress() {
         // Encodes to host memory, for payloads that travel by MPI or sockets.
         torch::Tensor decoded = torch::empty_like(gradient);
         std::vector<std::uint8_t> payload;
-        cuda.encode(model[index], setting, words, payload);
+        cuda.encode(layers[index], setting, words, payload);
         cuda.decode(payload, decoded.data_ptr<float>(), elements);
 
         // Encodes to device memory, for payloads that travel by NCCL. No call before `check` waits.
-        const auto bytes = static_cast<std::int64_t>(cuda.payload_len(model[index], setting));
+        const auto bytes = static_cast<std::int64_t>(cuda.payload_len(layers[index], setting));
         torch::Tensor sent = torch::empty({bytes}, gradient.options().dtype(torch::kByte));
         torch::Tensor received = torch::empty_like(gradient);
-        const std::size_t length = cuda.encode_to_device(model[index], setting, words, sent.data_ptr<std::uint8_t>(),
+        const std::size_t length = cuda.encode_to_device(layers[index], setting, words, sent.data_ptr<std::uint8_t>(),
                                                          static_cast<std::size_t>(bytes));
-        cuda.decode_on_device(model[index], setting, sent.data_ptr<std::uint8_t>(), length,
+        cuda.decode_on_device(layers[index], setting, sent.data_ptr<std::uint8_t>(), length,
                               received.data_ptr<float>(), elements);
         cuda.check();
 

@@ -16,6 +16,8 @@ static_assert(!std::is_copy_constructible<lgreco::Controller>::value, "two owner
 static_assert(std::is_nothrow_move_constructible<lgreco::Controller>::value, "handles move");
 static_assert(!std::is_copy_constructible<lgreco::Bucket>::value, "two owners of one handle");
 static_assert(std::is_nothrow_move_constructible<lgreco::Bucket>::value, "handles move");
+static_assert(!std::is_copy_constructible<lgreco::Layers>::value, "a copy would point into the original");
+static_assert(std::is_nothrow_move_constructible<lgreco::Layers>::value, "layers move");
 
 template <typename Dims, typename = void> struct Describes : std::false_type {};
 template <typename Dims>
@@ -127,11 +129,7 @@ static void buckets() {
     const lgreco::Options options{{"method", "topk"}, {"start_iter", 2}, {"bucket_bytes", 0}, {"undo", true}};
     lgreco::Controller blocking(alone, model, options);
     std::unique_ptr<lgreco::Controller> controller(new lgreco::Controller(alone, model, options));
-    const auto begin = [&] {
-        controller->begin_step(0.1);
-        for (lgreco_request asked = controller->control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller->control())
-            alone.perform(asked);
-    };
+    const auto begin = [&] { controller->begin_step(alone, 0.1); };
     std::vector<float> values[4];
     for (std::uint32_t number = 0; number < 5; number++) {
         for (int i = 0; i < 4; i++) {
@@ -258,7 +256,58 @@ static void cuts() {
     throws(LGRECO_OTHER_END, "LGRECO_OTHER_END: ", [&] { below.send_activations(activations.data(), 2, ids, message); });
 }
 
+// Layers keep their names and dims, also when they are moved.
+static void layers() {
+    lgreco::Layers added;
+    std::vector<float> values(6);
+    {
+        const std::string name = "a name that is too long for std::string to keep it in place";
+        const std::vector<std::int64_t> dims{2, 3};
+        CHECK(added.add(name, dims, values.data()) == 0);
+    }
+    for (int i = 0; i < 100; i++) added.add("fc" + std::to_string(i), {64, 48}, nullptr, LGRECO_DTYPE_BF16);
+    const lgreco::Layers moved = std::move(added);
+    const std::vector<lgreco_layer> &list = moved;
+    CHECK(moved.size() == 101 && list.size() == 101 && &list[7] == &moved[7]);
+    TEXT("a name that is too long for std::string to keep it in place", moved[0].name);
+    CHECK(moved[0].dims_len == 2 && moved[0].dims[0] == 2 && moved[0].dims[1] == 3);
+    CHECK(moved[0].values == values.data() && moved[0].dtype == LGRECO_DTYPE_F32);
+    TEXT("fc99", moved[100].name);
+    CHECK(moved[100].dims[1] == 48 && moved[100].values == nullptr && moved[100].dtype == LGRECO_DTYPE_BF16);
+    Alone alone;
+    const lgreco::Controller controller(alone, moved);
+    CHECK(controller.metrics(100).steps == 0);
+}
+
+static void networks() {
+    // 1.5 + 2, two ties, an overflow, -0 + -0, infinity - infinity.
+    std::uint16_t sums[] = {0x3fc0, 0x3f80, 0x3f81, 0x7f7f, 0x8000, 0x7f80};
+    const std::uint16_t addends[] = {0x4000, 0x3b80, 0x3b80, 0x7f7f, 0x8000, 0xff80};
+    lgreco::add_bf16(sums, addends, 6);
+    CHECK(sums[0] == 0x4060 && sums[1] == 0x3f80 && sums[2] == 0x3f82 && sums[3] == 0x7f80 && sums[4] == 0x8000);
+    CHECK((sums[5] & 0x7f80) == 0x7f80 && (sums[5] & 0x7f) != 0);
+
+    const std::uint64_t lens[] = {5, 0, 7};
+    lgreco_request asked = LGRECO_REQUEST_INIT;
+    asked.count = 12;
+    asked.length = 10;
+    asked.root = 2;
+    asked.lens = asked.send_lens = lens;
+    const std::uint64_t expected[] = {0, 48, 10, 7, 10, 12, 48, 24, 24};  // by kind, of rank 2
+    for (std::uint32_t kind = 0; kind < 9; kind++) {
+        asked.kind = static_cast<lgreco_request_kind>(kind);
+        CHECK(lgreco::contributed_bytes(asked, 2, 3) == expected[kind]);
+    }
+    asked.kind = LGRECO_REQUEST_BROADCAST;
+    CHECK(lgreco::contributed_bytes(asked, 1, 3) == 0);
+    asked.kind = static_cast<lgreco_request_kind>(9);
+    throws(LGRECO_UNKNOWN_CONSTANT, "LGRECO_UNKNOWN_CONSTANT: the request has an unknown kind",
+           [&] { lgreco::contributed_bytes(asked, 0, 3); });
+}
+
 int main() {
+    layers();
+    networks();
     controllers();
     buckets();
     plan_tasks();
