@@ -84,7 +84,7 @@
 // Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
 // program that was compiled with headers of another revision fails at its first call that takes a struct, with
 // LGRECO_STRUCT_SIZE.
-#define LGRECO_HEADER_REVISION 5
+#define LGRECO_HEADER_REVISION 6
 
 // The value of struct_size: the bytes of the struct, and above bit 16 the revision of the headers.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))

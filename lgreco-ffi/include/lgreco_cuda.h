@@ -279,7 +279,7 @@ lgreco_status lgreco_cuda_bucket_destroy(struct lgreco_cuda_bucket **bucket);
 /* ---- 4. Single payloads ---- */
 
 // Selects the random bits of one payload. QSGD's rounding uses all fields; PowerSGD's start matrix uses `seed` and
-// `layer`.
+// `layer`. The layout of this struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
     uint64_t seed;
@@ -366,16 +366,13 @@ lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 
 // Kinds of calls on device memory, as a sum of LGRECO_CUDA_...
 typedef uint32_t lgreco_cuda_calls;
-// lgreco_cuda_measure.
-#define LGRECO_CUDA_MEASURE 1
-// lgreco_cuda_encode.
-#define LGRECO_CUDA_ENCODE 2
-// lgreco_cuda_decode.
-#define LGRECO_CUDA_DECODE 4
-// lgreco_cuda_encode_to_device.
-#define LGRECO_CUDA_ENCODE_TO_DEVICE 8
-// lgreco_cuda_decode_on_device.
-#define LGRECO_CUDA_DECODE_ON_DEVICE 16
+enum {
+    LGRECO_CUDA_MEASURE = 1,  // lgreco_cuda_measure.
+    LGRECO_CUDA_ENCODE = 2,  // lgreco_cuda_encode.
+    LGRECO_CUDA_DECODE = 4,  // lgreco_cuda_decode.
+    LGRECO_CUDA_ENCODE_TO_DEVICE = 8,  // lgreco_cuda_encode_to_device.
+    LGRECO_CUDA_DECODE_ON_DEVICE = 16,  // lgreco_cuda_decode_on_device.
+};
 
 // Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,

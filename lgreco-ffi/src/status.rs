@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 /// Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
 /// program that was compiled with headers of another revision fails at its first call that takes a struct, with
 /// LGRECO_STRUCT_SIZE.
-pub const LGRECO_HEADER_REVISION: u32 = 5;
+pub const LGRECO_HEADER_REVISION: u32 = 6;
 
 /// The result of a call: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;

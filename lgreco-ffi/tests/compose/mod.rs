@@ -8,7 +8,8 @@ use std::path::Path;
 
 pub const HEADERS: [&str; 4] = ["lgreco.h", "lgreco_train.h", "lgreco_cuda.h", "lgreco_pipeline.h"];
 
-/// Types whose constants are flags, which programs add up. Their constants become macros instead of an enum.
+/// Types whose constants are flags, which programs add up. A sum of an enum's constants is not of the enum's type in C++,
+/// so the type stays an integer, with an enum of constants beside it.
 const FLAGS: [&str; 1] = ["lgreco_cuda_calls"];
 const WIDTH: usize = 128;
 
@@ -78,14 +79,14 @@ fn constants(folder: &Path, of: &mut BTreeMap<String, Vec<String>>) {
     }
 }
 
-/// The type's comment with its constants as a C enum. For flags, the type's declaration followed by the constants.
+/// The type's comment with its constants as a C enum.
 fn with_constants(item: &Item, constants: &[&Item]) -> String {
     let name = item.name();
-    if FLAGS.contains(&name) {
-        return constants.iter().fold(item.text(), |text, constant| text + &constant.text());
-    }
     let mut text: String = item.comment.iter().map(|line| format!("{line}\n")).collect();
-    text += &format!("LGRECO_ENUM({name}) {{\n");
+    text += &match FLAGS.contains(&name) {
+        true => format!("{}\nenum {{\n", item.code),
+        false => format!("LGRECO_ENUM({name}) {{\n"),
+    };
     for constant in constants {
         let code = constant.code.strip_prefix("#define ").expect("constants are macros").replacen(' ', " = ", 1);
         let short = format!("    {code},  {}\n", constant.comment.join(" "));
