@@ -32,7 +32,6 @@ struct Batch {
     }
 };
 
-// The images of this repository.
 inline const std::filesystem::path digits_file = std::filesystem::path(__FILE__).parent_path() / "../../examples/data/digits.bin";
 
 inline Batch read_digits(const std::filesystem::path &path) {

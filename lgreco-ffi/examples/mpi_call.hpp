@@ -83,18 +83,17 @@ public:
 
     // Starts the collective that a bucket or a controller asks for. The previous one must have ended.
     void start(const lgreco_request &asked) {
+        const int count = mpi_count(asked.count), length = mpi_count(asked.length);
         switch (asked.kind) {
         case LGRECO_REQUEST_ALL_REDUCE_SUM:
-            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_FLOAT, MPI_SUM, comm_, &request_));
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, count, MPI_FLOAT, MPI_SUM, comm_, &request_));
             break;
         case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
         case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:  // sums all values, not just those of this rank
-            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(), comm_,
-                                     &request_));
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, count, MPI_UINT16_T, bf16_sum(), comm_, &request_));
             break;
         case LGRECO_REQUEST_ALL_GATHER:
-            mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, mpi_count(asked.length), MPI_BYTE, comm_,
-                                     &request_));
+            mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, length, MPI_BYTE, comm_, &request_));
             break;
         case LGRECO_REQUEST_ALL_GATHER_EACH:
             received_.set(asked.lens, size());
@@ -102,8 +101,7 @@ public:
                                       received_.offsets.data(), MPI_BYTE, comm_, &request_));
             break;
         case LGRECO_REQUEST_BROADCAST:
-            mpi_check(MPI_Ibcast(asked.buffer, mpi_count(asked.length), MPI_BYTE, static_cast<int>(asked.root), comm_,
-                                 &request_));
+            mpi_check(MPI_Ibcast(asked.buffer, length, MPI_BYTE, static_cast<int>(asked.root), comm_, &request_));
             break;
         case LGRECO_REQUEST_ALL_TO_ALL:
             send_.set(asked.send_lens, size());

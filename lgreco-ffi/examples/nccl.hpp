@@ -103,8 +103,6 @@ class Nccl {
 public:
     struct Id { char internal[128]; };  // ncclUniqueId
 
-    Nccl() : library_("libnccl.so.2") {}
-
     // Makes the id that rank 0 sends to the others.
     Id id() const {
         Id made{};
@@ -147,7 +145,7 @@ private:
         throw std::runtime_error(std::string(function) + ": " + text(code));
     }
 
-    Library library_;
+    Library library_{"libnccl.so.2"};
     void *communicator_ = nullptr;
     std::uint32_t rank_ = 0, ranks_ = 1;
 };
