@@ -10,9 +10,10 @@ from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoShardedState, LGreCoState, register
+from lgreco.torch import LGreCoShardedState, LGreCoState, OuterStep, register
 
 STEPS = 9
 OPTIONS: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
@@ -346,3 +347,107 @@ def _made_again(rank: int) -> int:
 
 def test_a_state_replaces_the_one_before() -> None:
     assert on_ranks(2, _made_again) == [1, 1]
+
+
+class Checkpointed(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+class Blocks(torch.nn.Module):
+    """Two layers. If the second one is used twice, it has gradients after each use."""
+
+    def __init__(self, uses: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        kind = torch.nn.Linear if uses == 1 else Checkpointed
+        self.first, self.second, self.uses = torch.nn.Linear(40, 40), kind(40, 40), uses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.uses):
+            x = self.second(x.tanh())
+        return x.square().mean()
+
+
+def _blocks(rank: int, replicated: bool, kind: str) -> None:
+    """Compares sums of means with those of a model that is not sharded."""
+    mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
+    uses = 2 if kind == "used twice" else 1
+    plain, module = Blocks(uses), Blocks(uses)
+    for part in [[module.first, module.second]] if kind == "grouped" else [module.second]:
+        fully_shard(part, mesh=mesh["shard"])
+    fully_shard(module, mesh=mesh["shard"])
+    if kind == "after a forward pass":
+        module(torch.ones(8, 40))
+    state = LGreCoShardedState(module, **({"replicate_group": mesh.get_group("replicate")} if replicated else {}), **OPTIONS, method="topk", default=0.1)
+    assert sorted(state.names) == sorted(name for name, _ in plain.named_parameters())
+
+    def step(at: int, broken: bool = False) -> None:
+        module.zero_grad()
+        x = torch.randn(8, 40, generator=torch.Generator().manual_seed(2 * at + rank))
+        if broken:
+            x[0, 0] = torch.inf
+        module(x).backward()
+        if not broken:
+            plain(x).backward()
+
+    found = dict.fromkeys(state.names, torch.zeros(()))
+    for at in range(STEPS):
+        step(at)
+        found = {name: found[name] + p.grad.full_tensor() for name, p in module.named_parameters()}  # type: ignore[union-attr]
+    assert state._controller.steps == uses * STEPS and "topk" in state.settings["second.weight"]
+    for name, p in plain.named_parameters():
+        assert p.grad is not None
+        dist.all_reduce(p.grad)
+        values = found[name] + residual(state, name, 2)[: p.numel()].reshape(p.shape)
+        torch.testing.assert_close(values, p.grad / 2, atol=1e-5, rtol=1e-5)
+    with pytest.raises(LgrecoError, match="second.*not finite|rank 0 failed|element 0 is"):
+        step(STEPS, broken=True)
+    step(STEPS + 1)
+
+
+@pytest.mark.parametrize("kind", ["grouped", "after a forward pass"])
+@pytest.mark.parametrize("replicated", [False, True])
+def test_sums_are_whole_however_modules_are_sharded_and_used(replicated: bool, kind: str) -> None:
+    on_ranks(2, _blocks, replicated, kind)
+
+
+def _outer_after_a_forward_pass(rank: int) -> None:
+    module, plain = Linear(), Linear()
+    module = fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    module(gradients(rank, 0))
+    outer, expected = (OuterStep(of, every=1, policy="uncompressed") for of in (module, plain))
+    for at in range(3):
+        for of in (module, plain):
+            of(gradients(rank, at)).backward()
+            torch.optim.SGD(of.parameters(), lr=1.0).step()
+            of.zero_grad()
+        module(gradients(rank, at))  # an evaluation
+        outer.step()
+        expected.step()
+        assert torch.equal(module(gradients(rank, at)), plain(gradients(rank, at)))
+
+
+def test_outer_steps_after_a_forward_pass() -> None:
+    on_ranks(1, _outer_after_a_forward_pass)
+
+
+def _unfrozen_unit(rank: int, replicated: bool) -> str:
+    mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
+    module = Blocks(1)
+    module.second.requires_grad_(False)
+    fully_shard(module.second, mesh=mesh["shard"])
+    fully_shard(module, mesh=mesh["shard"])
+    LGreCoShardedState(module, **({"replicate_group": mesh.get_group("replicate")} if replicated else {}), **OPTIONS)
+    module(torch.ones(8, 40)).backward()
+    module.second.requires_grad_(True)
+    with pytest.raises(LgrecoError) as raised:
+        module(torch.ones(8, 40)).backward()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_units_that_are_trained_later_are_named(replicated: bool) -> None:
+    for told in on_ranks(2, _unfrozen_unit, replicated):
+        assert told.startswith("second.weight: the parameter was frozen when the state was made: make another state")

@@ -87,3 +87,26 @@ def _refused(rank: int) -> str:
 def test_hybrid_sharding_is_refused() -> None:
     for error in on_ranks(2, _refused):
         assert "HYBRID_SHARD" in error
+
+
+def _unfrozen(rank: int, original: bool) -> tuple[str, bool]:
+    """Returns the error about a unit that was frozen, and whether a state replaces the one before."""
+    layers = [torch.nn.Linear(40, 40) for _ in range(2)]
+    layers[0].requires_grad_(False)
+    options: dict[str, Any] = {"device_id": CPU, "use_orig_params": original}
+    module = FSDP(torch.nn.Sequential(*[FSDP(layer, **options) for layer in layers]), **options)
+    register(module, **OPTIONS)
+    module.requires_grad_(True)
+    with pytest.raises(LgrecoError) as raised:
+        module(torch.ones(8, 40)).square().mean().backward()
+    module = FSDP(torch.nn.Sequential(*[FSDP(torch.nn.Linear(40, 40), **options) for _ in range(2)]), **options)
+    for _ in range(2):
+        state = register(module, **OPTIONS)
+        module(torch.ones(8, 40)).square().mean().backward()
+    return str(raised.value), state._controller.steps == 1
+
+
+def test_units_that_are_trained_later_are_named() -> None:
+    for original in (False, True):
+        for told, is_replaced in on_ranks(2, _unfrozen, original):
+            assert told.startswith("0.weight: the parameter was frozen when the state was made: make another state") and is_replaced

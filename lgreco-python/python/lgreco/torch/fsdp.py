@@ -12,7 +12,7 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
-from lgreco.torch.layers import Layer, plain_name
+from lgreco.torch.layers import Layer, frozen_before, plain_name, reshard
 from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
@@ -78,7 +78,7 @@ class _Unit:
         """Number of elements of each shard whose parameter has a gradient. ``elements`` is the expected sum."""
         lens = [self.lens[index] for index in self.present]
         if self.later is not None:
-            raise of_layer(self.later, "the parameter was frozen when the state was made: make another state")
+            raise frozen_before(self.later)
         if sum(lens) != elements:
             of_unit = f"the unit's {len(lens)} parameters have {sum(lens)} elements, what FSDP reduces has {elements}"
             way_out = "some are frozen, or were not used in this step: fully_shard those by themselves"
@@ -129,15 +129,26 @@ class LGreCoShardedState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: "Unpack[Options]",
     ) -> None:
+        reshard(module)
         names = {parameter: plain_name(name) for name, parameter in module.named_parameters()}
         units: list[tuple[FSDPModule, _Unit]] = []
+        frozen: list[tuple[FSDPModule, _Frozen]] = []
         groups: set[dist.ProcessGroup] = set()
+        seen: set[int] = set()
         for part in module.modules():
             for group in _param_groups(part):
+                # All modules of fully_shard([a, b]) have the same group.
+                if id(group) in seen:
+                    continue
+                seen.add(id(group))
                 if group.mesh_info.replicate_mesh_dim is not None:
                     raise LgrecoError(
                         "the module is replicated by FSDP itself, over a mesh of two dimensions, and its all-reduce would stay "
                         "uncompressed: fully_shard it over the inner mesh and pass the outer one's group as replicate_group"
+                    )
+                if any(p.sharded_param not in names for p in group.fsdp_params):
+                    raise LgrecoError(
+                        f"parameters of a {type(part).__name__} are not sharded: a forward pass is under way; make the state before it"
                     )
                 shards = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
                 found = [_parameter(names[p.sharded_param], group, p) for p in shards]
@@ -145,6 +156,8 @@ class LGreCoShardedState(Training):
                     unit = _Unit(found, sum(len(unit.layers) for _, unit in units), group)
                     unit.note_present({p: index for index, p in enumerate(shards)}, names)
                     units.append((part, unit))  # type: ignore[arg-type]
+                else:
+                    frozen.append((part, _Frozen({p: names[p.sharded_param] for p in group.fsdp_params})))  # type: ignore[arg-type]
                 groups.add(group._reduce_scatter_process_group)
         if len(groups) != 1:
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
@@ -164,6 +177,11 @@ class LGreCoShardedState(Training):
                 owner.set_all_reduce_hook(_AllReduce(self, unit))
             else:
                 owner.set_custom_reduce_scatter(_ReduceScatter(self, unit))  # type: ignore[arg-type]
+        for owner, later in frozen:
+            if replicate_group is not None:
+                owner.set_all_reduce_hook(later)
+            else:
+                owner.set_custom_reduce_scatter(later)  # type: ignore[arg-type]
 
     def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         if buffer.dtype != unit.dtype:
@@ -251,6 +269,21 @@ class _ReduceScatter:
             raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
         # FSDP has divided gradients by the factor, and asks for their sum.
         return world / self._unit.divide_factor
+
+
+class _Frozen:
+    """Raises an error if a unit has gradients, all of whose parameters were frozen when the state was made."""
+
+    def __init__(self, names: Mapping[Any, str]) -> None:
+        """``names`` are those of FSDP's parameters."""
+        self._names = names
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        trained = (name for p, name in self._names.items() if p.sharded_param.requires_grad)
+        raise frozen_before(next(trained, next(iter(self._names.values()))))
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:

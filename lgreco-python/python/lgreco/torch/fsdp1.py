@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
-from lgreco.torch.layers import Layer, plain_name
+from lgreco.torch.layers import Layer, frozen_before, plain_name
 from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
@@ -69,7 +69,8 @@ class LGreCoFSDP1State(Training):
     ) -> None:
         if not isinstance(module, FullyShardedDataParallel):
             raise LgrecoError(f"a {type(module).__name__} is not in FullyShardedDataParallel")
-        parts = [(prefix, part) for prefix, part in module.named_modules() if _trains(part)]
+        wrapped = [(prefix, part) for prefix, part in module.named_modules() if isinstance(part, FullyShardedDataParallel)]
+        parts = [(prefix, part) for prefix, part in wrapped if part._handle is not None and part._handle.flat_param.requires_grad]
         strategies = {part.sharding_strategy for _, part in parts}
         sharded = strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP}
         if not sharded and strategies != {ShardingStrategy.NO_SHARD}:
@@ -88,7 +89,13 @@ class LGreCoFSDP1State(Training):
         super().__init__(module.process_group, layers, cuda, **options)
         self._note_scales(module)
         self._note_units([flat.layers for flat in flats], layers)
+        for prefix, part in wrapped:
+            if part._comm_hook is _hook:
+                part._comm_hook = None  # This state replaces an earlier one.
         module.register_comm_hook(None, _hook)
+        for prefix, part in wrapped:
+            if part._handle is not None:
+                part._comm_hook_state = _Frozen(_Flat(prefix, part._handle, 0).names[0])
         for (_, part), flat in zip(parts, flats):
             part._comm_hook_state = (self, flat)
 
@@ -98,14 +105,18 @@ class LGreCoFSDP1State(Training):
         self._exchange_unit(flat.layers, buffer, [buffer[start:end] for start, end in flat.spans])
 
 
-def _hook(of_part: tuple[LGreCoFSDP1State, _Flat], gradient: torch.Tensor, shard: torch.Tensor | None = None) -> None:
+class _Frozen(NamedTuple):
+    """A flat parameter that was frozen when the state was made."""
+
+    name: str
+    """The name of its first original parameter."""
+
+
+def _hook(of_part: tuple[LGreCoFSDP1State, _Flat] | _Frozen, gradient: torch.Tensor, shard: torch.Tensor | None = None) -> None:
+    if isinstance(of_part, _Frozen):
+        raise frozen_before(of_part.name)
     state, flat = of_part
     state._exchange(flat, gradient)
     if shard is not None:
         rank = dist.get_rank(state._group)
         shard.copy_(gradient[rank * shard.numel() : (rank + 1) * shard.numel()])
-
-
-def _trains(module: torch.nn.Module) -> TypeGuard[FullyShardedDataParallel]:
-    handle = module._handle if isinstance(module, FullyShardedDataParallel) else None
-    return handle is not None and handle.flat_param.requires_grad

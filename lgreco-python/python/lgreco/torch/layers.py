@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from lgreco._errors import of_layer
@@ -49,6 +49,11 @@ def no_module(model: object) -> LgrecoError | None:
     return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
 
 
+def frozen_before(name: str) -> LgrecoError:
+    """The error for a parameter with a gradient that had none when the state was made."""
+    return of_layer(name, "the parameter was frozen when the state was made: make another state")
+
+
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     """The module that torch.compile wraps, or the model itself."""
     return getattr(model, "_orig_mod", model)
@@ -74,6 +79,14 @@ def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> 
         if isinstance(part, FullyShardedDataParallel):
             ranks.update(dist.get_process_group_ranks(part.process_group))
     return sorted(ranks)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Gives the modules of ``fully_shard`` their sharded parameters. After a forward pass without a backward pass, some modules still
+    have whole ones."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def is_flat(model: torch.nn.Module) -> bool:

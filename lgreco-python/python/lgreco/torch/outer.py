@@ -15,7 +15,7 @@ from lgreco.torch.checkpoint import Checkpointed
 from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.fragment import Fragment, Named, elements
 from lgreco.torch.groups import agree, expect_group, own_group, release
-from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, sharded_over, uncompiled
+from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, sharded_over, uncompiled
 from lgreco.torch.loads import Loads
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
@@ -103,6 +103,8 @@ class OuterStep(Reports, Checkpointed[None]):
         **options: "Unpack[Options]",
     ) -> None:
         failure: Exception | None = no_module(model) or _averaged(model)
+        if failure is None:
+            reshard(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
         if failure is not None:
@@ -185,14 +187,14 @@ class OuterStep(Reports, Checkpointed[None]):
 
         def turn(fragment: Fragment, index: int) -> None:
             if fragment.has_sent and self.delay == 0:
-                fragment.receive()  # An interrupt came before the means were received.
+                self._receive(fragment)  # An interrupt came before the means were received.
             at = self.steps + index * self.every // count
             if at % self.every == 0:
                 fragment.send(self._changed())
             if fragment.has_sent:
                 if (at - self.delay) % self.every == 0:
                     received.append(index)
-                    fragment.receive()
+                    self._receive(fragment)
                 else:
                     fragment.go_on()
 
@@ -205,7 +207,17 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Raises the errors of ``step``.
         """
-        self._all(lambda fragment, _: fragment.receive() if fragment.has_sent else None)
+        self._all(lambda fragment, _: self._receive(fragment) if fragment.has_sent else None)
+
+    def _receive(self, fragment: Fragment) -> None:
+        self._reshard()
+        fragment.receive()
+
+    def _reshard(self) -> None:
+        """Makes the next forward pass gather parameters, because they will change. A forward pass without a backward pass has left
+        some of them gathered."""
+        if (model := self._model()) is not None:
+            reshard(model)
 
     @torch.no_grad()
     def _all(self, do: Callable[[Fragment, int], None]) -> None:
@@ -242,6 +254,7 @@ class OuterStep(Reports, Checkpointed[None]):
         """
         for fragment in self._fragments:
             fragment.expect_none_sent()
+        self._reshard()
         for fragment in self._fragments:
             for p in fragment.parameters:
                 dist.broadcast(p.detach(), group=self._process_group, group_src=0)
@@ -345,6 +358,7 @@ class OuterStep(Reports, Checkpointed[None]):
         for fragment in self._fragments:
             fragment.mend()
         if residuals is not None:
+            self._reshard()
             for fragment in self._fragments:
                 fragment.start_anew()
 
