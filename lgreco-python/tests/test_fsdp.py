@@ -407,7 +407,7 @@ def _blocks(rank: int, replicated: bool, kind: str) -> None:
     step(STEPS + 1)
 
 
-@pytest.mark.parametrize("kind", ["grouped", "after a forward pass"])
+@pytest.mark.parametrize("kind", ["grouped", "used twice", "after a forward pass"])
 @pytest.mark.parametrize("replicated", [False, True])
 def test_sums_are_whole_however_modules_are_sharded_and_used(replicated: bool, kind: str) -> None:
     on_ranks(2, _blocks, replicated, kind)

@@ -96,13 +96,19 @@ class Steps:
         """The exchanges of the step under way; empty between steps."""
         return self._state.exchanges if isinstance(self._state, UnderWay) else []
 
-    def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> BucketExchange:
-        """Begins the exchange of a bucket. The first bucket also begins the step."""
+    def _begin(
+        self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool, in_same_pass: bool = False
+    ) -> BucketExchange:
+        """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says that the step before has
+        ended, and its backward pass has not."""
         self._take_back_left_over(layers)
         failure = None
         if not isinstance(self._state, UnderWay):
             # If the backward pass ends early from here on, the step must be undone.
-            self._state = self._state.begin(BackwardPass(self._end_backward))
+            if in_same_pass and isinstance(self._state, Ended):
+                self._state = self._state.begin_in_same_pass()
+            else:
+                self._state = self._state.begin(BackwardPass(self._end_backward))
             failure = self._begin_step(self._state)
         step = self._state
         assert isinstance(step, UnderWay)
@@ -152,8 +158,16 @@ class Steps:
             pass
 
     def _exchange_unit(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        """Exchanges a bucket while the backward pass waits."""
-        exchange = self._begin(layers, buffer, gradients, False)
+        """Exchanges a bucket while the backward pass waits.
+
+        A unit that contains a reentrant checkpoint may be used several times in a pass. It then has gradients after each use, and
+        FSDP adds their means up. Each further use begins another step.
+        """
+        self._take_back_left_over(layers)
+        is_used_again = isinstance(self._state, UnderWay) and not self._state.layers.isdisjoint(layers)
+        if is_used_again:
+            self._finish_step()
+        exchange = self._begin(layers, buffer, gradients, False, is_used_again)
         self._complete(exchange)
         exchange.deliver()
         # Frees the memory, which the next unit needs.
@@ -306,7 +320,8 @@ class Steps:
 
     def _broken(self, cause: Exception) -> ExchangeError:
         rank, step = self._group.rank(), self._controller.steps
-        return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+        what = "a bucket cannot be exchanged" if isinstance(cause, LgrecoError) else "a collective has failed"
+        return ExchangeError(f"rank {rank}, step {step}: {what}, and the step is taken back: {cause}")
 
     def _take_back_left_over(self, layers: list[int] | None = None) -> None:
         """Undoes a step whose backward pass ended early, by the user's exception or an interrupt."""

@@ -5,7 +5,7 @@
     Exchanging -- end -->    Ended         the last bucket has come, or the end of the pass
     Refused    -- end -->    Ended
     Ended      -- told -->   Between       the step's error has been raised
-    Ended      -- begin -->  Exchanging
+    Ended      -- begin -->  Exchanging    in the next backward pass, or in the same one
 
 Undoing a step, or loading a saved state, leads from any state to ``Between``.
 """
@@ -36,6 +36,10 @@ class Ended:
         """Begins the next step. If reentrant checkpoints put both steps in one pass, the end of the next step also raises this
         step's failure."""
         return Exchanging(backward, self.failure if self.backward.is_between else None)
+
+    def begin_in_same_pass(self) -> "Exchanging":
+        """Begins the next step in this step's backward pass. The end of the pass also raises this step's failure."""
+        return Exchanging(self.backward, self.failure)
 
 
 @dataclass
