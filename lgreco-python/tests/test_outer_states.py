@@ -57,6 +57,36 @@ def test_resuming_continues_bit_for_bit(stop: int, delay: int) -> None:
         assert torch.equal(found, expected)
 
 
+def _out_of_order(rank: int) -> tuple[str, str]:
+    """Loads the model too early, and another rank's state. Returns the errors."""
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, **TOPK)
+    train(model, outer, rank, range(17))
+    saved, own, told = outer.state_dict(), model.state_dict(), []
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, saved)
+    model = Linear()
+    model.load_state_dict(own)
+    outer = OuterStep(model, every=4, fragments=2, **TOPK)
+    before, parameters = str(outer.state_dict()), flat(model)
+    for state in (saved, states[0]):
+        try:
+            outer.load_state_dict(state)
+            told.append("")
+        except LgrecoError as error:
+            assert str(outer.state_dict()) == before and torch.equal(flat(model), parameters)
+            told.append(str(error))
+    model.load_state_dict(own)
+    outer.load_state_dict(saved)
+    return told[0], told[1]
+
+
+def test_states_are_loaded_in_order_and_each_ranks_own() -> None:
+    first, (early, others) = on_ranks(2, _out_of_order)
+    assert first == ("", "") and early.startswith("the model was loaded before the OuterStep was made, which has replaced")
+    assert others.startswith("this is rank 1, and the state is that of rank 0")
+
+
 def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
     model = Linear()
     outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)

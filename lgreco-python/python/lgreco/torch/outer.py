@@ -16,7 +16,7 @@ from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.fragment import Fragment, Named, elements
 from lgreco.torch.groups import agree, expect_group, own_group, release
 from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, sharded_over, uncompiled
-from lgreco.torch.loads import Loads
+from lgreco.torch.loads import Loads, checksum
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
 
@@ -156,8 +156,11 @@ class OuterStep(Reports, Checkpointed[None]):
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
         self._resumes = False
         """Whether a state was loaded since the last step. Weights that are loaded then belong to it."""
+        before = checksum(self._own())
         for _, p in named:
             dist.broadcast(local(p.detach()), group=process_group, group_src=0)
+        self._replaced = None if before == checksum(self._own()) else before
+        """The checksum of the parameters that this rank had before it got rank 0's; None if they were the same."""
         self._fragments = [
             Fragment(
                 part,
@@ -260,6 +263,10 @@ class OuterStep(Reports, Checkpointed[None]):
                 dist.broadcast(p.detach(), group=self._process_group, group_src=0)
             fragment.start_from(fragment.parameters)
 
+    def _own(self) -> list[torch.Tensor]:
+        """The parts of the parameters that this process holds."""
+        return [local(p) for p in self._names.values()]
+
     def _was_loaded(self, loaded: list[torch.Tensor]) -> None:
         """Continues from weights that the user has loaded, unless they belong to a loaded state."""
         if self._resumes:
@@ -319,7 +326,8 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Raises LgrecoError while outer steps are under way: call ``finish`` before.
         """
-        return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
+        fragments = [fragment.state_dict() for fragment in self._fragments]
+        return {"steps": self.steps, "fragments": fragments, "parameters": checksum(self._own())}
 
     def _ranks(self) -> list[int]:
         return self._fragments[0]._ranks()
@@ -328,7 +336,8 @@ class OuterStep(Reports, Checkpointed[None]):
         return self.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately.
+        """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately, the model
+        after this object was made.
 
         Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks load a state,
         with the states whose ``residuals`` they take over. A rank that stays gives its own state as both. It may add the state of a
@@ -336,8 +345,8 @@ class OuterStep(Reports, Checkpointed[None]):
         state and no residuals (``[]``). With ``residuals``, parameters become those from which the next outer step starts. Without
         ``residuals``, parameters stay unchanged.
 
-        Raises ValueError for other fragments or shapes, and LgrecoError for a damaged state. Everything is then
-        unchanged.
+        Raises ValueError for other fragments or shapes. Raises LgrecoError for a damaged state, for that of another rank without
+        ``residuals``, and if the model was loaded before this object was made. Everything is then unchanged.
         """
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
@@ -345,10 +354,17 @@ class OuterStep(Reports, Checkpointed[None]):
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'steps' and 'fragments'")
             if len(other["fragments"]) != len(self._fragments):
                 raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
+        was_early = self._replaced is not None and state.get("parameters") == self._replaced  # older states have no checksum
+        if was_early and residuals is None and self._replaced != checksum(self._own()):
+            raise LgrecoError(
+                "the model was loaded before the OuterStep was made, which has replaced its parameters by rank 0's: first make the "
+                "OuterStep, then load the model, then this state"
+            )
         before = [None if fragment._is_lost() else fragment.as_it_is() for fragment in self._fragments]
         for index, fragment in enumerate(self._fragments):
             try:
-                fragment.load_state_dict(state["fragments"][index], [other["fragments"][index] for other in taken])
+                of_others = None if residuals is None else [other["fragments"][index] for other in taken]
+                fragment.load_state_dict(state["fragments"][index], of_others)
             except ValueError:
                 for changed, kept in zip(self._fragments[:index], before):
                     if kept is not None:
