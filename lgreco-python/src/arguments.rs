@@ -79,7 +79,7 @@ fn expected(name: &str) -> &'static str {
         "accordion" => "two numbers, or four",
         "legacy" => "bounds between sizes, a parameter per size for each phase, and steps",
         "ramp_up" => "a number and steps",
-        "error_feedback" => "True or False",
+        "error_feedback" | "undo" => "True or False",
         "random_seed" => "a whole number from 0 to 2^64 - 1",
         "start_iter" => START,
         _ => "a whole number of at least 0",
@@ -183,11 +183,12 @@ impl<'py> Options<'_, 'py> {
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
         let methods = method.split(',').map(|method| word("method", method.trim()));
         let mut search = Search::of(&methods.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
-        if let Some((first, last, step)) = self.get("candidates")? {
-            search = search.with_range(Range { first, last, step }).map_err(refused)?;
-        }
+        // A new default brings a range of its own, so the range comes second.
         if let Some(default) = self.get("default")? {
             search = search.with_default(default).map_err(refused)?;
+        }
+        if let Some((first, last, step)) = self.get("candidates")? {
+            search = search.with_range(Range { first, last, step }).map_err(refused)?;
         }
         if let Some(widths) = self.get::<Vec<Value>>("widths")? {
             let widths = widths.iter().map(|width| word::<Width>("widths", &width.to_string()));

@@ -43,6 +43,13 @@ def test_plans_are_the_same_for_all_kinds_of_arrays(method: str) -> None:
         assert lgreco.plan(others, method=method).settings == made.settings
 
 
+def test_candidates_stay_in_their_range_beside_a_default() -> None:
+    tensors = {"large": gradients()["fc1.weight"], "small": gradients()["fc2.weight"] * 1e-3}
+    for default in (None, 4):
+        made = lgreco.plan(tensors, method="qsgd", default=default, candidates=(3, 5, 1))
+        assert made.settings == {"large": "qsgd 5", "small": "qsgd 3"}, default
+
+
 class Packed:
     """An array that supports only DLPack."""
 

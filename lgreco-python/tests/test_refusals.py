@@ -36,6 +36,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"accordion": (1,)}, r"accordion is \(1,\), expected two numbers, or four"),
     ({"default": "1%"}, "default is '1%', expected a number"),
     ({"error_feedback": "no"}, "error_feedback is 'no', expected True or False"),
+    ({"undo": 1}, "undo is 1, expected True or False"),
     ({"settings": ["first"]}, r"settings is \['first'\], expected a setting per name"),
     ({"grad_scaler": True}, "grad_scaler is True, expected a torch.amp.GradScaler"),
     ({"optimizer": 3}, "optimizer is 3, expected a torch.optim.Optimizer"),
