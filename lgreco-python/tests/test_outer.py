@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -160,7 +161,8 @@ def test_all_fragments_tell_their_numbers() -> None:
 
 
 def _limited(rank: int, budget: int) -> list[int]:
-    outer = OuterStep(model := Linear(), every=2, fragments=2, min_elements=64, **{**TOPK, "budget": budget})
+    numbers: dict[str, Any] = {"every": numpy.int64(2), "fragments": numpy.int64(2), "momentum": numpy.float32(0.5)}
+    outer = OuterStep(model := Linear(), min_elements=64, **{**TOPK, **numbers, "budget": numpy.int64(budget)})
     train(model, outer, rank, range(12))
     return [plan["size"] for plan in outer._plans()]
 

@@ -86,6 +86,10 @@ OUTER: list[tuple[dict[str, Any], str]] = [
     ({"settings": ["first"]}, "settings is "),
     ({"start_iter": 0}, "start_iter is 0, expected a whole number of at least 2"),
     ({"settings": {"first": "qsgd 4"}, "method": "topk"}, "method is \"topk\" beside settings"),
+    ({"route": "two_level"}, "route is 'two_level', expected \"all_gather\" or \"scatter_reduce\""),
+    *[({"forget_moved": True, name: value}, f"forget_moved is True, which has no effect beside {name}={value!r}") for name, value in [
+        ("method", "qsgd, eden"), ("policy", "uncompressed"), ("error_feedback", False), ("settings", {"first": "qsgd 4"}), ("settings", {}),
+    ]],
 ]
 
 

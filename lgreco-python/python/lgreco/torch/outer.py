@@ -4,6 +4,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,9 @@ from lgreco.torch.fragment import Fragment, Named, elements
 from lgreco.torch.groups import agree, expect_group, own_group, release
 from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, sharded_over, uncompiled
 from lgreco.torch.loads import Loads, checksum
-from lgreco.torch.options import Options
+from lgreco.torch.options import Options, expect_route
 from lgreco.torch.reports import Reports
+from lgreco.torch.route import methods_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -111,11 +113,11 @@ class OuterStep(Reports, Checkpointed[None]):
             pass  # ``agree`` tells all ranks.
         elif not named:
             failure = LgrecoError("the model has no trainable parameters")
-        elif not isinstance(every, int) or every < 1:
+        elif not isinstance(every, Integral) or every < 1:
             failure = LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
-        elif not isinstance(fragments, int) or not 1 <= fragments <= min(every, len(named)):
+        elif not isinstance(fragments, Integral) or not 1 <= fragments <= min(every, len(named)):
             failure = LgrecoError(f"fragments is {fragments!r}, expected 1 to {min(every, len(named))}: steps and layers there are")
-        elif not isinstance(delay, int) or not 0 <= delay < every:
+        elif not isinstance(delay, Integral) or not 0 <= delay < every:
             failure = LgrecoError(f"delay is {delay!r}, expected 0 to {every - 1}: the next outer step begins after {every}")
         ranges: list[tuple[str, float, Callable[[float], bool], str]] = [
             ("learning_rate", learning_rate, lambda x: 0.0 < x < math.inf, "a number above 0"),
@@ -123,10 +125,14 @@ class OuterStep(Reports, Checkpointed[None]):
             ("feedback_decay", feedback_decay, lambda x: 0.0 < x <= 1.0, "a number above 0 and at most 1"),
         ]
         for what, value, holds, expected in ranges:
-            if not isinstance(value, (int, float)) or not holds(value):
+            if not isinstance(value, Real) or not holds(float(value)):
                 failure = LgrecoError(f"{what} is {value!r}, expected {expected}")
         if "grad_scaler" in options:
             failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
+        if failure is None:
+            failure = _idle_or_wrong(told, forget_moved)
+            every, fragments, delay = int(every), int(fragments), int(delay)
+            learning_rate, momentum, feedback_decay = float(learning_rate), float(momentum), float(feedback_decay)
         if failure is None:
             failure = _shared(model, named, process_group)
         # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
@@ -402,6 +408,25 @@ def _shared(
     return LgrecoError(f"the model is sharded over ranks {holders}, and process_group, which averages it, has ranks {averaging}: {way_out}")
 
 
+def _idle_or_wrong(options: Options, forget_moved: bool) -> LgrecoError | None:
+    """The error for a route that cannot work, or for ``forget_moved`` if no layer has a residual; otherwise None."""
+    try:
+        expect_route(options, None, "")
+    except LgrecoError as error:
+        return error
+    beside = None
+    methods = methods_of(options.get("method"), options.get("settings"))
+    if options.get("policy") == "uncompressed":
+        beside = "policy='uncompressed'"
+    elif options.get("error_feedback") is False:
+        beside = "error_feedback=False"
+    elif methods <= {"qsgd", "eden"}:
+        beside = f"settings={options['settings']!r}" if options.get("settings") is not None else f"method={options.get('method')!r}"
+    if not forget_moved or beside is None:
+        return None
+    return LgrecoError(f"forget_moved is {forget_moved!r}, which has no effect beside {beside}: no layer has a residual; leave it out")
+
+
 def _options_of(
     told: Options,
     joined: str | None,
@@ -410,8 +435,8 @@ def _options_of(
 ) -> Options:
     """The options of a fragment's controller."""
     options: Options = {**told}
-    if isinstance(budget := told.get("budget"), int):
-        options["budget"] = budget * elements(part) // max(1, elements(named))
+    if isinstance(budget := told.get("budget"), Integral):
+        options["budget"] = int(budget) * elements(part) // max(1, elements(named))
     if settings := told.get("settings"):
         layers = [joined] if joined else [name for name, _ in part]
         options["settings"] = {name: settings[name] for name in layers if name in settings}
