@@ -204,6 +204,9 @@ def _unwritable(rank: int, folder: str) -> list[tuple[str, str | None, list[str]
         state.save(place / "full")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (place / "full" / f"rank{rank}.pt").read_bytes() == before
+    with pytest.raises(lgreco.LgrecoError, match=r"full/rank\d.pt: it is the state of another model, which lacks the layer joined.0: give each"):
+        OuterStep(Linear(), every=2, joined=True).save(place / "full")
+    assert (place / "full" / f"rank{rank}.pt").read_bytes() == before
     assert {path.name for path in place.glob("*/rank*.unfinished")} == {f"rank{rank}.unfinished"}  # the directory
     return told
 

@@ -74,11 +74,15 @@ class Checkpointed(Generic[Told]):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
 
-        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write.
+        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write. Raises
+        LgrecoError if the file is that of another model: each state needs a folder of its own.
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _write({"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}, _path(folder, dist.get_rank()))
+        path = _path(folder, dist.get_rank())
+        saved = {"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}
+        _expect_same_model(path, _layers_of(saved))
+        _write(saved, path)
 
     def load(self, folder: str | os.PathLike[str]) -> Told:
         """Continues from the files that all ranks have saved in ``folder``. All ranks call it, and all must see all files.
@@ -154,6 +158,25 @@ def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _layers_of(file: Mapping[str, Any]) -> set[str]:
+    """The names of the layers in a file."""
+    state = file["state"]
+    return {name for part in state.get("fragments", [state]) for name in part["layers"]}
+
+
+def _expect_same_model(path: pathlib.Path, layers: set[str]) -> None:
+    """Raises unless the file, if there is one, may be replaced by that of a state with these layers."""
+    if not path.exists():
+        return
+    try:
+        found = _layers_of(_read(path))
+    except LgrecoError:
+        return  # Nothing is lost.
+    if found != layers:
+        differs = f"which lacks the layer {min(layers - found)}" if layers - found else f"which has the layer {min(found - layers)}"
+        raise LgrecoError(f"{path}: it is the state of another model, {differs}: give each state a folder of its own, or delete the file")
 
 
 def _rank_of(path: pathlib.Path) -> int | None:
