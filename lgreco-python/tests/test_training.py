@@ -316,6 +316,24 @@ def test_settings_that_send_more_than_no_compression_are_logged_once() -> None:
     assert re.fullmatch(r"second: 'powersgd 5000' sends \d+ bytes, more than the \d+ of the layer uncompressed", first[0])
 
 
+def _one_scaler(rank: int) -> list[str]:
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("lgreco").addHandler(Kept())
+    scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
+    states = [make(grad_scaler=scaler) for scaler in (*scalers, scalers[0])]
+    return lines if len(states) == 3 else []
+
+
+def test_a_scaler_that_two_states_share_is_logged() -> None:
+    ((line,),) = on_ranks(1, _one_scaler)
+    assert line.startswith("another state has this GradScaler") and line.endswith("give each state a GradScaler of its own")
+
+
 def test_settings_may_be_given_and_are_checked() -> None:
     (settings, errors), _ = on_ranks(2, _given)
     assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}

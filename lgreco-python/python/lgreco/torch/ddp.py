@@ -138,10 +138,10 @@ class LGreCoState(Training):
         keep the rounding errors of a process's own factors. Rounding errors of uncompressed layers are lost, as in plain DDP
         of bfloat16. The default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
     grad_scaler
-        The GradScaler of mixed precision. Steps that it skips are undone, and residuals follow its scale. Gradients
-        that are not finite are no error; they reach the scaler on all ranks. If ``model`` is wrapped in DDP, reading
-        the scale never makes a step on a GPU wait. A step after a change of the scale waits for residuals, which the
-        host rescales.
+        The GradScaler of mixed precision, one for each state. Steps that it skips are undone, and residuals follow its scale.
+        Gradients that are not finite are no error; they reach the scaler on all ranks. If several backward passes without
+        ``no_sync`` precede a skipped step, only the last is undone. If ``model`` is wrapped in DDP, reading the scale never makes a
+        step on a GPU wait. A step after a change of the scale waits for residuals, which the host rescales.
     hold_zeros
         Whether layers whose gradient is all zeros keep their residual instead of sending it. This is needed with
         ``find_unused_parameters=True``, where DDP drops the mean of parameters that no rank has used. The default is True if

@@ -22,6 +22,10 @@ class Scale:
         """Whether there is a GradScaler."""
         return self._scaler is not None
 
+    def is_of(self, scaler: Scaler) -> bool:
+        """Whether this is the scale of that GradScaler."""
+        return self._scaler is scaler
+
     def note(self, cuda: Cuda) -> None:
         """Copies the scale from the GPU before a forward pass, so that reading it later does not wait for the pass."""
         scale = getattr(self._scaler, "_scale", None)

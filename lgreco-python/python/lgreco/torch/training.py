@@ -3,6 +3,7 @@ steps."""
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
 _OF_SUMS = (torch.float32, torch.bfloat16)
 _LOG = logging.getLogger("lgreco")
+_SCALED: "weakref.WeakSet[Training]" = weakref.WeakSet()
+"""The states that have a GradScaler."""
 
 
 class Training(Steps, Reports, Checkpointed[Loaded]):
@@ -125,6 +128,11 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         super().__init__(
             own, controller, scale, device, nodes, leads=leads, is_timed=is_timed, optimizer=optimizer, on_plan=on_plan
         )
+        if grad_scaler is not None:
+            if own.rank() == 0 and any(other._scale.is_of(grad_scaler) for other in _SCALED):
+                what = "another state has this GradScaler, which does not tell whose step it skips: such a step is undone in both"
+                _LOG.warning("%s; unless the other one no longer trains, give each state a GradScaler of its own", what)
+            _SCALED.add(self)
 
     def _settings_of_all(self, settings: Mapping[str, str]) -> list[str]:
         expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
