@@ -102,6 +102,7 @@ def _outer(rank: int) -> list[str]:
         lambda: OuterStep(torch.nn.Sequential()),
         lambda: outer.residual("nope"),
         lambda: state.residual("nope"),
+        lambda: LGreCoState(None, module, policy="uncompressed").metrics_line(),
         lambda: outer.load_state_dict(module.state_dict()),
         lambda: state.load_state_dict(module.state_dict()),
         lambda: LGreCoFSDP1State(module),  # type: ignore[arg-type]
@@ -118,7 +119,7 @@ def _outer(rank: int) -> list[str]:
 def test_outer_steps_and_states_refuse_in_words() -> None:
     (found,) = on_ranks(1, _outer)
     expected = [words for _, words in OUTER]
-    expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'"]
+    expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'", "policy is 'uncompressed', which leaves"]
     expected += ["state_dict() has returned", "state_dict() has returned", "Linear is not in FullyShardedDataParallel"]
     expected += ["first: the parameter is torch.float64", "first: the parameter is on the meta device"]
     expected += ["process_group is 'gloo', expected a process group"] * 3
@@ -137,6 +138,12 @@ def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
         ddp.register_comm_hook(state, lgreco_hook)
         ddp(given).sum().backward()
 
+    def frozen_in_ddp() -> None:
+        ddp = DDP(Linear(), find_unused_parameters=True)
+        ddp.module.second.requires_grad_(False)
+        register(ddp, **OPTIONS)
+        ddp(gradients(0, 0)).backward()
+
     frozen = Linear()
     frozen.second.requires_grad_(False)
     sparse = torch.nn.Embedding(40, 40, sparse=True)
@@ -144,14 +151,16 @@ def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
         lambda: after(frozen, lambda model: model.second.requires_grad_(True), gradients(0, 0)),  # type: ignore[union-attr,operator]
         lambda: after(Linear(), torch.nn.Module.bfloat16, gradients(0, 0)),
         lambda: after(sparse, lambda _: None, torch.arange(5)),
+        frozen_in_ddp,
     ])
 
 
 def test_what_has_changed_since_the_state_was_made_is_named() -> None:
-    ((frozen, _, _), (other, layer, _), (sparse, of, _)) = on_ranks(1, _changed)[0]
+    ((frozen, _, _), (other, layer, _), (sparse, of, _), (frozen_in_ddp, _, _)) = on_ranks(1, _changed)[0]
     assert frozen.startswith("second: ") and "was not trainable when the state was made" in frozen
     assert layer in SHAPES and "the gradient is torch.bfloat16, and the parameter was torch.float32" in other
     assert of == "weight" and "sparse" in sparse
+    assert frozen_in_ddp.startswith("second: ") and "it is frozen: freeze it before DDP(model)" in frozen_in_ddp
 
 
 def _other_models(rank: int) -> list[tuple[str, str | None, int | None]]:

@@ -303,6 +303,11 @@ class LGreCoState(Training):
             exchange.land()
         return exchange.future
 
+    def metrics_line(self) -> str:
+        if self._uncompressed:
+            raise LgrecoError("policy is 'uncompressed', which leaves gradients to DDP: metrics_line() needs another policy, or settings={}")
+        return super().metrics_line()
+
     def _a_hook_may_wait(self) -> bool:
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
@@ -331,6 +336,8 @@ class LGreCoState(Training):
         layer = self._layers.get(parameter)
         if layer is None:
             if name := self._others.get(parameter):
+                if not parameter.requires_grad:
+                    raise of_layer(name, "DDP exchanges it, and it is frozen: freeze it before DDP(model), and make the state after that")
                 raise of_layer(name, "DDP exchanges it, and it was not trainable when the state was made: make the state after that")
             shape = list(parameter.shape)
             raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that the model had not when the state was made")

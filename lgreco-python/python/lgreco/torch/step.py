@@ -74,7 +74,8 @@ class Steps:
     def metrics_line(self) -> str:
         """The last step as one line of JSON, without a newline. ``lgreco watch FILE`` shows a run from a file of such lines.
 
-        The line has the contents of ``last_report``, ``plan`` and ``metrics()``. Raises LgrecoError before the first step.
+        The line has the contents of ``last_report``, ``plan`` and ``metrics()``. Raises LgrecoError before the first step, and
+        under DDP with ``policy="uncompressed"``.
         """
         if self.last_report is None:
             raise LgrecoError("no step has ended: metrics_line() is about the last one, so call it after backward")
