@@ -26,7 +26,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, ValuesMut};
 use lgreco_train::plan::{Solver, exact::Limits};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
-use lgreco_train::{CoreError, Error};
+use lgreco_train::Error;
 
 /// A run of a small model, made from any bytes.
 #[derive(Clone, Debug)]
@@ -270,7 +270,7 @@ impl Script {
                         assert!(loaded.missing.is_empty() && loaded.extra.is_empty() && loaded.misshaped.is_empty());
                         assert!(controller.save().as_ref() == Ok(&saved), "a state changes by being restored");
                     }
-                    Err(error) => assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
+                    Err(error) => assert!(matches!(error, Error::LayerNotFinite { .. }), "{error}"),
                 },
                 Event::Plan(planning) => {
                     let task: Option<PlanTask> = kept.take().or_else(|| controller.planning().take_task());

@@ -165,6 +165,15 @@ pub enum Error {
         /// The value.
         value: f32,
     },
+    /// A result of a layer, such as its residual, is not finite or too large for its format. It has the code of
+    /// [`CoreError::Overflow`].
+    #[error("layer {layer}: {}", Unplaced(self))]
+    LayerNotFinite {
+        /// Index of the layer.
+        layer: usize,
+        /// The result.
+        what: &'static str,
+    },
     /// A layer is in a bucket that is being exchanged.
     #[error("layer {layer}: {}", Unplaced(self))]
     InFlight {
@@ -249,6 +258,7 @@ impl fmt::Display for Unplaced<'_> {
                 write!(f, "element {index} is {value}: gradients must be finite")
             }
             Error::LayerOverflow { index, value, .. } => CoreError::ElementOverflow { index, value }.fmt(f),
+            Error::LayerNotFinite { what, .. } => CoreError::Overflow { what }.fmt(f),
             Error::NotInBucket { .. } => f.write_str("the layer is not in this bucket"),
             Error::InFlight { .. } => f.write_str("the layer is in a bucket that is being exchanged"),
             ref error => error.fmt(f),
@@ -271,11 +281,12 @@ impl fmt::Display for OfEmbedder {
 }
 
 impl Error {
-    /// Adds the layer to an error about an element.
+    /// Adds the layer to an error about its values.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
         let layer = layer as usize;
         match self {
             Error::Core(CoreError::ElementOverflow { index, value }) => Error::LayerOverflow { layer, index, value },
+            Error::Core(CoreError::Overflow { what }) => Error::LayerNotFinite { layer, what },
             Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
             error => error,
         }
@@ -314,6 +325,7 @@ impl Error {
             Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
             Error::LayerOverflow { .. } => CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
+            Error::LayerNotFinite { .. } => CoreError::Overflow { what: "" }.code(),
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,
             Error::NotFixed => 104,
@@ -328,6 +340,7 @@ impl Error {
             | Error::LayerDtype { layer, .. }
             | Error::NonFiniteGradient { layer, .. }
             | Error::LayerOverflow { layer, .. }
+            | Error::LayerNotFinite { layer, .. }
             | Error::NotInBucket { layer }
             | Error::InFlight { layer } => Some(layer),
             _ => None,

@@ -133,7 +133,7 @@ impl Case {
         for (((spec, values), rest), factor) in specs.iter().zip(&mut values).zip(&mut rest).zip(&mut factors) {
             let &Spec { index, setting, shape, shards, .. } = spec;
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
-            layers.push(Layer { shards, factor, ..layer });
+            layers.push(Layer { factor, ..layer.with_shards(shards) });
         }
         let mut host = Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?], scratch: None };
         let mut flight = Flight::begin(&mut host, self.moment(rank), Agreement::Needed, None)?;

@@ -46,7 +46,7 @@ impl Memory {
         for ((spec, values), (rest, factor)) in specs.iter().zip(values).zip(rest.iter_mut().zip(factors)) {
             let &Spec { index, setting, shape, shards, .. } = spec;
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
-            layers.push(Layer { shards, factor, ..layer });
+            layers.push(Layer { factor, ..layer.with_shards(shards) });
         }
         Ok(work(&mut Host { layers: &mut layers, workspace, scratch: None }))
     }

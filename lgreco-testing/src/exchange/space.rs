@@ -154,7 +154,7 @@ impl Bucket for OnHost {
             let &Member { index, setting, shape, .. } = member;
             let rest = left.next().map_or(Rest::Dropped, |values| Rest::Instead(values));
             let layer = Layer::new(index, setting, shape, values.values_mut(), rest);
-            layers.push(Layer { shards, factor, ..layer });
+            layers.push(Layer { factor, ..layer.with_shards(shards) });
         }
         let mut workspace = vec![STALE; workspace_len(specs.clone(), moment.route, moment.world_size)?];
         let mut host = Host { layers: &mut layers, workspace: &mut workspace, scratch: None };

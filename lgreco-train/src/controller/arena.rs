@@ -1,19 +1,75 @@
-//! The buffers of one bucket's exchange, and a pool of buffers that no bucket uses at the moment.
+//! The buffers of one bucket's exchange: their sizes, their memory, and a pool of buffers that no bucket uses at the moment.
 
 use super::buffers::grow;
-use super::layer_plan::Needs;
+use super::layer_plan::StepPlan;
 use super::lent_layer::{LentLayer, Places};
-use crate::exchange::{Host, Layer, Moment};
-use crate::gradient::ValuesMut;
+use crate::exchange::{Host, Layer, Layout, Moment, Spec};
+use crate::gradient::{Dtype, ValuesMut};
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
+
+/// Sizes of the buffers that a bucket's layers need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Needs {
+    /// Number of f32 values for compressors' inputs besides the gradients, during the whole exchange.
+    pub offered: usize,
+    /// Number of f32 values for compression errors, while means replace the gradients.
+    pub rest: usize,
+    /// Number of words that keep their contents between calls.
+    pub workspace: usize,
+    /// Scratch words of a call that compresses.
+    pub compressing: usize,
+    /// Scratch words of the call that makes means, besides `rest`.
+    pub averaging: usize,
+}
+
+impl Needs {
+    /// The memory of these layers together. `specs` describe exchanges of the gradients themselves.
+    pub(super) fn of<'a>(
+        specs: impl Iterator<Item = Spec<'a>> + Clone,
+        steps: impl Iterator<Item = StepPlan> + Clone,
+        moment: &Moment,
+    ) -> Result<Needs, Error> {
+        let narrow = Layout::of(specs.clone(), moment)?;
+        // The sum of gradient and residual is f32.
+        let wide = Layout::of(specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }), moment)?;
+        Ok(Needs {
+            offered: steps.clone().map(|step| step.offered_len).sum(),
+            rest: steps.map(|step| step.rest_len).sum(),
+            workspace: narrow.words().max(wide.words()),
+            compressing: narrow.scratch_words().max(wide.scratch_words()),
+            averaging: narrow.averaging_words().max(wide.averaging_words()),
+        })
+    }
+
+    /// The larger size of each buffer, which is enough for both buckets.
+    pub(super) fn max(self, other: Needs) -> Needs {
+        Needs {
+            offered: self.offered.max(other.offered),
+            rest: self.rest.max(other.rest),
+            workspace: self.workspace.max(other.workspace),
+            compressing: self.compressing.max(other.compressing),
+            averaging: self.averaging.max(other.averaging),
+        }
+    }
+
+    /// Bytes that a bucket holds during its whole exchange.
+    pub(super) const fn lasting(&self) -> u64 {
+        8 * self.workspace as u64 + 4 * self.offered as u64
+    }
+
+    /// Scratch bytes of the call that needs the most.
+    pub(super) fn passing(&self) -> u64 {
+        8 * self.compressing.max(self.averaging + self.rest.div_ceil(2)) as u64
+    }
+}
 
 /// The layers of a bucket, and all memory of its exchange except the gradients.
 #[derive(Default)]
 pub(super) struct Arena {
     pub layers: Vec<LentLayer>,
     /// The compressors' input of layers that cannot hold it in the memory of their gradients; see
-    /// [`LayerPlan::offered`](super::layer_plan::LayerPlan).
+    /// [`StepPlan::offered_len`].
     pub offered: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
     sent: Vec<u64>,
@@ -43,7 +99,7 @@ impl Arena {
         let mut gradients = gradients.iter_mut();
         let mut lent = recycled(core::mem::take(list));
         for (layer, &sent) in layers.iter_mut().zip(&*sent) {
-            let places = places.take(&layer.plan);
+            let places = places.take(&layer.step);
             lent.push(layer.for_exchange(places, gradients.next(), sent, late));
         }
         let result = work(&mut Host { layers: &mut lent, workspace, scratch: Some(scratch) });
@@ -57,19 +113,19 @@ impl Arena {
 
     /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the number
     /// that was given to [`exchange`](Arena::exchange).
-    pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> Result<u64, Error> {
+    pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> u64 {
         let Arena { layers, offered, scratch, sent, .. } = self;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
         let mut bytes = 0;
         for (layer, &sent) in layers.iter_mut().zip(&*sent) {
-            bytes += layer.remember(places.take(&layer.plan), sent, moment, late)?;
+            bytes += layer.remember(places.take(&layer.step), sent, moment, late);
         }
-        Ok(bytes)
+        bytes
     }
 
     /// Number of compression errors that need scratch memory while means replace gradients, over all layers.
     pub(super) fn rest(&self) -> usize {
-        self.layers.iter().map(|layer| layer.plan.rest()).sum()
+        self.layers.iter().map(|layer| layer.step.rest_len).sum()
     }
 
     /// Grows all buffers to the sizes that a bucket of `layers` layers needs.

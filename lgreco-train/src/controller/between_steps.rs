@@ -48,7 +48,7 @@ impl Controller {
     /// # Panics
     /// When there is no such layer.
     pub fn setting(&self, layer: usize) -> Setting {
-        self.states[layer].choice.setting
+        self.states[layer].plan.choice.setting
     }
 
     /// The last decision; `None` before the first.

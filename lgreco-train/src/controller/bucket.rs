@@ -4,9 +4,8 @@
 //! wait in a C handle, a future or another thread, and needs no locks. Nobody else can use a lent layer meanwhile.
 
 use super::NonFinite;
-use super::arena::Arena;
+use super::arena::{Arena, Needs};
 use super::buffers::grow;
-use super::layer_plan::{LayerPlan, Needs};
 use super::lent_layer::{LentLayer, is_too_large};
 use super::par_layers;
 use super::tensor::check_layer;
@@ -115,7 +114,7 @@ pub struct Bucket {
 impl Bucket {
     /// The layers, in the order of their gradients.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
-        self.arena.layers.iter().map(|layer| layer.plan.index)
+        self.arena.layers.iter().map(|layer| layer.state.plan.index)
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes. A caller can reserve or register
@@ -144,10 +143,9 @@ impl Bucket {
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         self.expect_open()?;
-        let lent = self.arena.layers.iter_mut().find(|lent| lent.plan.index == layer);
+        let lent = self.arena.layers.iter_mut().find(|lent| lent.state.plan.index == layer);
         let lent = lent.ok_or(Error::NotInBucket { layer })?;
-        let form = (lent.plan.shape, lent.plan.dtype);
-        lent.plan = LayerPlan::of(layer, form, &lent.state, [self.measured, true], self.moment.route);
+        lent.step = lent.state.in_step(self.measured, true);
         Ok(())
     }
 
@@ -212,7 +210,7 @@ impl Bucket {
         check(&self.arena.layers, gradients)?;
         let step = self.window_step;
         let Arena { layers, offered, .. } = &mut self.arena;
-        let len = |lent: &LentLayer| lent.plan.offered();
+        let len = |lent: &LentLayer| lent.step.offered_len;
         par_layers::for_each(layers, gradients, offered, &len, &|lent, gradient, room| lent.offer(gradient, room, step))
     }
 
@@ -311,7 +309,7 @@ impl Bucket {
         match advanced {
             Ok(Some(part)) => Ok(Some(part)),
             Ok(None) => {
-                self.bytes += self.arena.remember(self.arena.rest(), &self.moment, &mut self.late)?;
+                self.bytes += self.arena.remember(self.arena.rest(), &self.moment, &mut self.late);
                 self.progress = Progress::Exchanged;
                 Ok(None)
             }
@@ -375,7 +373,8 @@ impl Bucket {
 fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
     expect_len("gradients, one per layer", layers.len(), gradients.len())?;
     let mut layers = layers.iter().zip(gradients);
-    layers.try_for_each(|(LentLayer { plan, .. }, gradient)| {
+    layers.try_for_each(|(lent, gradient)| {
+        let plan = &lent.state.plan;
         check_layer(plan.index, plan.shape, plan.dtype, gradient.values())
     })
 }

@@ -12,6 +12,7 @@ use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
 use crate::{CoreError, Error};
 use alloc::vec;
+use alloc::vec::Vec;
 
 impl Controller {
     /// Begins a step. All ranks must call this with the same `learning_rate`, which only Accordion uses. Then perform the [control
@@ -318,7 +319,10 @@ impl Controller {
     fn propose(&mut self, decided: Decided) -> Stage {
         let step = self.scheduler.step;
         let switches = self.prepare(&self.states, &decided.choices, step);
-        let switches = switches.and_then(|switches| self.provide(&decided.choices).map(|()| switches));
+        let switches = switches.and_then(|switches| {
+            let plans: Vec<_> = switches.iter().map(|switch| switch.plan).collect();
+            self.provide(&plans).map(|()| switches)
+        });
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
         let terms = decided.choices.iter().flat_map(LayerSetting::encode).chain(decided.decision.encode());
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;

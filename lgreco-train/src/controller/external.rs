@@ -6,7 +6,6 @@ use super::Controller;
 use super::layer::BucketStatus;
 use super::tensor::{check_layer, expect_finite};
 use super::window;
-use crate::compress::Setting;
 use crate::gradient::Values;
 use crate::{CoreError, Error};
 use lgreco::error::expect_len;
@@ -199,16 +198,9 @@ impl External<'_> {
     /// exchanged; [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. Layers before the refused one are counted.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
         self.0.control.expect_open()?;
-        let reduce_dtype = self.0.scheduler.config.search.reduce_dtype;
         for &layer in layers {
             self.0.expect_lendable(layer)?;
-            let (setting, tensor) = (self.0.states[layer].choice.setting, &self.0.scheduler.tensors[layer]);
-            let bytes = match setting {
-                // Uncompressed values travel without a header.
-                Setting::Dense => tensor.shape.elements() * tensor.dtype.bytes().min(reduce_dtype.bytes()),
-                setting => setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype)?,
-            };
-            self.note_sent(layer, bytes as u64)?;
+            self.note_sent(layer, self.0.states[layer].plan.sent_len)?;
         }
         Ok(())
     }
@@ -251,7 +243,7 @@ impl External<'_> {
         let state = &mut self.0.states[layer];
         let sound = relative_error.is_finite() && relative_error >= 0.0;
         CoreError::require(sound, "a relative error", relative_error, "a finite number >= 0")?;
-        if state.choice.uncompressed.is_none() {
+        if state.plan.choice.uncompressed.is_none() {
             state.relative_error = Some(relative_error);
         }
         Ok(())

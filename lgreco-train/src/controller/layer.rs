@@ -1,10 +1,8 @@
 //! The state of one layer on one rank, between steps and across settings.
 
 use super::buffers::{values, workspace};
-use super::decision::LayerSetting;
-use super::{Config, Policy, Tensor, Uncompressed};
-use crate::compress::Compressor;
-use crate::exchange::factor_rank;
+use super::Uncompressed;
+use super::layer_plan::{LayerPlan, StepPlan};
 use crate::feedback::{Memory, copy, is_finite, plain_values};
 use crate::gradient::Shape;
 use crate::rng::Stream;
@@ -15,19 +13,16 @@ use alloc::vec::Vec;
 /// One layer between steps.
 #[derive(Clone, Debug)]
 pub(super) struct LayerState {
-    pub choice: LayerSetting,
+    /// How the layer is treated under its setting.
+    pub plan: LayerPlan,
     /// The residual. Under a setting without feedback, it is what the previous setting left, and is sent once, with the next
     /// gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// Whether the residual from before the last step is kept, so that this step can be undone.
-    pub keeps_undo: bool,
-    /// With `keeps_undo`, a second buffer as large as the residual. During a step, it receives the next residual if that is plain
+    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, it receives the next residual if that is plain
     /// f32. After the step, it holds the residual from before the step. Not part of saved states.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,
-    /// Whether the setting has error feedback.
-    pub feedback: bool,
     /// PowerSGD's averaged `Q`.
     pub factor: Vec<f32>,
     /// Counters for metrics.
@@ -40,7 +35,7 @@ pub(super) struct LayerState {
     pub lent: u64,
     /// The progress of the layer's bucket in this step.
     pub status: BucketStatus,
-    /// With `keeps_undo`, a residual that was sent and dropped in the last step, because the setting has no feedback.
+    /// With [`LayerPlan::keeps_undo`], a residual that was sent and dropped in the last step, because the setting has no feedback.
     pub spent: Option<Memory<Vec<u64>>>,
 }
 
@@ -71,10 +66,9 @@ pub(super) struct Counts {
     pub not_contractive: u64,
 }
 
-/// A layer's new state under a new setting, made before anything changes.
+/// A layer's new state under a new plan, made before anything changes.
 pub(super) struct Switch {
-    choice: LayerSetting,
-    feedback: bool,
+    pub plan: LayerPlan,
     /// Replaces the residual; `None` if the residual stays as it is.
     memory: Option<Memory<Vec<u64>>>,
     /// Replaces `pending`, if its length changes.
@@ -83,21 +77,13 @@ pub(super) struct Switch {
 }
 
 impl LayerState {
-    /// A layer before the first decision.
-    pub(super) fn new(config: &Config) -> Self {
-        let why = if config.policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
-        LayerState { keeps_undo: config.keeps_undo(), ..LayerState::with(LayerSetting::dense(why)) }
-    }
-
-    /// A layer with this setting, without residual and factor.
-    fn with(choice: LayerSetting) -> Self {
+    /// A layer with this plan, without residual and factor.
+    pub(super) fn new(plan: LayerPlan) -> Self {
         LayerState {
-            choice,
+            plan,
             memory: None,
-            keeps_undo: false,
             pending: vec![],
             undo: Undo::Nothing,
-            feedback: false,
             factor: vec![],
             counts: Counts::default(),
             relative_error: None,
@@ -108,72 +94,52 @@ impl LayerState {
         }
     }
 
-    /// Moves the state to the bucket with this ticket. The setting and the counters stay here as copies.
+    /// Moves the state to the bucket with this ticket. The plan and the counters stay here as copies.
     pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
+        (self.undo, self.spent) = (Undo::Nothing, None);
         let nothing = LayerState {
-            feedback: self.feedback,
-            keeps_undo: self.keeps_undo,
             counts: self.counts,
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
             lent: ticket,
             status: self.status,
-            ..LayerState::with(self.choice)
+            ..LayerState::new(self.plan)
         };
         core::mem::replace(self, nothing)
     }
 
-    /// Prepares a new setting. The residual keeps its values, in the format of the new setting. PowerSGD's factor is cut, or extended
+    /// The plan of the present step.
+    pub(super) fn in_step(&self, measured: bool, withheld: bool) -> StepPlan {
+        self.plan.in_step(self.memory.as_ref().map(Memory::residual), measured, withheld)
+    }
+
+    /// Prepares a new plan. The residual keeps its values, in the format of the new setting. PowerSGD's factor is cut, or extended
     /// by columns of zeros, which the exchange replaces by columns drawn from the seed that all ranks share.
-    pub(super) fn prepare(
-        &self,
-        choice: LayerSetting,
-        config: &Config,
-        tensor: &Tensor,
-        stream: Stream,
-    ) -> Result<Switch, Error> {
-        let shape = tensor.shape;
-        choice.setting.payload_len(shape, tensor.dtype)?;
-        let mut factor = values(shape.cols() * factor_rank(&choice.setting, shape))?;
+    pub(super) fn prepare(&self, plan: LayerPlan, stream: Stream) -> Result<Switch, Error> {
+        let mut factor = values(plan.factor_len)?;
         factor.iter_mut().zip(&self.factor).for_each(|(new, &old)| *new = old);
-        let residual = config.feedback.of(&choice.setting);
-        let memory = match (residual, &self.memory) {
+        let memory = match (plan.residual, &self.memory) {
             (None, _) => None,
             (Some(residual), Some(memory)) if memory.residual() == residual => None,
             (Some(residual), memory) => {
-                let mut new = Memory::owned(residual, shape)?;
+                let mut new = Memory::new(residual, plan.shape, workspace(plan.residual_words)?)?;
                 if let Some(memory) = memory {
-                    let mut left = values(shape.elements())?;
+                    let mut left = values(plan.shape.elements())?;
                     memory.values(&mut left)?;
                     new.set(&left, stream)?;
                 }
                 Some(new)
             }
         };
-        let words = self.words_for_undo(memory.as_ref().or(self.memory.as_ref()));
+        let words = plan.undo_words();
         let pending = (self.pending.len() != words).then(|| workspace(words)).transpose()?;
-        Ok(Switch { choice, feedback: residual.is_some(), memory, pending, factor })
-    }
-
-    fn words_for_undo(&self, memory: Option<&Memory<Vec<u64>>>) -> usize {
-        let kept = memory.filter(|_| self.keeps_undo);
-        kept.map_or(0, |memory| memory.residual().state_len(memory.shape()))
-    }
-
-    /// Allocates the memory that undoing a step needs.
-    pub(super) fn reserve(&mut self) -> Result<(), Error> {
-        (self.undo, self.spent) = (Undo::Nothing, None);
-        let words = self.words_for_undo(self.memory.as_ref());
-        if self.pending.len() != words {
-            self.pending = workspace(words)?;
-        }
-        Ok(())
+        Ok(Switch { plan, memory, pending, factor })
     }
 
     /// The memory in which the next residual is made, if residuals are plain f32.
     pub(super) fn left(&mut self, shape: Shape) -> &mut [f32] {
         match &mut self.memory {
-            Some(memory) if !self.keeps_undo => memory.plain_mut(),
+            Some(memory) if !self.plan.keeps_undo => memory.plain_mut(),
             _ => plain_values(&mut self.pending, shape),
         }
     }
@@ -185,11 +151,11 @@ impl LayerState {
     /// # Errors
     /// [`CoreError::Overflow`] when the residual does not fit its format. It is then unchanged.
     pub(super) fn remember(&mut self, rest: Option<&[f32]>, late: Option<Error>, stream: Stream) -> Result<(), Error> {
-        let undo = if self.keeps_undo { Undo::Step } else { Undo::Lost };
-        let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
+        let undo = if self.plan.keeps_undo { Undo::Step } else { Undo::Lost };
+        let Some(memory) = self.memory.as_mut().filter(|_| self.plan.residual.is_some()) else {
             if let Some(memory) = self.memory.take() {
                 self.undo = undo;
-                self.spent = Some(memory).filter(|_| self.keeps_undo);
+                self.spent = Some(memory).filter(|_| self.plan.keeps_undo);
             }
             return Ok(());
         };
@@ -198,12 +164,12 @@ impl LayerState {
             if let Some(rest) = rest {
                 CoreError::require_finite(late.is_none() || is_finite(rest), "the residual")?;
                 copy(rest, self.left(shape));
-            } else if self.keeps_undo {
+            } else if self.plan.keeps_undo {
                 CoreError::require_finite(late.is_none() || is_finite(self.left(shape)), "the residual")?;
             }
             self.count_remembered();
         } else {
-            if self.keeps_undo {
+            if self.plan.keeps_undo {
                 memory.copy_words(&mut self.pending);
             }
             memory.keep(rest.unwrap_or_default(), stream)?;
@@ -215,7 +181,7 @@ impl LayerState {
     /// Makes the plain residual in `pending` the current one. A residual that was made in place is only counted.
     fn count_remembered(&mut self) {
         match &mut self.memory {
-            Some(memory) if self.keeps_undo => memory.replace(&mut self.pending),
+            Some(memory) if self.plan.keeps_undo => memory.replace(&mut self.pending),
             Some(memory) => memory.count(),
             None => {}
         }
@@ -227,11 +193,11 @@ impl LayerState {
     /// As [`remember`](LayerState::remember).
     pub(super) fn add_reencode_error(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
         let Some(memory) = &mut self.memory else { return Ok(()) };
-        if self.keeps_undo {
+        if self.plan.keeps_undo {
             memory.copy_words(&mut self.pending);
         }
         memory.add(rest, stream)?;
-        self.undo = if self.keeps_undo { Undo::Uncounted } else { Undo::Lost };
+        self.undo = if self.plan.keeps_undo { Undo::Uncounted } else { Undo::Lost };
         Ok(())
     }
 
@@ -246,11 +212,11 @@ impl LayerState {
         }
     }
 
-    /// Switches to the prepared setting.
+    /// Switches to the prepared plan.
     pub(super) fn commit(&mut self, switch: Switch) {
-        let Switch { choice, feedback, memory, pending, factor } = switch;
-        self.counts.not_contractive += (choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;
-        (self.choice, self.feedback, self.factor) = (choice, feedback, factor);
+        let Switch { plan, memory, pending, factor } = switch;
+        self.counts.not_contractive += (plan.choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;
+        (self.plan, self.factor) = (plan, factor);
         self.memory = memory.or(self.memory.take());
         self.pending = pending.unwrap_or(core::mem::take(&mut self.pending));
         (self.undo, self.spent) = (Undo::Nothing, None);

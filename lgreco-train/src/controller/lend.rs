@@ -1,9 +1,8 @@
 //! Lending buckets, and taking them back.
 
-use super::arena::Arena;
+use super::arena::{Arena, Needs};
 use super::bucket::{Bucket, Progress};
 use super::layer::BucketStatus;
-use super::layer_plan::{LayerPlan, Needs};
 use super::lent_layer::LentLayer;
 use super::{Controller, Tensor};
 use crate::Error;
@@ -63,8 +62,8 @@ impl Controller {
         let ticket = Hash(self.scheduler.identity).add(self.lendings).0.max(1);
         let mut lent = self.arenas.list(layers.len())?;
         let moved = self.lend_layers(layers, ticket, measured, &mut lent);
-        let plans = lent.iter().map(|layer| (layer.plan, &*layer.shards));
-        let found = moved.and_then(|()| Needs::of(plans, &moment));
+        let specs = lent.iter().map(|layer| layer.state.plan.spec(&layer.shards));
+        let found = moved.and_then(|()| Needs::of(specs, lent.iter().map(|layer| layer.step), &moment));
         let found = found.and_then(|needs| Ok((self.arenas.take(lent.len(), &needs, alone)?, needs)));
         let (mut arena, needs) = match found {
             Ok(found) => found,
@@ -128,13 +127,10 @@ impl Controller {
     ) -> Result<(), Error> {
         for index in layers {
             self.expect_lendable(index)?;
-            self.states[index].reserve()?;
-            let tensor = &self.scheduler.tensors[index];
-            let (form, shards) = ((tensor.shape, tensor.dtype), tensor.shards.clone());
             let state = self.states[index].lend(ticket);
             lent.push(LentLayer {
-                plan: LayerPlan::of(index, form, &state, [measured, false], self.scheduler.config.route),
-                shards,
+                step: state.in_step(measured, false),
+                shards: self.scheduler.tensors[index].shards.clone(),
                 state,
                 window: self.scheduler.lend_mean(index),
                 norms: [0.0; 2],
@@ -213,9 +209,10 @@ impl Controller {
     }
 
     fn take_layers_back(&mut self, mut lent: Vec<LentLayer>) {
-        for LentLayer { plan, state, window, .. } in lent.drain(..) {
-            self.states[plan.index] = state;
-            self.scheduler.take_mean_back(plan.index, window);
+        for LentLayer { state, window, .. } in lent.drain(..) {
+            let index = state.plan.index;
+            self.states[index] = state;
+            self.scheduler.take_mean_back(index, window);
         }
         self.arenas.put_list(lent);
     }
@@ -223,7 +220,7 @@ impl Controller {
 
 /// Whether the bucket has values, and so exchanges messages.
 fn has_elements(bucket: &Bucket) -> bool {
-    bucket.arena.layers.iter().any(|layer| layer.plan.shape.elements() > 0)
+    bucket.arena.layers.iter().any(|layer| layer.state.plan.shape.elements() > 0)
 }
 
 impl Bucket {

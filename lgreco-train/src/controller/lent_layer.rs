@@ -1,10 +1,10 @@
 //! A layer in a bucket: the computations on its values before, during and after the exchange.
 
 use super::layer::LayerState;
-use super::layer_plan::{LayerPlan, Left, known_len};
+use super::layer_plan::{LayerPlan, Left, StepPlan};
 use super::tensor::expect_finite;
 use super::window;
-use crate::exchange::{Layer, Moment, Rest, Spec, scale_part};
+use crate::exchange::{Aggregation, Layer, Moment, Rest, Spec, scale_part};
 use crate::feedback::{Memory, plain_values, squared_norm};
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
 use crate::rng::Stream;
@@ -14,9 +14,10 @@ use alloc::vec::Vec;
 
 /// A layer that the controller has lent.
 pub(super) struct LentLayer {
-    pub plan: LayerPlan,
-    pub shards: Arc<[u64]>,
+    /// The state, with the layer's plan.
     pub state: LayerState,
+    pub step: StepPlan,
+    pub shards: Arc<[u64]>,
     /// The window's mean gradient, on the measuring rank; empty on others.
     pub window: Vec<f32>,
     /// Squared norms of the compressor's input and of its error, if relative errors are measured.
@@ -24,7 +25,7 @@ pub(super) struct LentLayer {
 }
 
 /// The parts of a bucket's buffers that belong to one layer, or to all layers after those that `take` has returned. See
-/// [`LayerPlan::offered`] and [`LayerPlan::rest`].
+/// [`StepPlan::offered_len`] and [`StepPlan::rest_len`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
     /// Empty until means replace gradients.
@@ -33,23 +34,23 @@ pub(super) struct Places<'a> {
 
 impl<'a> Places<'a> {
     /// Splits off the parts of the next layer.
-    pub(super) fn take(&mut self, plan: &LayerPlan) -> Places<'a> {
+    pub(super) fn take(&mut self, step: &StepPlan) -> Places<'a> {
         fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
             room.split_off_mut(..len).unwrap_or_default()
         }
-        Places { offered: take(&mut self.offered, plan.offered()), rest: take(&mut self.rest, plan.rest()) }
+        Places { offered: take(&mut self.offered, step.offered_len), rest: take(&mut self.rest, step.rest_len) }
     }
 }
 
 impl LentLayer {
     /// The layer's description for the exchange.
     pub(super) fn spec(&self) -> Spec<'_> {
-        self.plan.spec(&self.shards)
+        self.step.spec(self.state.plan.spec(&self.shards))
     }
 
     /// The residual that is added to the gradient.
     fn memory(&self) -> Option<&Memory<Vec<u64>>> {
-        self.state.memory.as_ref().filter(|_| self.plan.compensates)
+        self.state.memory.as_ref().filter(|_| self.step.compensates)
     }
 
     /// Before the exchange, adds the gradient to the window's mean, and the residual to the gradient. `window_step` is the
@@ -61,7 +62,8 @@ impl LentLayer {
         offered: &mut [f32],
         window_step: u64,
     ) -> Result<(), Error> {
-        let LayerPlan { index, shape, left, measured, withheld, .. } = self.plan;
+        let LayerPlan { index, shape, .. } = self.state.plan;
+        let StepPlan { left, measured, withheld, .. } = self.step;
         if withheld {
             gradient.write(core::iter::repeat(0.0));
             offered.fill(0.0);
@@ -107,26 +109,24 @@ impl LentLayer {
         sent: u64,
         late: Option<Error>,
     ) -> Layer<'a> {
-        let LayerPlan { index, setting, shape, dtype, left, .. } = self.plan;
-        let LayerState { memory, keeps_undo, pending, factor, .. } = &mut self.state;
-        let rest = match left {
+        let LentLayer { state: LayerState { plan, memory, pending, factor, .. }, step, shards, norms, .. } = self;
+        let rest = match step.left {
             Left::Nowhere => Rest::Dropped,
-            Left::Norm => Rest::Measured(&mut self.norms[1]),
+            Left::Norm => Rest::Measured(&mut norms[1]),
             Left::InPlace => match memory {
-                Some(memory) if !*keeps_undo => Rest::Replacing(memory.plain_mut()),
-                _ => Rest::Beside(plain_values(pending, shape)),
+                Some(memory) if !plan.keeps_undo => Rest::Replacing(memory.plain_mut()),
+                _ => Rest::Beside(plain_values(pending, plan.shape)),
             },
             Left::Beside => Rest::Beside(rest),
             Left::Instead => Rest::Instead(offered),
         };
-        let values = match (gradient, dtype) {
+        let values = match (gradient, plan.dtype) {
             (Some(gradient), _) => gradient.reborrow(),
             (None, Dtype::F32) => ValuesMut::F32(&mut []),
             (None, Dtype::F16) => ValuesMut::F16(&mut []),
             (None, Dtype::Bf16) => ValuesMut::Bf16(&mut []),
         };
-        let layer = Layer::new(index as u32, setting, shape, values, rest);
-        Layer { shards: &self.shards, factor, sent, late, ..layer }
+        Layer { spec: step.spec(plan.spec(shards)), values, rest, sent, late, factor }
     }
 
     /// After the exchange, makes the compression error the residual, and counts bytes. `sent` is the length of this rank's payload,
@@ -138,9 +138,10 @@ impl LentLayer {
         sent: u64,
         moment: &Moment,
         late: &mut Option<Error>,
-    ) -> Result<u64, Error> {
-        let LayerPlan { index, setting, shape, dtype, left, measured, withheld, takes_reencode_error, .. } = self.plan;
-        let Moment { seed, step, rank, reduce_dtype, .. } = *moment;
+    ) -> u64 {
+        let LayerPlan { index, shape, dtype, aggregation, sent_len, .. } = self.state.plan;
+        let StepPlan { left, measured, withheld, takes_reencode_error, .. } = self.step;
+        let Moment { seed, step, rank, .. } = *moment;
         let stream = Stream { seed, step, layer: index as u32, rank };
         let rest = match left {
             Left::Instead => Some(&*offered),
@@ -161,13 +162,13 @@ impl LentLayer {
             (false, false) => state.remember(rest, *late, stream),
             (false, true) => Ok(()),
         };
-        *late = late.or(remembered.err());
-        let sent = known_len(&setting, shape, dtype, reduce_dtype)?.unwrap_or(sent);
+        *late = late.or(remembered.err().map(|error| error.of_layer(index as u32)));
+        let sent = if aggregation == Aggregation::WholePayloads { sent } else { sent_len };
         let counts = &mut state.counts;
         counts.steps += 1;
         counts.bytes_in += (shape.elements() * dtype.bytes()) as u64;
         counts.bytes_out += sent;
-        Ok(sent)
+        sent
     }
 }
 

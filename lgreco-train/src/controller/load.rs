@@ -2,6 +2,7 @@
 
 use super::decision::LayerSetting;
 use super::layer::LayerState;
+use super::layer_plan::LayerPlan;
 use super::planner::suited;
 use super::schedule::Scheduler;
 use super::state_format::{self, Layers, Owner, Run};
@@ -125,13 +126,14 @@ impl Controller {
         let mut states = vec![];
         let mut choices = vec![];
         for (index, tensor) in tensors.iter().enumerate() {
-            let mut state = LayerState::new(config);
+            let mut state = LayerState::new(LayerPlan::before_decisions(index, tensor, config)?);
+            let mut choice = state.plan.choice;
             match plan.fitting(tensor) {
                 None if plan.layer(&tensor.name).is_some() => loaded.misshaped.push(tensor.name.clone()),
                 None => loaded.missing.push(tensor.name.clone()),
                 Some(layer) => {
                     state.factor = layer.factor.clone();
-                    state.choice = layer.choice;
+                    choice = layer.choice;
                     (state.counts, state.relative_error) = (layer.counts, layer.relative_error);
                     let memories: Vec<_> = residuals.iter().filter_map(|state| state.fitting(tensor)?.memory).collect();
                     let stream =
@@ -144,9 +146,9 @@ impl Controller {
                 // The layer was saved without a residual, so no gradient has shown whether error feedback works with the setting.
                 // `state` does not show this, because new ranks get no residuals.
                 _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
-                    suited(config, tensor, state.choice)
+                    suited(config, tensor, choice)
                 }
-                _ => state.choice,
+                _ => choice,
             });
             states.push(state);
         }

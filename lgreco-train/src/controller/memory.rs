@@ -1,13 +1,12 @@
 //! Prediction of a controller's memory.
 
 use super::Controller;
-use super::decision::LayerSetting;
+use super::Policy;
+use super::arena::Needs;
 use super::groups::Groups;
-use super::layer_plan::{Known, LayerPlan, Needs};
+use super::layer_plan::LayerPlan;
 use super::schedule::Scheduler;
-use super::{Policy, Uncompressed};
 use crate::Error;
-use crate::exchange::factor_rank;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -59,25 +58,25 @@ impl Controller {
     /// O(layers), also in memory.
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let (config, tensors) = (&self.scheduler.config, &self.scheduler.tensors);
-        let choices = self.expected_choices()?;
+        let plans = self.expected_plans()?;
         let mut memory = MemoryUse::default();
-        for (choice, tensor) in choices.iter().zip(&**tensors) {
-            let residual = config.feedback.of(&choice.setting);
-            memory.residuals += residual.map_or(0, |residual| 8 * residual.state_len(tensor.shape) as u64);
-            memory.factors += 4 * (tensor.shape.cols() * factor_rank(&choice.setting, tensor.shape)) as u64;
+        for plan in &plans {
+            memory.residuals += 8 * plan.residual_words as u64;
+            memory.undo += 8 * plan.undo_words() as u64;
+            memory.factors += 4 * plan.factor_len as u64;
         }
-        memory.undo = if config.keeps_undo() { memory.residuals } else { 0 };
-        let dense: Vec<LayerSetting> = choices.iter().map(|_| LayerSetting::dense(Uncompressed::WarmUp)).collect();
+        let dense = tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
+        let dense = dense.collect::<Result<Vec<_>, _>>()?;
         let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
         let groups = groups.as_ref().unwrap_or(&self.scheduler.groups);
-        let exchange = |choices: &[LayerSetting]| self.exchange_bytes(choices, groups, at_once);
+        let exchange = |plans: &[LayerPlan]| self.exchange_bytes(plans, groups, at_once);
         memory.exchange = match bucket_bytes {
             // One arena serves all buckets of blocking steps. It never shrinks.
             None if at_once == 1 => {
-                let needs = self.most_needed(&dense)?.max(self.most_needed(&choices)?);
+                let needs = self.most_needed(&dense)?.max(self.most_needed(&plans)?);
                 needs.lasting() + needs.passing()
             }
-            _ => exchange(&dense)?.max(exchange(&choices)?),
+            _ => exchange(&dense)?.max(exchange(&plans)?),
         };
         if self.scheduler.measures() && config.looks_at_gradients() {
             memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
@@ -85,22 +84,25 @@ impl Controller {
         Ok(memory)
     }
 
-    /// The settings of most of the run, as far as they are known now.
-    fn expected_choices(&self) -> Result<Vec<LayerSetting>, Error> {
-        let decided = self.states.iter().any(|state| state.choice.uncompressed.is_none());
-        if decided || self.scheduler.config.policy == Policy::Uncompressed {
-            return Ok(self.choices());
+    /// The plans of most of the run, as far as they are known now.
+    fn expected_plans(&self) -> Result<Vec<LayerPlan>, Error> {
+        let Scheduler { config, tensors, .. } = &self.scheduler;
+        let decided = self.states.iter().any(|state| state.plan.choice.uncompressed.is_none());
+        if decided || config.policy == Policy::Uncompressed {
+            return Ok(self.plans());
         }
-        self.scheduler.default_choices(self.scheduler.config.schedule.warmup)
+        let choices = self.scheduler.default_choices(config.schedule.warmup)?;
+        let layers = tensors.iter().zip(choices).enumerate();
+        layers.map(|(index, (tensor, choice))| LayerPlan::new(index, tensor, choice, config)).collect()
     }
 
-    /// The settings in use.
-    fn choices(&self) -> Vec<LayerSetting> {
-        self.states.iter().map(|state| state.choice).collect()
+    /// The plans in use.
+    fn plans(&self) -> Vec<LayerPlan> {
+        self.states.iter().map(|state| state.plan).collect()
     }
 
-    fn exchange_bytes(&self, choices: &[LayerSetting], groups: &Groups, at_once: usize) -> Result<u64, Error> {
-        let needs = groups.ranges.iter().map(|range| self.needs_of(choices, range.clone()));
+    fn exchange_bytes(&self, plans: &[LayerPlan], groups: &Groups, at_once: usize) -> Result<u64, Error> {
+        let needs = groups.ranges.iter().map(|range| self.needs_of(&plans[range.clone()]));
         let needs = needs.collect::<Result<Vec<_>, _>>()?;
         let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
         lasting.sort_unstable_by(|one, other| other.cmp(one));
@@ -108,36 +110,30 @@ impl Controller {
         Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
     }
 
-    /// Memory that is enough for each bucket of blocking steps under these settings.
-    fn most_needed(&self, choices: &[LayerSetting]) -> Result<Needs, Error> {
+    /// Memory that is enough for each bucket of blocking steps under these plans.
+    fn most_needed(&self, plans: &[LayerPlan]) -> Result<Needs, Error> {
         let mut ranges = self.scheduler.groups.ranges.iter();
-        ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(choices, range.clone())?)))
+        ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(&plans[range.clone()])?)))
     }
 
-    /// Memory of these layers together under these settings.
-    fn needs_of(&self, choices: &[LayerSetting], layers: Range<usize>) -> Result<Needs, Error> {
-        let Scheduler { config, tensors, .. } = &self.scheduler;
-        let known = Known { residual: None, feedback: true, measured: false, withheld: false };
-        let plans = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
-            let known = Known { residual: config.feedback.of(&choice.setting), ..known };
-            let form = (tensor.shape, tensor.dtype);
-            (LayerPlan::new(0, form, choice, known, config.route), &*tensor.shards)
-        });
-        Needs::of(plans, &self.moment())
+    /// Memory of layers with these plans together, with the residuals of their settings.
+    fn needs_of(&self, plans: &[LayerPlan]) -> Result<Needs, Error> {
+        let specs = plans.iter().map(|plan| plan.spec(&self.scheduler.tensors[plan.index].shards));
+        Needs::of(specs, plans.iter().map(|plan| plan.in_step(plan.residual, false, false)), &self.moment())
     }
 
-    /// Allocates the memory of blocking steps under these settings, so that a lack of memory is found before ranks agree to switch.
+    /// Allocates the memory of blocking steps under these plans, so that a lack of memory is found before ranks agree to switch.
     /// If the caller opens buckets itself, memory is allocated when it opens them.
-    pub(super) fn provide(&mut self, choices: &[LayerSetting]) -> Result<(), Error> {
+    pub(super) fn provide(&mut self, plans: &[LayerPlan]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());
         }
         let layers = self.scheduler.groups.ranges.iter().map(Range::len).max();
-        self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
+        self.arenas.provide(layers.unwrap_or(0), &self.most_needed(plans)?)
     }
 
-    /// Calls [`provide`](Controller::provide) with the present settings, before the first step.
+    /// Calls [`provide`](Controller::provide) with the present plans, before the first step.
     pub(super) fn provide_once(&mut self) -> Result<(), Error> {
-        if self.arenas.is_empty() { self.provide(&self.choices()) } else { Ok(()) }
+        if self.arenas.is_empty() { self.provide(&self.plans()) } else { Ok(()) }
     }
 }

@@ -113,8 +113,8 @@ pub struct Metrics<'a> {
 pub(super) fn of<'a>(tensor: &'a Tensor, state: &LayerState) -> Metrics<'a> {
     Metrics {
         name: &tensor.name,
-        setting: state.choice.setting,
-        uncompressed: state.choice.uncompressed,
+        setting: state.plan.choice.setting,
+        uncompressed: state.plan.choice.uncompressed,
         steps: state.counts.steps,
         bytes_in: state.counts.bytes_in,
         bytes_out: state.counts.bytes_out,

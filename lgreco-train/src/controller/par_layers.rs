@@ -35,10 +35,10 @@ pub(super) fn for_each(
 
 /// The index at which the layers are divided into two halves; `None` if they have too few elements.
 fn middle(layers: &[LentLayer]) -> Option<usize> {
-    let elements: usize = layers.iter().map(|layer| layer.plan.shape.elements()).sum();
+    let elements: usize = layers.iter().map(|layer| layer.state.plan.shape.elements()).sum();
     let mut before = 0;
     let at = layers.iter().take_while(|layer| {
-        before += layer.plan.shape.elements();
+        before += layer.state.plan.shape.elements();
         2 * before <= elements
     });
     let at = at.count().max(1);

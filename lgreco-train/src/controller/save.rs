@@ -147,7 +147,7 @@ impl Controller {
         to.bytes(tensor.name.as_bytes());
         to.numbers([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64]);
         let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
-        to.numbers(state.choice.encode());
+        to.numbers(state.plan.choice.encode());
         to.numbers([steps, bytes_in, bytes_out, not_contractive]);
         let norm = scheduler.norms.get(layer).copied();
         to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));

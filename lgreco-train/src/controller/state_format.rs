@@ -29,7 +29,7 @@ use super::link::Link;
 use super::{Decision, Tensor, Timing, accordion::Highest};
 use crate::compress::method::Methods;
 use crate::compress::{Compressor, Cost};
-use crate::exchange::factor_rank;
+use crate::exchange::factor_len;
 use crate::feedback::SavedState;
 use crate::gradient::{Dtype, Shape};
 use crate::state::Reader;
@@ -186,7 +186,7 @@ impl<'a> Layer<'a> {
             not_contractive: reader.count("a layer's refusals")?,
         };
         let (relative_error, norm) = (reader.measured("relative error")?, reader.measured("norm")?);
-        let factor = reader.values(shape.cols() * factor_rank(&choice.setting, shape))?;
+        let factor = reader.values(factor_len(&choice.setting, shape))?;
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,

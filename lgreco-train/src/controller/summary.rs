@@ -1,12 +1,9 @@
 //! Summary of a controller's present settings, as one line for a log.
 
 use super::decision::LayerSetting;
-use super::layer_plan::known_len;
-use super::{Controller, Tensor, Uncompressed};
-use crate::Error;
-use crate::compress::{Compressor, Setting};
+use super::layer_plan::LayerPlan;
+use super::{Controller, Uncompressed};
 use crate::exchange::Route;
-use crate::gradient::Dtype;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
@@ -42,14 +39,6 @@ impl Controller {
     }
 }
 
-fn longest_len(setting: &Setting, tensor: &Tensor, reduce_dtype: Dtype) -> Result<u64, Error> {
-    let (shape, dtype) = (tensor.shape(), tensor.dtype());
-    match known_len(setting, shape, dtype, reduce_dtype)? {
-        Some(len) => Ok(len),
-        None => Ok(setting.payload_len(shape, dtype)? as u64),
-    }
-}
-
 /// Uncompressed layers with the same reason.
 #[derive(Default)]
 struct Left<'a> {
@@ -66,9 +55,8 @@ impl fmt::Display for Summary<'_> {
         let mut methods = BTreeMap::<&str, usize>::new();
         let mut left = BTreeMap::<u8, Left<'_>>::new();
         for (layer, tensor) in tensors.iter().enumerate() {
-            let LayerSetting { setting, uncompressed } = controller.states[layer].choice;
-            // Settings in use are valid, so this is never an error.
-            let bytes = longest_len(&setting, tensor, config.search.reduce_dtype).unwrap_or_default();
+            let LayerPlan { choice: LayerSetting { setting, uncompressed }, sent_len: bytes, .. } =
+                controller.states[layer].plan;
             given += (tensor.shape().elements() * tensor.dtype().bytes()) as u64;
             sent += bytes;
             match uncompressed {

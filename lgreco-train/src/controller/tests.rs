@@ -1,5 +1,6 @@
 //! Tests that read or change a controller's private state.
 
+use super::layer_plan::LayerPlan;
 use super::*;
 use crate::compress::method::Methods;
 use crate::compress::{Setting, powersgd::PowerSgd};
@@ -55,11 +56,12 @@ fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
 fn powersgds_factor_is_cut_or_extended_by_zeros() {
     let tensor = Tensor::new("w", &[12, 10], Dtype::F32).unwrap();
     let config = config(Policy::Uncompressed);
-    let mut state = layer::LayerState::new(&config);
+    let mut state = layer::LayerState::new(LayerPlan::before_decisions(0, &tensor, &config).unwrap());
     let mut to = |rank: u32| {
         let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
         let choice = decision::LayerSetting { setting, uncompressed: None };
-        let switch = state.prepare(choice, &config, &tensor, Stream::default()).unwrap();
+        let plan = LayerPlan::new(0, &tensor, choice, &config).unwrap();
+        let switch = state.prepare(plan, Stream::default()).unwrap();
         state.commit(switch);
         let factor = state.factor.clone();
         state.factor.iter_mut().for_each(|x| *x += if *x == 0.0 { 1.0 } else { 0.0 });

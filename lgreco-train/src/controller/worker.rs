@@ -5,6 +5,7 @@ use super::arena::Arenas;
 use super::decision::LayerSetting;
 use super::identity::{Field, fields};
 use super::layer::{LayerState, Switch};
+use super::layer_plan::LayerPlan;
 use super::schedule::Scheduler;
 use super::{Config, Tensor};
 #[cfg(doc)]
@@ -80,11 +81,13 @@ impl Controller {
     pub fn new(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Self, Error> {
         let Place { rank, world } = Place::new(rank, world_size)?;
         let scheduler = Scheduler::new(config, tensors, rank, world)?;
-        let (config, tensors) = (&scheduler.config, &scheduler.tensors);
+        let Scheduler { config, tensors, .. } = &scheduler;
+        let plans = tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
+        let states = plans.map(|plan| Ok(LayerState::new(plan?))).collect::<Result<_, Error>>()?;
         let mut controller = Controller {
             rank,
             world,
-            states: tensors.iter().map(|_| LayerState::new(config)).collect(),
+            states,
             non_finite: 0,
             late: None,
             agreed: BTreeMap::new(),
@@ -134,7 +137,7 @@ impl Controller {
     }
 
     fn settings_in_use(&self) -> Field {
-        Field::checksum("settings in use", self.states.iter().flat_map(|state| state.choice.encode()))
+        Field::checksum("settings in use", self.states.iter().flat_map(|state| state.plan.choice.encode()))
     }
 
     fn plan_hash(&self) -> u64 {
@@ -152,7 +155,8 @@ impl Controller {
         let layers = states.iter().zip(&**tensors).zip(choices).enumerate();
         let switches = layers.map(|(layer, ((state, tensor), &choice))| {
             let (seed, step) = (config.search.seed, step as u32);
-            state.prepare(choice, config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
+            let plan = LayerPlan::new(layer, tensor, choice, config)?;
+            state.prepare(plan, Stream { seed, step, layer: layer as u32, rank: self.rank })
         });
         switches.collect()
     }
@@ -168,7 +172,7 @@ impl Controller {
     fn begin_metering(&mut self) {
         self.totals.unmetered = false;
         if let Some(meter) = &mut self.scheduler.meter {
-            meter.switch(self.states.iter().map(|state| state.choice.setting).collect());
+            meter.switch(self.states.iter().map(|state| state.plan.choice.setting).collect());
         }
     }
 

@@ -3,7 +3,8 @@
 use super::collective::{Collective, Place};
 use super::flight::Flight;
 use super::host::Host;
-use super::layer::{Layer, Spec};
+use super::layer::Layer;
+use super::spec::Spec;
 use super::layout::Layout;
 use super::moment::{Agreement, Moment, Route};
 use crate::Error;

@@ -1,6 +1,6 @@
 //! The part of a bucket that each rank averages.
 
-use super::layer::Spec;
+use super::spec::Spec;
 use super::moment::Route;
 use super::slip;
 use crate::Error;

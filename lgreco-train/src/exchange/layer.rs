@@ -1,7 +1,9 @@
-//! A layer of a bucket: its description, the same on all ranks, and one rank's values.
+//! A layer of a bucket on one rank: its values, and the place of its compression error.
 
-use super::aggregation::{factor_rank, is_gathered};
-use super::moment::{Moment, Route};
+use super::moment::Moment;
+#[cfg(doc)]
+use super::moment::Route;
+use super::spec::{Spec, factor_len, factor_rank};
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
 use crate::feedback::{copy, is_finite, squared_norm};
@@ -10,76 +12,6 @@ use crate::{CoreError, Error};
 use core::ops::Range;
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::error::expect_len;
-
-/// The description of a layer, the same on all ranks.
-///
-/// ```
-/// use lgreco_train::compress::Setting;
-/// use lgreco_train::exchange::Spec;
-/// use lgreco_train::gradient::{Dtype, Shape};
-/// let spec = Spec::from((Setting::Dense, Shape::new(10, 10)?, Dtype::F32));
-/// assert_eq!((spec.index, spec.setting), (0, Setting::Dense));
-/// let fsdp = Spec { shards: &[40, 80, 100], ..spec }; // rows 0..4, 4..8 and 8..10
-/// assert_eq!(fsdp.shard(2), 80..100);
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spec<'a> {
-    /// Index of the layer in the model.
-    pub index: u32,
-    /// The compression method and its parameters.
-    pub setting: Setting,
-    /// Rows and columns.
-    pub shape: Shape,
-    /// Element type of the compressor's input: the gradient's, or f32 with a residual.
-    pub dtype: Dtype,
-    /// With [`Route::Sharded`], the element at which each rank's shard ends. Rank r has the elements from `shards[r - 1]` to
-    /// `shards[r]`, which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a
-    /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
-    pub shards: &'a [u64],
-    /// Whether the layer may be summed in its own memory if it is uncompressed f32; the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) tells whether it is summed there.
-    pub in_place: bool,
-}
-
-impl From<(Setting, Shape, Dtype)> for Spec<'_> {
-    fn from((setting, shape, dtype): (Setting, Shape, Dtype)) -> Self {
-        Spec { index: 0, setting, shape, dtype, shards: &[], in_place: false }
-    }
-}
-
-impl Spec<'_> {
-    /// The elements of a rank's shard; empty if there are no shards.
-    pub fn shard(&self, rank: u32) -> Range<usize> {
-        let end = |rank: usize| self.shards.get(rank).map_or(0, |&end| end as usize);
-        (rank as usize).checked_sub(1).map_or(0, end)..end(rank as usize)
-    }
-
-    /// The elements whose mean a rank gets.
-    pub(crate) fn wanted(&self, route: Route, rank: u32) -> Range<usize> {
-        match route {
-            Route::Sharded => self.shard(rank),
-            _ => 0..self.shape.elements(),
-        }
-    }
-
-    /// `Err` unless each rank has a shard of the layer with [`Route::Sharded`], and no rank has one with other routes.
-    pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
-        if route != Route::Sharded {
-            return Ok(expect_len("ends of shards", 0, self.shards.len())?);
-        }
-        expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
-        let elements = self.shape.elements() as u64;
-        let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
-        match descends.or(self.shards.last().copied().filter(|&end| end != elements)) {
-            Some(end) => {
-                let expected = "ascending ends, the last at the end of the layer";
-                Err(CoreError::Parameter { what: "end of a shard", value: end as f64, expected }.into())
-            }
-            None => Ok(()),
-        }
-    }
-}
 
 /// Where a layer's compression error goes: its values minus this worker's decoded payload.
 ///
@@ -108,7 +40,7 @@ pub enum Rest<'a> {
     Instead(&'a mut [f32]),
 }
 
-/// One layer of a bucket. Index, setting, shape, shards and factor are the same on every rank.
+/// One layer of a bucket. Description and factor are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
@@ -124,12 +56,8 @@ pub enum Rest<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Layer<'a> {
-    /// Index of the layer in the model. It selects the random bits, with seed, step and rank.
-    pub index: u32,
-    /// The compression method and its parameters.
-    pub setting: Setting,
-    /// Rows and columns.
-    pub shape: Shape,
+    /// The description, the same on every rank.
+    pub spec: Spec<'a>,
     /// The gradient, or the sum of gradient and residual, according to [`Rest`]. It becomes the mean over the workers; with
     /// [`Route::Sharded`], only in this rank's shard. It is undefined if the exchange fails, and empty on a rank that has failed
     /// before.
@@ -143,8 +71,6 @@ pub struct Layer<'a> {
     /// Gets this rank's error if the compression error is not finite. The caller may set it in advance, to an error that an earlier
     /// call on this bucket has found.
     pub late: Option<Error>,
-    /// With [`Route::Sharded`], the [ends of shards](Spec::shards). Otherwise empty.
-    pub shards: &'a [u64],
     /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. The averaged `Q` of this
     /// step replaces it. Columns of zeros, as at the first step, are replaced by random ones. Empty for other settings.
     pub factor: &'a mut [f32],
@@ -153,16 +79,16 @@ pub struct Layer<'a> {
 impl<'a> Layer<'a> {
     /// A layer without shards and factors.
     pub fn new(index: u32, setting: Setting, shape: Shape, values: ValuesMut<'a>, rest: Rest<'a>) -> Self {
-        Layer { index, setting, shape, values, rest, sent: 0, late: None, shards: &[], factor: &mut [] }
+        let dtype = input_dtype(&values, &rest);
+        let in_place = dtype == Dtype::F32 && !matches!(rest, Rest::Instead(_));
+        let spec = Spec { index, in_place, ..Spec::from((setting, shape, dtype)) };
+        Layer { spec, values, rest, sent: 0, late: None, factor: &mut [] }
     }
 
-    pub(super) fn spec(&self) -> Spec<'_> {
-        let dtype = self.values.values().dtype();
-        let (dtype, in_place) = match self.rest {
-            Rest::Instead(_) => (Dtype::F32, false),
-            _ => (dtype, dtype == Dtype::F32),
-        };
-        Spec { index: self.index, setting: self.setting, shape: self.shape, dtype, shards: self.shards, in_place }
+    /// The layer with these [ends of shards](Spec::shards), for [`Route::Sharded`].
+    pub fn with_shards(mut self, shards: &'a [u64]) -> Self {
+        self.spec.shards = shards;
+        self
     }
 
     /// The compressor's input.
@@ -174,22 +100,17 @@ impl<'a> Layer<'a> {
             Rest::Instead(values) => Values::F32(values),
             _ => self.values.values(),
         };
-        Ok(Gradient::new(values, self.shape)?)
+        Ok(Gradient::new(values, self.spec.shape)?)
     }
 
     /// Columns of PowerSGD's factors; 0 for other settings.
     pub(super) fn rank(&self) -> usize {
-        factor_rank(&self.setting, self.shape)
-    }
-
-    /// Whether all ranks gather the layer's whole payloads.
-    pub(super) fn is_gathered(&self, route: Route) -> bool {
-        is_gathered(&self.setting, route)
+        factor_rank(&self.spec.setting, self.spec.shape)
     }
 
     /// The elements whose mean this rank gets.
     pub(super) fn wanted(&self, moment: &Moment) -> Range<usize> {
-        self.spec().wanted(moment.route, moment.rank)
+        self.spec.wanted(moment.route, moment.rank)
     }
 
     /// The place of the mean.
@@ -212,7 +133,7 @@ impl<'a> Layer<'a> {
     /// # Errors
     /// Those of decoding.
     pub(super) fn contribute(&mut self, payload: &[u8], scratch: &mut [f32]) -> Result<(), Error> {
-        let setting = self.setting;
+        let setting = self.spec.setting;
         if let Some(values) = self.left() {
             combine(&setting, &Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
             if !setting.traits().shrinks {
@@ -229,7 +150,8 @@ impl<'a> Layer<'a> {
             Rest::Beside(_) | Rest::Replacing(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
             Rest::Instead(values) => is_finite(values),
         };
-        self.late = self.late.or(CoreError::require_finite(finite, "the residual").err().map(Error::from));
+        let error = CoreError::require_finite(finite, "the residual").err();
+        self.late = self.late.or(error.map(|error| Error::from(error).of_layer(self.spec.index)));
     }
 
     /// Sets the next residual to zeros, because the values are sent without loss.
@@ -239,7 +161,7 @@ impl<'a> Layer<'a> {
     pub(super) fn put_nothing(&mut self) -> Result<(), Error> {
         match &mut self.rest {
             Rest::Beside(rest) | Rest::Replacing(rest) => {
-                expect_len("values that are not sent", self.shape.elements(), rest.len())?;
+                expect_len("values that are not sent", self.spec.shape.elements(), rest.len())?;
                 rest.fill(0.0);
             }
             Rest::Measured(norm) => **norm = 0.0,
@@ -253,7 +175,7 @@ impl<'a> Layer<'a> {
     /// # Errors
     /// [`CoreError::Length`] when the place of the compression error, or of the mean, has another length.
     pub(super) fn put_rest(&mut self) -> Result<(), Error> {
-        expect_len("values", self.shape.elements(), self.values.values().len())?;
+        expect_len("values", self.spec.shape.elements(), self.values.values().len())?;
         match (&mut self.rest, &mut self.values) {
             (Rest::Beside(rest), ValuesMut::F32(values)) => {
                 expect_len("values that are not sent", values.len(), rest.len())?;
@@ -273,13 +195,17 @@ impl<'a> Layer<'a> {
 
     /// `Err` unless all lengths and types fit together.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let (elements, values) = (self.shape.elements(), self.values.values());
+        let (elements, values) = (self.spec.shape.elements(), self.values.values());
         let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Replacing(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
             let expected = "f32 values: 16-bit values need `Rest::Instead`";
             return Err(
                 CoreError::Parameter { what: "element type", value: values.dtype() as u32 as f64, expected }.into()
             );
+        }
+        if self.spec.dtype != input_dtype(&self.values, &self.rest) {
+            let (what, expected) = ("element type", "that of the layer's description");
+            return Err(CoreError::Parameter { what, value: values.dtype() as u32 as f64, expected }.into());
         }
         if !values.is_empty() {
             expect_len("values", elements, values.len())?;
@@ -290,6 +216,14 @@ impl<'a> Layer<'a> {
             }
             _ => {}
         }
-        Ok(expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())?)
+        Ok(expect_len("warm-start factor", factor_len(&self.spec.setting, self.spec.shape), self.factor.len())?)
+    }
+}
+
+/// Element type of the compressor's input.
+fn input_dtype(values: &ValuesMut<'_>, rest: &Rest<'_>) -> Dtype {
+    match rest {
+        Rest::Instead(_) => Dtype::F32,
+        _ => values.values().dtype(),
     }
 }

@@ -1,8 +1,7 @@
 //! Sizes of the memory for the parts of an exchange.
 
-use super::aggregation::{factor_rank, is_gathered};
 use super::division::Division;
-use super::layer::Spec;
+use super::spec::{Spec, factor_len, factor_rank};
 use super::moment::{Moment, Route};
 use super::slip;
 use crate::Error;
@@ -114,7 +113,7 @@ impl Layout {
         reduce_dtype: Dtype,
     ) -> Result<Layout, Error> {
         let mut layout = Layout { world: world as usize, ..Layout::default() };
-        layout.varies = layers.clone().any(|spec| is_gathered(&spec.setting, route) && !spec.setting.has_fixed_len());
+        layout.varies = layers.clone().any(|spec| spec.is_gathered(route) && !spec.setting.has_fixed_len());
         let elements = layers.clone().map(|spec| spec.shape.elements() as u64).sum();
         let mut divider = Divider { elements, before: 0, part: 0, lane: 0 };
         for spec @ Spec { setting, shape, dtype, .. } in layers.clone() {
@@ -135,9 +134,8 @@ impl Layout {
                 (Setting::Dense, _) if is_in_place(&spec, route, reduce_dtype) => layout.in_place += 1,
                 (Setting::Dense, _) => layout.sums += shape.elements(),
                 (Setting::PowerSgd(c), _) => {
-                    let rank = factor_rank(&setting, shape);
-                    layout.sums += shape.rows() * rank;
-                    layout.factors += shape.cols() * rank;
+                    layout.sums += shape.rows() * factor_rank(&setting, shape);
+                    layout.factors += factor_len(&setting, shape);
                     encode = powersgd::steps_workspace_len(shape, c.rank);
                     lane.decoded = lane.decoded.max(shape.elements().min(ROWS * shape.cols()));
                 }
@@ -155,7 +153,7 @@ impl Layout {
                     encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
                 }
             }
-            if is_gathered(&setting, route) {
+            if spec.is_gathered(route) {
                 layout.message = layout.message.max(slip::LEN).saturating_add(payload);
             }
             lane.encode = lane.encode.max(encode);

@@ -79,10 +79,8 @@
 //! (CLT-k; all layers of a step have one leader).
 
 mod aggregate;
-mod aggregation;
 mod collective;
 mod division;
-mod fingerprint;
 mod flight;
 mod host;
 mod layer;
@@ -90,29 +88,29 @@ mod layout;
 mod moment;
 mod program;
 mod request;
-mod round;
 mod slip;
 mod space;
+mod spec;
 #[cfg(any(test, feature = "threads"))]
 pub mod threads;
 
 pub use crate::compress::Aggregation;
 pub use aggregate::{aggregate, workspace_len};
-pub(crate) use aggregation::{factor_rank, is_gathered};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use division::Piece;
 pub use flight::Flight;
 pub use host::Host;
 pub(crate) use host::{request_in, request_of, scale_part};
-pub use layer::{Layer, Rest, Spec};
+pub use layer::{Layer, Rest};
 pub use layout::Layout;
 pub(crate) use moment::check_reduce_dtype;
 pub use moment::{Agreement, Moment, Route};
 pub use program::{Op, Part, Program};
-pub use request::Request;
+pub use request::{Request, Round};
 pub(crate) use request::share_of_others;
-pub use round::Round;
 pub(crate) use slip::is_of_others;
 pub use slip::{Slip, judge};
 pub use space::{RequestOf, Space};
+pub use spec::Spec;
+pub(crate) use spec::{factor_len, factor_rank, is_gathered};

@@ -4,12 +4,11 @@
 //! [`Space`](super::Space) executes the ops.
 
 use super::division::{Division, Piece};
-use super::fingerprint::fingerprint;
-use super::layer::Spec;
+use super::spec::Spec;
 use super::layout::{Layout, is_in_place};
 use super::moment::Agreement;
 use super::moment::{Moment, Route};
-use super::round::Round;
+use super::request::Round;
 use super::slip::{GREETING, Slip};
 use crate::Error;
 use crate::checksum::Hash;
@@ -353,4 +352,18 @@ impl Program {
         let piece = move |(place, spec)| cursor.next(&spec).map(|piece| piece.map(|piece| (place, piece))).transpose();
         layers.enumerate().filter_map(piece)
     }
+}
+
+/// The checksum of everything that determines the layout of messages. It does not depend on the machine.
+fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<'a>>, remembered: u64) -> u64 {
+    let Moment { world_size, route, reduce_dtype, seed, step, terms, .. } = moment;
+    let words = [world_size as u64, route as u64, reduce_dtype as u64, seed, step as u64, terms, remembered];
+    let mut hash = words.into_iter().fold(Hash::START, Hash::add);
+    for Spec { index, setting, shape, shards, .. } in layers {
+        let (method, parameters) = setting.agreed();
+        let setting = [u64::from(method)].into_iter().chain(parameters.map(u64::from));
+        let place = [index as u64, shape.rows() as u64, shape.cols() as u64];
+        hash = place.into_iter().chain(setting).chain(shards.iter().copied()).fold(hash, Hash::add);
+    }
+    hash.0
 }

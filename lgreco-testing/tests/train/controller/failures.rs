@@ -141,7 +141,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
         };
         [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(&mut step)
     });
-    let late = Error::Core(CoreError::Overflow { what: "the residual" });
+    let late = Error::LayerNotFinite { layer: 0, what: "the residual" };
     let fine = (Ok(()), true);
     assert_eq!(results[0], [fine, fine, (Ok(()), false), (Err(late), true), fine]);
     assert_eq!(results[1], [fine, fine, fine, (Err(Error::Peer { rank: 0, code: 5 }), true), fine]);

@@ -7,7 +7,7 @@ use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::exchange::Route;
 use lgreco_train::gradient::{Bf16, Element};
 
-const OVERFLOW: Error = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
+const OVERFLOW: Error = Error::LayerNotFinite { layer: 0, what: "the sum over the workers" };
 
 /// The error of each of two ranks if rank 1's shard overflows.
 fn failed(rank: u32) -> Result<(), Error> {

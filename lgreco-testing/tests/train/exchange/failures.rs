@@ -203,10 +203,10 @@ fn sums_that_leave_f32_are_errors_on_all() {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results =
             Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();
-        let told = |r: &_| matches!(r, Err(Error::Core(CoreError::Overflow { .. }) | Error::Peer { code: 5, .. }));
+        let told = |r: &_| matches!(r, Err(Error::LayerNotFinite { layer: 0, .. } | Error::Peer { code: 5, .. }));
         assert!(results.iter().all(told), "{setting}: {results:?}");
         assert!(
-            results.iter().any(|r| matches!(r, Err(Error::Core(CoreError::Overflow { .. })))),
+            results.iter().any(|r| matches!(r, Err(Error::LayerNotFinite { .. }))),
             "{setting}: {results:?}"
         );
     }
@@ -232,7 +232,7 @@ fn a_failure_between_the_factors_reaches_all() {
         (failed, sound.exchange(&mut worker, None).is_ok())
     });
     let other = (Error::Peer { rank: 0, code: 5 }, true);
-    assert_eq!(results, [(Error::Core(CoreError::Overflow { what: "PowerSGD factor Q" }), true), other, other]);
+    assert_eq!(results, [(Error::LayerNotFinite { layer: 0, what: "PowerSGD factor Q" }, true), other, other]);
 }
 
 #[test]

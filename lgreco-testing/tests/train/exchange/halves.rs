@@ -62,7 +62,7 @@ fn residuals_keep_what_rounding_leaves() {
             let mut factor = vec![0.0; if matches!(setting, Setting::PowerSgd(_)) { 2 * 8 } else { 0 }];
             let rest = Rest::Instead(&mut left);
             let layer = Layer::new(0, setting, shape(9, 8), ValuesMut::F32(&mut values), rest);
-            let layer = Layer { shards, factor: &mut factor, ..layer };
+            let layer = Layer { factor: &mut factor, ..layer.with_shards(shards) };
             let words = workspace_len([spec].into_iter(), route, 2).unwrap();
             let mut host = Host { layers: &mut [layer], workspace: &mut vec![0; words], scratch: None };
             let world_size = 2;

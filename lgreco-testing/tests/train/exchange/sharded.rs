@@ -128,7 +128,7 @@ fn a_shard_that_overflows_is_told_next() {
         // Only the rows of rank 1 are large.
         case.gradients.iter_mut().for_each(|layers| layers[0][12..].fill(large));
         let results = threads::run(2, |mut worker| case.exchange(&mut worker, None).map(drop));
-        let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
+        let overflow = Error::LayerNotFinite { layer: 0, what: "the sum over the workers" };
         assert_eq!(results, [Ok(()), Err(overflow)], "{setting}");
     }
 }
@@ -146,10 +146,9 @@ fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
         wide[17] = 1e6;
         let (mut narrow, mut dense) = ([F16::from_f32(0.0); 24], [1.0f32; 24]);
         let (narrow, rest) = (ValuesMut::F16(&mut narrow), Rest::Instead(&mut wide));
-        let layer = |layer| Layer { shards: &ends, ..layer };
         let mut layers = [
-            layer(Layer::new(0, setting, shape, narrow, rest)),
-            layer(Layer::new(1, Setting::Dense, shape, ValuesMut::F32(&mut dense), Rest::Dropped)),
+            Layer::new(0, setting, shape, narrow, rest).with_shards(&ends),
+            Layer::new(1, Setting::Dense, shape, ValuesMut::F32(&mut dense), Rest::Dropped).with_shards(&ends),
         ];
         let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: None };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
@@ -197,7 +196,7 @@ fn ranks_with_other_shards_are_named() {
         for (index, (values, shards)) in (0..).zip(gradients.iter_mut().zip(&shards)) {
             let (setting, shape) = case.layers[index as usize];
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Dropped);
-            layers.push(Layer { shards, ..layer });
+            layers.push(layer.with_shards(shards));
         }
         let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: None };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;

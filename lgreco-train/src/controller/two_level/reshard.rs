@@ -7,7 +7,7 @@ use crate::controller::buffers::values;
 use crate::controller::decision::LayerSetting;
 use crate::controller::state_format::{Layer, Layers, Owner};
 use crate::controller::{Tensor, Uncompressed};
-use crate::exchange::factor_rank;
+use crate::exchange::factor_len;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -151,7 +151,7 @@ fn recut<'a>(layer: &Layer<'a>, whole: &Tensor, topology: &Topology, place: &Top
             LayerSetting { setting: setting.of_piece(0..shape.elements(), layer.shape.elements()), ..layer.choice }
         }
     };
-    let mut factor = values(shape.cols() * factor_rank(&choice.setting, shape))?;
+    let mut factor = values(factor_len(&choice.setting, shape))?;
     if layer.factor.len() == factor.len() {
         factor.copy_from_slice(&layer.factor);
     }

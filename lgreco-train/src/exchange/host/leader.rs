@@ -23,14 +23,14 @@ fn take<'a>(positions: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
 pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut positions = &mut *room.positions;
     for layer in layers {
-        let setting = layer.setting;
+        let setting = layer.spec.setting;
         let Some(shared) = setting.shared_positions() else { continue };
-        let positions = take(&mut positions, shared.positions_len(layer.shape));
+        let positions = take(&mut positions, shared.positions_len(layer.spec.shape));
         let led = match moment.rank == moment.leader() {
             true => shared.lead(&layer.get()?, room.scratch.encode, positions),
             false => check_finite(&layer.get()?),
         };
-        led.map_err(|error| Error::from(error).of_layer(layer.index))?;
+        led.map_err(|error| Error::from(error).of_layer(layer.spec.index))?;
     }
     Ok(())
 }
@@ -45,10 +45,10 @@ pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<
     let share = share(moment.world_size);
     for layer in layers {
         let mut values = sums::take(&mut sums, sums::part_lens(layer, program).0).iter_mut();
-        let setting = layer.setting;
+        let setting = layer.spec.setting;
         let Some(shared) = setting.shared_positions() else { continue };
-        let positions = take(&mut positions, shared.positions_len(layer.shape));
-        let shape = layer.shape;
+        let positions = take(&mut positions, shared.positions_len(layer.spec.shape));
+        let shape = layer.spec.shape;
         let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value * share);
         let filled = match layer.left() {
             Some(values) => shared.for_each(shape, positions, |at| {
@@ -71,9 +71,9 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
     for layer in layers {
         let values = sums::take(&mut sums, sums::part_lens(layer, program).0);
-        let setting = layer.setting;
+        let setting = layer.spec.setting;
         let Some(shared) = setting.shared_positions() else { continue };
-        let shape = layer.shape;
+        let shape = layer.spec.shape;
         let positions = take(&mut positions, shared.positions_len(shape));
         average_shares(values, moment.world_size)?;
         let mut values = values.iter();
@@ -88,7 +88,7 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
                     .map_err(|error| in_tensor(error, wanted.start));
             }
         })?;
-        placed.map_err(|error| error.of_layer(layer.index))?;
+        placed.map_err(|error| error.of_layer(layer.spec.index))?;
     }
     Ok(())
 }

@@ -11,7 +11,8 @@ mod sum;
 mod summed;
 mod sums;
 
-use super::layer::{Layer, Spec};
+use super::layer::Layer;
+use super::spec::Spec;
 use super::layout::Layout;
 use super::moment::Moment;
 use super::program::{Op, Part, Program};
@@ -65,7 +66,7 @@ impl Space for Host<'_, '_> {
         Self: 'b;
 
     fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
-        self.layers.iter().map(Layer::spec)
+        self.layers.iter().map(|layer| layer.spec)
     }
 
     fn remembered(&self) -> u64 {

@@ -4,7 +4,8 @@ use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
 use crate::compress::{Compressor, stated_len};
-use crate::exchange::layer::{Layer, Rest, Spec};
+use crate::exchange::layer::{Layer, Rest};
+use crate::exchange::spec::Spec;
 use crate::exchange::moment::Route;
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
@@ -28,7 +29,7 @@ impl Parts for Unwritten<'_> {
 
 /// Bytes of the layers' payloads, which have fixed lengths.
 fn payloads_len(layers: &[Layer<'_>], route: Route) -> Result<usize, Error> {
-    let gathered = layers.iter().filter(|layer| layer.is_gathered(route)).map(Layer::spec);
+    let gathered = layers.iter().filter(|layer| layer.spec.is_gathered(route)).map(|layer| layer.spec);
     gathered.map(|spec| Ok(spec.setting.payload_len(spec.shape, spec.dtype)?)).sum()
 }
 
@@ -42,17 +43,17 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
     };
     let unwritten = Unwritten { bytes: &mut message[slip::LEN..], route: moment.route };
     side_by_side(layers, layout, &mut room.scratch, unwritten, |layers, Unwritten { mut bytes, route }, scratch| {
-        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
-            let stream = moment.stream(layer.index, moment.rank);
+        for layer in layers.iter_mut().filter(|layer| layer.spec.is_gathered(route)) {
+            let stream = moment.stream(layer.spec.index, moment.rank);
             let gradient = layer.get()?;
             let encoded = match &layer.rest {
-                Rest::Instead(_) if layer.setting.traits().sees_gradient => {
-                    let fresh = Gradient::new(layer.values.values(), layer.shape)?;
-                    layer.setting.encode_with_gradient(&gradient, &fresh, stream, scratch.encode, bytes)
+                Rest::Instead(_) if layer.spec.setting.traits().sees_gradient => {
+                    let fresh = Gradient::new(layer.values.values(), layer.spec.shape)?;
+                    layer.spec.setting.encode_with_gradient(&gradient, &fresh, stream, scratch.encode, bytes)
                 }
-                _ => layer.setting.encode(&gradient, stream, scratch.encode, bytes),
+                _ => layer.spec.setting.encode(&gradient, stream, scratch.encode, bytes),
             };
-            let len = encoded.map_err(|error| Error::from(error).of_layer(layer.index))?;
+            let len = encoded.map_err(|error| Error::from(error).of_layer(layer.spec.index))?;
             layer.sent = len as u64;
             let (payload, others) = bytes.split_at_mut(len);
             layer.contribute(payload, scratch.decoded)?;
@@ -60,7 +61,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
         }
         Ok(())
     })?;
-    let sent = layers.iter().filter(|layer| layer.is_gathered(moment.route)).map(|layer| layer.sent);
+    let sent = layers.iter().filter(|layer| layer.spec.is_gathered(moment.route)).map(|layer| layer.sent);
     room.ranks.lens[moment.rank as usize] = slip::LEN as u64 + sent.sum::<u64>();
     Ok(())
 }
@@ -107,8 +108,8 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     side_by_side(layers, layout, scratch, first, |layers, Unread { at, route }, scratch| {
         let read = core::mem::take(&mut scratch.read);
         read.fill(at as u64);
-        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
-            let Spec { setting, shape, dtype, .. } = layer.spec();
+        for layer in layers.iter_mut().filter(|layer| layer.spec.is_gathered(route)) {
+            let Spec { setting, shape, dtype, .. } = layer.spec;
             let fixed = setting.has_fixed_len().then(|| setting.payload_len(shape, dtype)).transpose()?;
             let len = |rank: u32, read: u64| {
                 let len = payload_len(unread(rank, read), fixed);
@@ -123,7 +124,7 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
             };
             layer.put_rest()?;
             mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.values, scratch)
-                .map_err(|error| error.of_layer(layer.index))?;
+                .map_err(|error| error.of_layer(layer.spec.index))?;
             for (rank, read) in (0..).zip(&mut *read) {
                 *read += len(rank, *read)? as u64;
             }

@@ -15,7 +15,7 @@ use crate::gradient::{Gradient, Values};
 use lgreco::compress::payload::{Combine, combine, combine_values};
 
 fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
-    Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)
+    Division::new(layers.iter().map(|layer| layer.spec), moment.route, moment.world_size)
 }
 
 /// Calls `visit` with each of `owner`'s pieces, its layer, and the byte at which its payload begins, counted from the end of the
@@ -28,9 +28,9 @@ fn for_each(
 ) -> Result<(), Error> {
     let (mut cursor, mut at) = (division.cursor(owner), 0);
     for layer in layers {
-        if let Some(piece) = cursor.next(&layer.spec())? {
+        if let Some(piece) = cursor.next(&layer.spec)? {
             let payload_len = piece.payload_len;
-            visit(piece, layer, at).map_err(|error| error.of_layer(layer.index))?;
+            visit(piece, layer, at).map_err(|error| error.of_layer(layer.spec.index))?;
             at += payload_len;
         }
     }
@@ -39,7 +39,7 @@ fn for_each(
 
 /// Bytes of the message with `owner`'s pieces.
 fn message_len(division: Division, owner: u32, layers: &[Layer<'_>]) -> Result<usize, Error> {
-    division.message_len(layers.iter().map(Layer::spec), owner)
+    division.message_len(layers.iter().map(|layer| layer.spec), owner)
 }
 
 /// The elements of `gradient` that belong to `piece`.
@@ -62,8 +62,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     // index in the tensor.
     layers
         .iter()
-        .filter(|layer| is_scattered(&layer.setting))
-        .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.index)))?;
+        .filter(|layer| is_scattered(&layer.spec.setting))
+        .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.spec.index)))?;
     let mut first = 0;
     // With shards, this rank's own message comes last. It is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);
@@ -75,7 +75,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
             let payload = &mut room.pieces[start..end];
-            let stream = moment.piece_stream(layer.index, rank, owner);
+            let stream = moment.piece_stream(layer.spec.index, rank, owner);
             let encoded = piece.setting.encode(&gradient, stream, room.scratch.encode, payload);
             encoded.map_err(|error| in_tensor(error.into(), piece.range.start))?;
             if let Some(values) = layer.left() {
@@ -155,7 +155,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         }
         let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
-        piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.scratch.encode, payload)?;
+        piece.setting.encode(&exact, moment.piece_stream(layer.spec.index, rank, rank), room.scratch.encode, payload)?;
         decode(payload, decoded)?;
         if let Some(values) = layer.left() {
             for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
@@ -169,7 +169,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
 }
 
 fn scattered<'s, 'l>(layers: &'s mut [Layer<'l>]) -> impl Iterator<Item = &'s mut Layer<'l>> {
-    layers.iter_mut().filter(|layer| is_scattered(&layer.setting))
+    layers.iter_mut().filter(|layer| is_scattered(&layer.spec.setting))
 }
 
 /// Records an error in layers whose next residual is not finite.

@@ -21,12 +21,12 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;
     for rank in 0..world {
-        for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
+        for layer in layers.iter_mut().filter(|layer| layer.spec.setting == Setting::Dense) {
             let gradient = layer.get()?;
-            let range = layer.spec().shard(rank);
+            let range = layer.spec.shard(rank);
             let part = take(&mut shards, range.len());
             if !scale_part(&gradient, range.start, share, part) {
-                check_finite(&gradient).map_err(|error| Error::from(error).of_layer(layer.index))?;
+                check_finite(&gradient).map_err(|error| Error::from(error).of_layer(layer.spec.index))?;
             }
             round(part, moment.reduce_dtype);
             if let Some(values) = layer.left() {
@@ -43,7 +43,7 @@ pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mu
     let wire = Wire::of(&program.moment);
     let (mut from, mut to) = (0, 0);
     for (owner, len) in (0..).zip(&mut *room.ranks.sent) {
-        *len = program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner)? as u64;
+        *len = program.part_len(Part::Shards, layers.iter().map(|layer| layer.spec), owner)? as u64;
         let values = *len as usize - program.slips();
         wire.put(room.shards, from..from + values, to, slip);
         (from, to) = (from + values + wire.slip_room(), to + *len as usize);
@@ -53,7 +53,7 @@ pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mu
 
 /// The range of this rank's values in the buffer.
 fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
-    let len = |owner| program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner);
+    let len = |owner| program.part_len(Part::Shards, layers.iter().map(|layer| layer.spec), owner);
     let rank = program.moment.rank;
     let start = (0..rank).map(len).sum::<Result<usize, Error>>()?;
     Ok(start..start + len(rank)? - program.slips())
@@ -72,12 +72,12 @@ pub(super) fn heard<'r>(
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let (moment, places) = (program.moment, own(layers, program)?);
     let mut own = Wire::of(&moment).take(room.shards, places);
-    for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
+    for layer in layers.iter_mut().filter(|layer| layer.spec.setting == Setting::Dense) {
         layer.put_rest()?;
         let wanted = layer.wanted(&moment);
         let sum = take(&mut own, wanted.len());
         mean::put(sum, moment.world_size, &mut layer.mean(&moment))
-            .map_err(|error| mean::in_tensor(error, wanted.start).of_layer(layer.index))?;
+            .map_err(|error| mean::in_tensor(error, wanted.start).of_layer(layer.spec.index))?;
     }
     Ok(())
 }

@@ -27,14 +27,14 @@ pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] 
 
 /// Whether a layer is dense, and all ranks get its whole mean.
 fn is_summed(layer: &Layer<'_>) -> bool {
-    layer.setting == Setting::Dense && layer.shards.is_empty()
+    layer.spec.setting == Setting::Dense && layer.spec.shards.is_empty()
 }
 
 /// Lengths of a layer's parts in the two buffers, sums and factors. With shards, dense layers have another buffer.
 pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) {
-    let (shape, rank) = (layer.shape, layer.rank());
-    match layer.setting {
-        Setting::Dense if is_summed(layer) && !program.is_in_place(&layer.spec()) => (shape.elements(), 0),
+    let (shape, rank) = (layer.spec.shape, layer.rank());
+    match layer.spec.setting {
+        Setting::Dense if is_summed(layer) && !program.is_in_place(&layer.spec) => (shape.elements(), 0),
         Setting::Dense => (0, 0),
         setting => match setting.shared_positions() {
             Some(shared) => (shared.keep as usize, 0),
@@ -96,7 +96,7 @@ fn for_each(
     side_by_side(layers, &program.layout, &mut room.scratch, sums, |layers, mut sums, scratch| {
         layers.iter_mut().try_for_each(|layer| {
             let (p, q) = sums.take(layer);
-            visit(layer, p, q, scratch).map_err(|error| error.of_layer(layer.index))
+            visit(layer, p, q, scratch).map_err(|error| error.of_layer(layer.spec.index))
         })
     })
 }
@@ -118,7 +118,7 @@ fn for_each_product(
     room: &mut Room<'_>,
     visit: impl Fn(&mut Layer<'_>, u32, &mut [f32], &mut [f32], &mut Scratch<'_>) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    for_each(layers, program, room, |layer, p, q, scratch| match layer.setting {
+    for_each(layers, program, room, |layer, p, q, scratch| match layer.spec.setting {
         Setting::PowerSgd(PowerSgd { rank, .. }) => visit(layer, rank, p, q, scratch),
         _ => Ok(()),
     })
@@ -127,7 +127,7 @@ fn for_each_product(
 /// Writes the [shares](mean::share) of dense layers to the sums.
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
-        if program.is_in_place(&layer.spec()) {
+        if program.is_in_place(&layer.spec) {
             return share_in_place(layer, program.moment.world_size);
         }
         let (gradient, share) = (layer.get()?, mean::share(program.moment.world_size));
@@ -160,7 +160,7 @@ fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
 pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let world = program.moment.world_size;
     for_each_dense(layers, program, room, |layer, sum| {
-        if program.is_in_place(&layer.spec()) {
+        if program.is_in_place(&layer.spec) {
             layer.put_nothing()?;
             return match layer.values.as_f32() {
                 // If the number of workers is a power of two, the sums of shares are already the means.
@@ -176,14 +176,14 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
 /// Computes this rank's `P` from the last step's `Q`.
 pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
-        warm_start(layer, program.moment.stream(layer.index, 0), q)?;
+        warm_start(layer, program.moment.stream(layer.spec.index, 0), q)?;
         Ok(project(&layer.get()?, rank, q, scratch.encode, p)?)
     })
 }
 
 /// Writes the last step's factor to `q`, with columns of the random start matrix in place of columns of zeros.
 fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Error> {
-    let cols = layer.shape.cols();
+    let cols = layer.spec.shape.cols();
     start_matrix(stream, cols, layer.rank() as u32, q)?;
     for (column, last) in q.chunks_exact_mut(cols.max(1)).zip(layer.factor.chunks_exact(cols.max(1))) {
         if last.iter().any(|&x| x != 0.0) {
@@ -196,7 +196,7 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
 /// Computes this rank's `Q` from the summed `P`, and subtracts the rank's contribution.
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
-        let shape = layer.shape;
+        let shape = layer.spec.shape;
         CoreError::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
         orthonormalise(shape, rank, scratch.encode, p)?;
         back_project(&layer.get()?, rank, p, scratch.encode, q)?;
@@ -217,7 +217,7 @@ pub(super) fn average_factors(layers: &mut [Layer<'_>], program: &Program, room:
 pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
-        let (shape, cols) = (layer.shape, layer.shape.cols());
+        let (shape, cols) = (layer.spec.shape, layer.spec.shape.cols());
         layer.put_rest()?;
         let wanted = layer.wanted(&moment);
         if let (Some(mean), true) = (layer.values.as_f32(), wanted.len() == shape.elements()) {
