@@ -3,6 +3,7 @@
 
 use crate::reseal;
 use core::cell::Cell;
+use lgreco_train::Error;
 use lgreco_train::backend::Portable;
 use lgreco_train::compress::Setting;
 use lgreco_train::compress::adacomp::AdaComp;
@@ -26,7 +27,6 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, ValuesMut};
 use lgreco_train::plan::{Solver, exact::Limits};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
-use lgreco_train::Error;
 
 /// A run of a small model, made from any bytes.
 #[derive(Clone, Debug)]

@@ -24,6 +24,13 @@ use lgreco::error::expect_len;
 /// ```
 pub struct External<'a>(pub(super) &'a mut Controller);
 
+impl Controller {
+    /// Access for callers that exchange the gradients of some layers themselves, for instance on a device.
+    pub fn external(&mut self) -> External<'_> {
+        External(self)
+    }
+}
+
 impl External<'_> {
     /// Whether this rank must [observe](External::observe) the gradients of the present step.
     ///

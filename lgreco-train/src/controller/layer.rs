@@ -1,7 +1,7 @@
 //! The state of one layer on one rank, between steps and across settings.
 
-use super::buffers::{values, workspace};
 use super::Uncompressed;
+use super::buffers::{values, workspace};
 use super::layer_plan::{LayerPlan, StepPlan};
 use crate::feedback::{Memory, copy, is_finite, plain_values};
 use crate::gradient::Shape;
@@ -18,8 +18,8 @@ pub(super) struct LayerState {
     /// The residual. Under a setting without feedback, it is what the previous setting left, and is sent once, with the next
     /// gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, it receives the next residual if that is plain
-    /// f32. After the step, it holds the residual from before the step. Not part of saved states.
+    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, it receives the next residual if
+    /// that is plain f32. After the step, it holds the residual from before the step. Not part of saved states.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,

@@ -24,7 +24,7 @@ impl Controller {
     ///
     /// # Complexity
     /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise it allocates messages and workspaces, with the sizes
-    /// that [`memory`](Controller::memory) predicts, and an f32 per element of 16-bit layers with a residual.
+    /// that [`MemoryUse::of`](super::MemoryUse::of) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.get_mut(layers) {
             Some(last) => {

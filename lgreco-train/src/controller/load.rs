@@ -145,9 +145,7 @@ impl Controller {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
                 // The layer was saved without a residual, so no gradient has shown whether error feedback works with the setting.
                 // `state` does not show this, because new ranks get no residuals.
-                _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
-                    suited(config, tensor, choice)
-                }
+                _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => suited(config, tensor, choice),
                 _ => choice,
             });
             states.push(state);

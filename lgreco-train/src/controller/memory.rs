@@ -13,12 +13,12 @@ use core::ops::Range;
 /// Bytes of a controller on one rank, by purpose. The trainer's gradients are not included.
 ///
 /// ```
-/// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
+/// # use lgreco_train::{controller::{Config, Controller, MemoryUse, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
 /// # use lgreco_train::search::{Method, Search};
 /// # let worker = ThreadCollective::group(1).remove(0);
 /// let layers = vec![Tensor::new("fc1", &[1024, 1024], Dtype::F32)?];
 /// let controller = Controller::new(Config::new(Search::new(Method::TopK)), layers, worker.rank(), worker.world_size())?;
-/// let memory = controller.memory(None, 1)?;
+/// let memory = MemoryUse::of(&controller, None, 1)?;
 /// assert_eq!((memory.residuals, memory.undo, memory.window), (4 << 20, 0, 4 << 20));
 /// assert!(memory.total() < 20 << 20);
 /// # Ok::<(), lgreco_train::Error>(())
@@ -38,6 +38,46 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    /// Predicts the memory of a controller's run on its rank, under the settings of the last decision.
+    ///
+    /// Before the first decision, the search's default settings are assumed. The uncompressed steps of the warm-up are included. At
+    /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` stands for the configured size.
+    /// [`Controller::step`] exchanges one bucket of the configured size at a time.
+    ///
+    /// # Errors
+    /// The errors of settings that do not fit their layers.
+    ///
+    /// # Complexity
+    /// O(layers), also in memory.
+    pub fn of(controller: &Controller, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
+        let (config, tensors) = (&controller.scheduler.config, &controller.scheduler.tensors);
+        let plans = controller.expected_plans()?;
+        let mut memory = MemoryUse::default();
+        for plan in &plans {
+            memory.residuals += 8 * plan.residual_words as u64;
+            memory.undo += 8 * plan.undo_words() as u64;
+            memory.factors += 4 * plan.factor_len as u64;
+        }
+        let dense =
+            tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
+        let dense = dense.collect::<Result<Vec<_>, _>>()?;
+        let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
+        let groups = groups.as_ref().unwrap_or(&controller.scheduler.groups);
+        let exchange = |plans: &[LayerPlan]| controller.exchange_bytes(plans, groups, at_once);
+        memory.exchange = match bucket_bytes {
+            // One arena serves all buckets of blocking steps. It never shrinks.
+            None if at_once == 1 => {
+                let needs = controller.most_needed(&dense)?.max(controller.most_needed(&plans)?);
+                needs.lasting() + needs.passing()
+            }
+            _ => exchange(&dense)?.max(exchange(&plans)?),
+        };
+        if controller.scheduler.measures() && config.looks_at_gradients() {
+            memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
+        }
+        Ok(memory)
+    }
+
     /// The sum of all fields.
     pub const fn total(&self) -> u64 {
         self.residuals + self.undo + self.factors + self.exchange + self.window
@@ -45,45 +85,6 @@ impl MemoryUse {
 }
 
 impl Controller {
-    /// Predicts the memory of the run on this rank, under the settings of the last decision.
-    ///
-    /// Before the first decision, the search's default settings are assumed. The uncompressed steps of the warm-up are included. At
-    /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` stands for the configured size.
-    /// [`step`](Controller::step) exchanges one bucket of the configured size at a time.
-    ///
-    /// # Errors
-    /// The errors of settings that do not fit their layers.
-    ///
-    /// # Complexity
-    /// O(layers), also in memory.
-    pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
-        let (config, tensors) = (&self.scheduler.config, &self.scheduler.tensors);
-        let plans = self.expected_plans()?;
-        let mut memory = MemoryUse::default();
-        for plan in &plans {
-            memory.residuals += 8 * plan.residual_words as u64;
-            memory.undo += 8 * plan.undo_words() as u64;
-            memory.factors += 4 * plan.factor_len as u64;
-        }
-        let dense = tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
-        let dense = dense.collect::<Result<Vec<_>, _>>()?;
-        let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
-        let groups = groups.as_ref().unwrap_or(&self.scheduler.groups);
-        let exchange = |plans: &[LayerPlan]| self.exchange_bytes(plans, groups, at_once);
-        memory.exchange = match bucket_bytes {
-            // One arena serves all buckets of blocking steps. It never shrinks.
-            None if at_once == 1 => {
-                let needs = self.most_needed(&dense)?.max(self.most_needed(&plans)?);
-                needs.lasting() + needs.passing()
-            }
-            _ => exchange(&dense)?.max(exchange(&plans)?),
-        };
-        if self.scheduler.measures() && config.looks_at_gradients() {
-            memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
-        }
-        Ok(memory)
-    }
-
     /// The plans of most of the run, as far as they are known now.
     fn expected_plans(&self) -> Result<Vec<LayerPlan>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;

@@ -105,14 +105,13 @@
 //! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
 //! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
 //!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks
-//!   agree to switch. [`Controller::memory`] predicts the sum. A residual takes its bytes once, or twice if a step can be rolled
+//!   agree to switch. [`MemoryUse::of`] predicts the sum. A residual takes its bytes once, or twice if a step can be rolled
 //!   back ([`Config::undo`]).
 
 mod accordion;
 mod agreement;
 mod agreement_state;
 mod arena;
-mod between_steps;
 mod bucket;
 mod buffers;
 mod compute;
@@ -125,6 +124,7 @@ mod external_timing;
 mod feedback;
 mod groups;
 mod identity;
+mod inspect;
 mod layer;
 mod layer_plan;
 mod legacy;
@@ -140,6 +140,7 @@ mod metrics;
 mod observed;
 mod par_layers;
 mod planner;
+mod planning;
 mod policy;
 mod probe;
 mod ramp;
@@ -159,7 +160,6 @@ mod window;
 mod worker;
 
 pub use accordion::Accordion;
-pub use between_steps::Planning;
 pub use bucket::Bucket;
 pub use config::{Config, NonFinite, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
@@ -172,6 +172,7 @@ pub use load::Loaded;
 pub use memory::MemoryUse;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use observed::Observed;
+pub use planning::Planning;
 pub use policy::{Budget, Objective, Policy};
 pub use ramp::RampUp;
 pub use residuals::Residuals;

@@ -19,7 +19,14 @@ use lgreco::error::expect_len;
 /// assert_eq!(residual, [0.5; 4096]);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
-pub struct Residuals<'a>(pub(super) &'a mut Controller);
+pub struct Residuals<'a>(&'a mut Controller);
+
+impl Controller {
+    /// Access to this rank's residuals, to change them.
+    pub fn residuals(&mut self) -> Residuals<'_> {
+        Residuals(self)
+    }
+}
 
 impl Residuals<'_> {
     /// Replaces the residual of layer `layer` by these values, f32 in row-major order, for instance after an exchange by the

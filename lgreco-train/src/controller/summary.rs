@@ -11,31 +11,29 @@ use core::fmt;
 /// Largest number of layer names that are written for each reason.
 const NAMES: usize = 3;
 
-/// The present settings in one line: the compressed layers and their bytes, the route, and the uncompressed layers by reason. See
-/// [`Controller::summary`].
+/// The present settings in one line, for a log: the compressed layers and their bytes, the route, and the uncompressed layers by
+/// reason.
+///
+/// The bytes count the payloads that this rank sends in a step by all-gather. If the length of a payload depends on the gradients,
+/// its largest length counts.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};
 /// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-/// let text = controller.summary().to_string();
+/// # use lgreco_train::controller::Summary;
+/// let text = Summary::of(&controller).to_string();
 /// assert!(text.starts_with("step 3: 1 of 2 layers compressed (1 topk), 16640 bytes of gradients as "), "{text}");
 /// assert!(text.ends_with("; all-gather over 1 rank; uncompressed: 1 small (bias; 256 bytes)"), "{text}");
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 pub struct Summary<'a>(&'a Controller);
 
-impl Controller {
-    /// The present settings in one line, for a log.
-    ///
-    /// The bytes count the payloads that this rank sends in a step by all-gather. If the length of a payload depends on the
-    /// gradients, its largest length counts.
-    ///
-    /// # Complexity
-    /// O(n log n) in the layers.
-    pub fn summary(&self) -> Summary<'_> {
-        Summary(self)
+impl<'a> Summary<'a> {
+    /// The summary of a controller. Writing it takes O(n log n) in the layers.
+    pub fn of(controller: &'a Controller) -> Self {
+        Summary(controller)
     }
 }
 

@@ -23,6 +23,18 @@ use alloc::vec::Vec;
 ///
 /// See the [module](crate::controller) for the order of a step and an example that trains.
 ///
+/// | role | methods |
+/// |---|---|
+/// | construct | [`new`](Self::new), [`with_backend`](Self::with_backend) |
+/// | step | [`step`](Self::step), [`step_failed`](Self::step_failed); in parts: [`begin_step`](Self::begin_step), [`control`](Self::control), [`finish_step`](Self::finish_step), [`abandon_step`](Self::abandon_step) |
+/// | buckets | [`open`](Self::open), [`close`](Self::close); exchanges by the caller: [`external`](Self::external) |
+/// | plans | [`planning`](Self::planning) |
+/// | state | [`save`](Self::save), [`save_only`](Self::save_only), [`save_part`](Self::save_part), [`load`](Self::load), [`residuals`](Self::residuals) |
+/// | inspect | [`tensors`](Self::tensors), [`steps`](Self::steps), [`setting`](Self::setting), [`decision`](Self::decision), [`metrics`](Self::metrics), [`residual`](Self::residual), [`non_finite_steps`](Self::non_finite_steps) |
+///
+/// [`Summary::of`](super::Summary::of) describes a controller in one line, and [`MemoryUse::of`](super::MemoryUse::of) predicts its
+/// memory.
+///
 /// ```
 /// # use lgreco_testing::controller::alone;
 /// # use lgreco_train::search::Method;
@@ -82,7 +94,8 @@ impl Controller {
         let Place { rank, world } = Place::new(rank, world_size)?;
         let scheduler = Scheduler::new(config, tensors, rank, world)?;
         let Scheduler { config, tensors, .. } = &scheduler;
-        let plans = tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
+        let plans =
+            tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
         let states = plans.map(|plan| Ok(LayerState::new(plan?))).collect::<Result<_, Error>>()?;
         let mut controller = Controller {
             rank,

@@ -4,9 +4,9 @@ use super::collective::{Collective, Place};
 use super::flight::Flight;
 use super::host::Host;
 use super::layer::Layer;
-use super::spec::Spec;
 use super::layout::Layout;
 use super::moment::{Agreement, Moment, Route};
+use super::spec::Spec;
 use crate::Error;
 use crate::gradient::Dtype;
 

@@ -1,8 +1,8 @@
 //! The part of a bucket that each rank averages.
 
-use super::spec::Spec;
 use super::moment::Route;
 use super::slip;
+use super::spec::Spec;
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};

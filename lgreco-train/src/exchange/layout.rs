@@ -1,9 +1,9 @@
 //! Sizes of the memory for the parts of an exchange.
 
 use super::division::Division;
-use super::spec::{Spec, factor_len, factor_rank};
 use super::moment::{Moment, Route};
 use super::slip;
+use super::spec::{Spec, factor_len, factor_rank};
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;

@@ -4,12 +4,12 @@
 //! [`Space`](super::Space) executes the ops.
 
 use super::division::{Division, Piece};
-use super::spec::Spec;
 use super::layout::{Layout, is_in_place};
 use super::moment::Agreement;
 use super::moment::{Moment, Route};
 use super::request::Round;
 use super::slip::{GREETING, Slip};
+use super::spec::Spec;
 use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::Setting;

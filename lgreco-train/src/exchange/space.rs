@@ -3,9 +3,9 @@
 //! Adding gradients to a window's mean is not an op, because a window has many steps and a flight belongs to one. On a GPU,
 //! lgreco-cuda's `window.rs` keeps the mean, and `device_rows.rs` enqueues the measurement of rows.
 
-use super::spec::Spec;
 use super::program::{Op, Part, Program};
 use super::request::Request;
+use super::spec::Spec;
 use crate::Error;
 
 /// One rank's memory of one bucket: its layers, the buffers of its message [parts](Part), and everything else that the [ops](Op)

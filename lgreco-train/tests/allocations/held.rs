@@ -1,4 +1,4 @@
-//! A controller's memory is small, linear in the model's size, and predicted by `Controller::memory`.
+//! A controller's memory is small, linear in the model's size, and predicted by `MemoryUse::of`.
 
 use super::{Alone, HELD};
 use lgreco_train::Error;
@@ -42,7 +42,7 @@ fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], Me
     let before = HELD.get()[0];
     HELD.set([before; 2]);
     let mut controller = Controller::new(config, layers, 0, 1)?;
-    let predicted = controller.memory(in_flight.then_some(1), if in_flight { usize::MAX } else { 1 })?;
+    let predicted = MemoryUse::of(&controller, in_flight.then_some(1), if in_flight { usize::MAX } else { 1 })?;
     let mut most = 0;
     for step in 0..6 {
         if step == 4 {

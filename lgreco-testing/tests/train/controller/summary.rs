@@ -1,6 +1,7 @@
 use super::*;
 use lgreco_testing::controller::{alone, step_alone};
 use lgreco_train::compress::Compressor;
+use lgreco_train::controller::Summary;
 
 /// For every method, the line has the bytes of the step's report, unless a payload's length depends on the gradients.
 #[test]
@@ -9,7 +10,7 @@ fn the_line_says_what_a_step_sends() {
         let (mut controller, mut worker) = alone(method).unwrap();
         let reports = (0..4).map(|_| step_alone(&mut controller, &mut worker).unwrap());
         let report = reports.last().unwrap();
-        let told = controller.summary().to_string();
+        let told = Summary::of(&controller).to_string();
         let sent = told.split_once(" bytes of gradients as ").unwrap().1.split_once(' ').unwrap().0;
         let sent: u64 = sent.parse().unwrap();
         let fixed = controller.setting(0).has_fixed_len();

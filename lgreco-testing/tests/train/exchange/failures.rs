@@ -205,10 +205,7 @@ fn sums_that_leave_f32_are_errors_on_all() {
             Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();
         let told = |r: &_| matches!(r, Err(Error::LayerNotFinite { layer: 0, .. } | Error::Peer { code: 5, .. }));
         assert!(results.iter().all(told), "{setting}: {results:?}");
-        assert!(
-            results.iter().any(|r| matches!(r, Err(Error::LayerNotFinite { .. }))),
-            "{setting}: {results:?}"
-        );
+        assert!(results.iter().any(|r| matches!(r, Err(Error::LayerNotFinite { .. }))), "{setting}: {results:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Bucket, Group, Topology, TwoLevel, is_state, load_without_nodes};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
-use crate::controller::{self, Config, Contents, Controller, Loaded, MemoryUse, Report, Tensor};
+use crate::controller::{self, Config, Contents, Controller, Loaded, MemoryUse, Report, Summary, Tensor};
 use crate::exchange::{Request, Round};
 use crate::gradient::ValuesMut;
 use alloc::boxed::Box;
@@ -102,13 +102,14 @@ impl Levels {
         }
     }
 
-    /// The present settings in one line; see [`Controller::summary`]. With two levels, layers and bytes refer to this rank's
+    /// The present settings in one line; see [`Summary`]. With two levels, layers and bytes refer to this rank's
     /// shards.
     pub fn summary(&self) -> String {
         match self {
-            Levels::One(controller) => controller.summary().to_string(),
+            Levels::One(controller) => Summary::of(controller).to_string(),
             Levels::Two(training) => {
-                let (Topology { nodes, per_node, .. }, shards) = (training.topology(), training.controller().summary());
+                let (Topology { nodes, per_node, .. }, shards) =
+                    (training.topology(), Summary::of(training.controller()));
                 format!("two levels, {nodes} nodes of {per_node} ranks, each rank's shards: {shards}")
             }
         }
@@ -242,14 +243,14 @@ impl Levels {
         }
     }
 
-    /// Predicts the bytes that a run takes, like [`Controller::memory`]. `at_once` buckets are in flight, each with `bucket_bytes`
+    /// Predicts the bytes that a run takes, like [`MemoryUse::of`]. `at_once` buckets are in flight, each with `bucket_bytes`
     /// of whole gradients.
     ///
     /// # Errors
-    /// The errors of [`Controller::memory`].
+    /// The errors of [`MemoryUse::of`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         match self {
-            Levels::One(controller) => controller.memory(bucket_bytes, at_once),
+            Levels::One(controller) => MemoryUse::of(controller, bucket_bytes, at_once),
             Levels::Two(training) => training.memory(bucket_bytes, at_once),
         }
     }

@@ -237,15 +237,15 @@ impl TwoLevel {
         self.controller.planning().set_settings(settings)
     }
 
-    /// Predicts the bytes that a run takes for the shards and the messages inside the node, like [`Controller::memory`].
+    /// Predicts the bytes that a run takes for the shards and the messages inside the node, like [`MemoryUse::of`].
     /// `bucket_bytes` counts whole gradients.
     ///
     /// # Errors
-    /// The errors of [`Controller::memory`].
+    /// The errors of [`MemoryUse::of`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let per_node = self.topology.per_node as usize;
         let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes);
-        let of_shards = self.controller.memory(Some(bucket_bytes.div_ceil(per_node)), at_once)?;
+        let of_shards = MemoryUse::of(&self.controller, Some(bucket_bytes.div_ceil(per_node)), at_once)?;
         let elements = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.shape().elements() as u64).sum::<u64>();
         let (elements, own) = (elements(&self.layers), elements(self.controller.tensors()));
         let all: u64 = self.layers.iter().map(Tensor::bytes).sum();

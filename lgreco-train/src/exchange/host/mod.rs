@@ -12,13 +12,13 @@ mod summed;
 mod sums;
 
 use super::layer::Layer;
-use super::spec::Spec;
 use super::layout::Layout;
 use super::moment::Moment;
 use super::program::{Op, Part, Program};
 use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
+use super::spec::Spec;
 use crate::checksum::Hash;
 use crate::gradient::{Bf16, Dtype, ValuesMut};
 use crate::{CoreError, Error};

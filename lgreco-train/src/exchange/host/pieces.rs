@@ -60,10 +60,9 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     let division = division(layers, moment);
     // Whole tensors are checked, because this rank's own pieces are not encoded here, and because an error must have the element's
     // index in the tensor.
-    layers
-        .iter()
-        .filter(|layer| is_scattered(&layer.spec.setting))
-        .try_for_each(|layer| check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.spec.index)))?;
+    layers.iter().filter(|layer| is_scattered(&layer.spec.setting)).try_for_each(|layer| {
+        check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.spec.index))
+    })?;
     let mut first = 0;
     // With shards, this rank's own message comes last. It is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);
@@ -155,7 +154,12 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         }
         let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
-        piece.setting.encode(&exact, moment.piece_stream(layer.spec.index, rank, rank), room.scratch.encode, payload)?;
+        piece.setting.encode(
+            &exact,
+            moment.piece_stream(layer.spec.index, rank, rank),
+            room.scratch.encode,
+            payload,
+        )?;
         decode(payload, decoded)?;
         if let Some(values) = layer.left() {
             for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
