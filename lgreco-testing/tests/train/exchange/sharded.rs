@@ -1,7 +1,6 @@
 //! Exchanges in which each rank gets only the mean of its shard.
 
 use super::*;
-use lgreco_train::CoreError;
 
 /// Settings whose contributions do not depend on the division of a layer. A row has a whole number of quantiser
 /// buckets.
