@@ -202,6 +202,20 @@ fn every_block_of_rust_is_a_doctest() {
     }
 }
 
+/// The way from a gradient to the mean has at most 25 rows. Each names a file or a folder.
+#[test]
+fn the_way_of_a_gradient_is_there() {
+    let text = read("ARCHITECTURE.md");
+    let way = text.split("## From a gradient to the mean").nth(1).and_then(|text| text.split("\n## ").next()).unwrap();
+    let rows: Vec<&str> =
+        way.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.split('`').nth(1)).collect();
+    assert!((10..=25).contains(&rows.len()), "{} rows", rows.len());
+    for row in rows {
+        let path = if row.starts_with("lgreco-") { row.into() } else { format!("lgreco-train/src/{row}") };
+        assert!(Path::new(ROOT).join(&path).exists(), "there is no {path}");
+    }
+}
+
 #[test]
 fn first_pages_are_short() {
     for (page, most) in WORDS {

@@ -1,11 +1,17 @@
 //! The memory of one layer on one rank.
+//!
+//! A plain residual has an f32 per element. It is added to a trainer's f32 gradients in place, and the sum is compressed there. The
+//! sum minus the worker's own contribution is the next residual. So a residual takes one value per element, and a second one only
+//! if steps can be rolled back.
 
 use super::kernels::{Commit, Update, add, largest, offer, squared_norm};
-use super::{Residual, plain, storage};
+use super::values::{MAGNITUDE, plain_values};
+use super::{Residual, storage};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch_with;
 use crate::{CoreError, Error};
+use lgreco::compress::spread::spread_parts;
 use lgreco::error::{expect_len, expect_room};
 
 /// The residual of one layer on one worker, in a buffer `W` of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
@@ -182,7 +188,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let finite = match self.is_plain() {
             true => {
                 let residual = &bytemuck::cast_slice(self.words.as_ref())[..compensated.len()];
-                with_elements!(gradient.values(), g => plain::compensate(residual, g, compensated))
+                with_elements!(gradient.values(), g => add_gradient(residual, g, compensated))
             }
             false => with_elements!(gradient.values(), g => self.offer_values(g, compensated)) <= f32::MAX.to_bits(),
         };
@@ -227,7 +233,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Adds the residual to `values`, a gradient, and returns whether the sum is finite. The sum is the compressor's input.
     pub(crate) fn compensate_in_place(&self, values: &mut [f32]) -> bool {
         if self.is_plain() {
-            return plain::add(&bytemuck::cast_slice(self.words.as_ref())[..values.len()], values);
+            return add_plain(&bytemuck::cast_slice(self.words.as_ref())[..values.len()], values);
         }
         let (storage, words) = (self.residual.storage, self.words.as_ref());
         dispatch_with!((storage, words, values), add) <= f32::MAX.to_bits()
@@ -275,7 +281,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     /// The values of a plain residual.
     pub(crate) fn plain_mut(&mut self) -> &mut [f32] {
-        plain::plain_values(self.words.as_mut(), self.shape)
+        plain_values(self.words.as_mut(), self.shape)
     }
 
     /// Whether this is error feedback in f32 with a gain of 1. Then the residual is exactly the compression error.
@@ -321,6 +327,34 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         pass(Some(stream));
         Ok(())
     }
+}
+
+/// Writes a plain residual plus `gradient` to `sum`, and returns whether the whole sum is finite.
+fn add_gradient<T: Element>(residual: &[f32], gradient: &[T], sum: &mut [f32]) -> bool {
+    #[inline(always)]
+    fn run<T: Element>((residual, gradient, sum): (&[f32], &[T], &mut [f32]), (): ()) -> bool {
+        let mut largest = 0;
+        for ((sum, residual), gradient) in sum.iter_mut().zip(residual).zip(gradient) {
+            *sum = residual + gradient.to_f32();
+            largest = largest.max(sum.to_bits() & MAGNITUDE);
+        }
+        largest < f32::INFINITY.to_bits()
+    }
+    spread_parts!(sum.len(), 1, (residual, gradient, sum), (), run)
+}
+
+/// Adds a plain residual to `values`, and returns whether the whole sum is finite.
+fn add_plain(residual: &[f32], values: &mut [f32]) -> bool {
+    #[inline(always)]
+    fn run((residual, values): (&[f32], &mut [f32]), (): ()) -> bool {
+        let mut largest = 0;
+        for (value, residual) in values.iter_mut().zip(residual) {
+            *value += residual;
+            largest = largest.max(value.to_bits() & MAGNITUDE);
+        }
+        largest < f32::INFINITY.to_bits()
+    }
+    spread_parts!(values.len(), 1, (residual, values), (), run)
 }
 
 #[cfg(test)]

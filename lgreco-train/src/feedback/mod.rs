@@ -44,18 +44,18 @@
 mod contraction;
 mod kernels;
 mod memory;
-mod plain;
 mod residual;
 mod saved;
 mod step;
 mod storage;
 mod suits;
+mod values;
 
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
-pub(crate) use plain::{copy, is_finite, plain_values, squared_norm};
 pub use residual::Residual;
 pub use saved::SavedState;
 pub use step::payload_stream;
 pub use storage::{GROUP, Storage};
 pub use suits::{suits, suits_gradient};
+pub(crate) use values::{copy, is_finite, plain_values, squared_norm};

@@ -7,11 +7,10 @@ use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::exchange::Route;
 use lgreco_train::gradient::{Bf16, Element};
 
-const OVERFLOW: Error = Error::LayerNotFinite { layer: 0, what: "the sum over the workers" };
-
-/// The error of each of two ranks if rank 1's shard overflows.
-fn failed(rank: u32) -> Result<(), Error> {
-    Err(if rank == 1 { OVERFLOW } else { Error::Peer { rank: 1, code: OVERFLOW.code() } })
+/// The error of each of two ranks if rank 1's shard of a layer overflows.
+fn failed(rank: u32, layer: usize) -> Result<(), Error> {
+    let overflow = Error::LayerNotFinite { layer, what: "the sum over the workers" };
+    Err(if rank == 1 { overflow } else { Error::Peer { rank: 1, code: overflow.code() } })
 }
 
 /// A controller for two ranks, with one bucket per layer.
@@ -40,11 +39,11 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
         let mut step = |large| controller.step(&mut worker, &mut views(&mut values(rank, large)), 1.0).map(drop);
         assert_eq!(step(None), Ok(()));
         // A later bucket of this step reports the error to the others.
-        assert_eq!(step(Some(0)), failed(rank));
+        assert_eq!(step(Some(0)), failed(rank, 0));
         assert_eq!(step(None), Ok(()));
         // The step has no later bucket.
-        assert_eq!(step(Some(2)), if rank == 1 { Err(OVERFLOW) } else { Ok(()) });
-        assert_eq!(step(None), failed(rank));
+        assert_eq!(step(Some(2)), if rank == 1 { failed(rank, 2) } else { Ok(()) });
+        assert_eq!(step(None), failed(rank, 2));
         assert_eq!(step(None), Ok(()));
     });
 }
@@ -67,9 +66,9 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
             controller.close(bucket).unwrap();
             (exchanged, controller.finish_step().unwrap().outcome)
         };
-        let alone = if rank == 1 { (failed(rank), Outcome::Failed) } else { (Ok(()), Outcome::Exchanged) };
+        let alone = if rank == 1 { (failed(rank, 0), Outcome::Failed) } else { (Ok(()), Outcome::Exchanged) };
         assert_eq!(step(Some(0)), alone);
-        assert_eq!(step(None), (failed(rank), Outcome::Failed));
+        assert_eq!(step(None), (failed(rank, 0), Outcome::Failed));
         assert_eq!(step(None), (Ok(()), Outcome::Exchanged));
     });
 }
