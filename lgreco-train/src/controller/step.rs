@@ -37,10 +37,10 @@ impl Controller {
     /// another rank or number of workers; [`Error::StepOrder`] while another step is under way; [`Error::PeerOption`] when ranks
     /// differ in configuration, layers, settings, step or learning rate; the errors of search and solver when a decision fails.
     ///
-    /// These errors come during the exchange: [`CoreError::Overflow`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
+    /// These errors come during the exchange: [`Error::LayerNotFinite`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
     /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
     /// step works. With [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once,
-    /// and on all ranks at the next bucket or step. The next step also reports [`CoreError::Overflow`] of a residual; that step may
+    /// and on all ranks at the next bucket or step. The next step also reports [`Error::LayerNotFinite`] of a residual; that step may
     /// be repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
