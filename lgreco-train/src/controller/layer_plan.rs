@@ -22,7 +22,8 @@ pub(super) struct LayerPlan {
     pub dtype: Dtype,
     /// The collectives that average the layer.
     pub aggregation: Aggregation,
-    /// Whether the mean is compressed again, in parts, each by another rank.
+    /// Whether the residual gets the error of compressing this rank's share of the mean, even if the layer has no gradient. Without a
+    /// gradient, this error is zero under PowerSGD and CLT-k.
     pub reencoded: bool,
     /// The residual, if the setting has error feedback. If not, a residual that an earlier setting has left is sent once and then
     /// dropped.

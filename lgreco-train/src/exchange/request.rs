@@ -77,22 +77,22 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
 /// A collective of an exchange, with its size. Sizes are exact unless [`Round::AllGatherEach`] says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Round {
-    /// [`Request::AllReduceSum`](Request::AllReduceSum).
+    /// [`Request::AllReduceSum`].
     AllReduceSum {
         /// Number of f32.
         values: usize,
     },
-    /// [`Request::AllReduceSumBf16`](Request::AllReduceSumBf16).
+    /// [`Request::AllReduceSumBf16`].
     AllReduceSumBf16 {
         /// Number of bf16.
         values: usize,
     },
-    /// [`Request::AllGather`](Request::AllGather).
+    /// [`Request::AllGather`].
     AllGather {
         /// Number of bytes of each rank.
         bytes: usize,
     },
-    /// [`Request::AllGatherEach`](Request::AllGatherEach).
+    /// [`Request::AllGatherEach`].
     AllGatherEach {
         /// Number of bytes of all ranks together.
         bytes: usize,
@@ -100,26 +100,26 @@ pub enum Round {
         /// values.
         exact: bool,
     },
-    /// [`Request::Broadcast`](Request::Broadcast).
+    /// [`Request::Broadcast`].
     Broadcast {
         /// Number of bytes on every rank.
         bytes: usize,
     },
-    /// [`Request::AllToAll`](Request::AllToAll).
+    /// [`Request::AllToAll`].
     AllToAll {
         /// Number of bytes that this rank sends to all other ranks together.
         send: usize,
         /// Number of bytes that this rank receives from all other ranks together.
         received: usize,
     },
-    /// [`Request::ReduceScatterSum`](Request::ReduceScatterSum).
+    /// [`Request::ReduceScatterSum`].
     ReduceScatterSum {
         /// Number of f32 values that each rank contributes: the parts of all ranks together.
         values: usize,
         /// Number of these values that are in this rank's part.
         own: usize,
     },
-    /// [`Request::ReduceScatterSumBf16`](Request::ReduceScatterSumBf16).
+    /// [`Request::ReduceScatterSumBf16`].
     ReduceScatterSumBf16 {
         /// Number of bf16 values that each rank contributes: the parts of all ranks together.
         values: usize,
