@@ -106,7 +106,7 @@ pub enum Error {
     /// The trainer of this rank has failed, or made an invalid call.
     #[error("the trainer of this rank has failed{}", Kind(*.code))]
     Trainer {
-        /// The trainer's code, below 1000.
+        /// The trainer's code, from 1 to 999. Any other number counts as 103.
         code: u32,
     },
     /// A layer index that the model lacks.
@@ -313,7 +313,7 @@ impl Error {
         match self {
             Error::Core(error) => error.code(),
             Error::OtherPlace { .. } => CoreError::Parameter { what: "", value: 0.0, expected: "" }.code(),
-            Error::Trainer { code } => *code,
+            Error::Trainer { code: code @ 1..1000 } => *code,
             Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0, error: 0.0 }.code(),
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
@@ -327,7 +327,8 @@ impl Error {
             Error::LayerOverflow { .. } => CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
             Error::LayerNotFinite { .. } => CoreError::Overflow { what: "" }.code(),
             Error::InFlight { .. } => 102,
-            Error::StepOrder { .. } => 103,
+            // To other ranks, 0 would mean that nothing has failed, and 1000 that the message is damaged.
+            Error::StepOrder { .. } | Error::Trainer { .. } => 103,
             Error::NotFixed => 104,
         }
     }
@@ -385,6 +386,12 @@ mod tests {
     #[test]
     fn large_numbers_are_short() {
         assert!(Error::NotContractive { relative: 1e308 }.to_string().len() < 220);
+    }
+
+    #[test]
+    fn a_trainers_code_is_one_that_ranks_may_send() {
+        let sent = [1, 999, 0, 1000, u32::MAX].map(|code| Error::Trainer { code }.code());
+        assert_eq!(sent, [1, 999, 103, 103, 103]);
     }
 
     #[test]

@@ -324,6 +324,22 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
     assert_eq!(told, "rank 1 failed with error code 200: a pointer that is NULL");
 }
 
+/// A trainer's code that is no error code counts as another one, so that the other ranks see the failure.
+#[test]
+fn a_trainers_failure_is_seen_under_any_code() {
+    for (code, told) in [(999, 999), (0, 103), (1000, 103), (u32::MAX, 103)] {
+        let results = threads::run(2, |mut worker| {
+            let mut controller =
+                Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
+            match worker.rank() {
+                0 => take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop),
+                _ => Err(controller.step_failed(&mut worker, Error::Trainer { code })),
+            }
+        });
+        assert_eq!(results, [Err(Error::Peer { rank: 1, code: told }), Err(Error::Trainer { code })]);
+    }
+}
+
 /// After states are loaded, ranks compare them before the first bucket.
 #[test]
 fn states_that_differ_are_named() {
