@@ -48,6 +48,22 @@ impl Division {
         units.start * self.unit..units.end * self.unit
     }
 
+    /// The local ranks whose shards overlap with these elements.
+    pub(super) fn holders(&self, elements: &Range<usize>) -> Range<u32> {
+        if elements.is_empty() {
+            return 0..0;
+        }
+        let (each, longer) = (self.units / self.ranks, self.units % self.ranks);
+        let holder = |element: usize| {
+            let unit = element / self.unit;
+            match unit < (each + 1) * longer {
+                true => unit / (each + 1),
+                false => (unit - longer) / each,
+            }
+        };
+        holder(elements.start) as u32..holder(elements.end - 1) as u32 + 1
+    }
+
     fn by_rows(&self, shape: Shape) -> bool {
         shape.rows() >= self.ranks
     }
@@ -145,6 +161,15 @@ mod tests {
                     let ends: Vec<_> = ends.collect();
                     assert!(ends.iter().all(|&(follows, _)| follows), "{rows} × {cols} on {ranks}");
                     assert_eq!(ends.last().map(|&(_, end)| end), Some(shape.elements()));
+                    for (first, end) in (0..shape.elements()).flat_map(|i| (i..=shape.elements()).map(move |j| (i, j)))
+                    {
+                        let overlaps = |local: &u32| {
+                            let range = division.range(*local);
+                            range.start.max(first) < range.end.min(end)
+                        };
+                        let expected: Vec<u32> = (0..ranks).filter(overlaps).collect();
+                        assert_eq!(division.holders(&(first..end)).collect::<Vec<_>>(), expected);
+                    }
                 }
             }
         }

@@ -96,13 +96,11 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
         let range = Division::new(tensor.shape(), topology.per_node).range(topology.local);
         let before = Division::new(tensor.shape(), first.place.per_node);
         let mut parts = vec![];
-        for local in 0..first.place.per_node {
+        for local in before.holders(&range) {
             let cut = before.range(local);
             let overlap = cut.start.max(range.start)..cut.end.min(range.end);
-            if !overlap.is_empty() {
-                let expected = shard(tensor, first.place.per_node, local)?;
-                parts.push((of_local(local)?.layers.fitting(&expected), cut, overlap));
-            }
+            let expected = shard(tensor, first.place.per_node, local)?;
+            parts.push((of_local(local)?.layers.fitting(&expected), cut, overlap));
         }
         // A saved layer of another shape counts as missing, and so does its residual.
         let Some((Some(base), ..)) = parts.first() else { continue };
@@ -139,7 +137,8 @@ fn recut<'a>(layer: &Layer<'a>, whole: &Tensor, topology: &Topology, place: &Top
         let shard = shard(whole, place.per_node, local);
         shard.is_ok_and(|shard| (shard.shape(), shard.dtype()) == (layer.shape, layer.dtype))
     };
-    if !(0..place.per_node).any(was_cut_so) {
+    // The first shard is one of the largest, and the last one of the smallest. There are no other sizes.
+    if ![0, place.per_node - 1].into_iter().any(was_cut_so) {
         // `load` reports the layer as misshaped.
         return Ok(Layer { memory: None, mean: None, ..layer.clone() });
     }

@@ -159,3 +159,20 @@ fn what_cannot_be_continued_is_refused() {
     reseal(&mut damaged);
     refuse(&[&damaged], &[], "place");
 }
+
+/// A state may state any number of ranks per node. The time to load it depends on the layers, not on that number.
+#[test]
+fn a_state_of_a_node_of_billions_of_ranks_is_handled_at_once() {
+    let (saved, _) = run((2, 2));
+    let place = Topology { nodes: 2, node: 0, per_node: 3, local: 0 };
+    let mut huge = saved[0].clone();
+    for (word, number) in [(2, 1), (3, 0), (4, u64::from(u32::MAX)), (5, 0)] {
+        huge.as_chunks_mut::<8>().0[word] = u64::to_le_bytes(number);
+    }
+    reseal(&mut huge);
+    let mut training = new(with_undo(Method::TopK, Policy::Uniform), place);
+    let error = training.load(&[&saved[0]], &[&huge]).unwrap_err();
+    assert!(error.to_string().contains("local rank"), "{error}");
+    let loaded = training.load(&[&huge], &[]).unwrap();
+    assert!(loaded.misshaped.contains(&"fc1".to_string()), "{loaded:?}");
+}
