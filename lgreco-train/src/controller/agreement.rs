@@ -9,9 +9,10 @@
 //! At other steps, the messages of buckets contain the fingerprint. A rank that finds an error after the exchange, such as a
 //! residual that does not fit its format, reports it in its next message.
 
+use super::buffers::workspace;
 use super::identity::{Field, value_of};
 use crate::Error;
-use alloc::vec;
+use crate::exchange::Collective;
 use alloc::vec::Vec;
 
 /// Words of one rank's message: error code or 0, fingerprint, answers, and measured seconds.
@@ -35,9 +36,27 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
     own.map(u64::to_le)
 }
 
+/// Largest number of ranks that is believed of a collective, unless the controller has more. The messages of 2^32 ranks would take
+/// 137 GB.
+const MOST_RANKS: u32 = 1 << 20;
+
+/// Tells all ranks that this one has failed. Returns `failure`, or the error for which they could not be told. A controller of
+/// `own_world` ranks takes part, but the collective may report another number.
+pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
+    let stated = collective.world_size();
+    let world = if stated <= own_world.max(MOST_RANKS) { stated } else { own_world };
+    let told = failed(world, failure).and_then(|mut words| {
+        let bytes = bytemuck::cast_slice_mut(&mut words);
+        collective.all_gather(bytes).map_err(Error::from)
+    });
+    told.err().unwrap_or(failure)
+}
+
 /// A buffer with this rank's failure in the places of all `world` ranks, because a rank that has failed may not know its own place.
-pub(super) fn failed(world: u32, failure: Error) -> Vec<u64> {
-    message(Err(failure), 0, 0).repeat(world as usize)
+fn failed(world: u32, failure: Error) -> Result<Vec<u64>, Error> {
+    let mut all = workspace(words(world as usize))?;
+    all.as_chunks_mut().0.fill(message(Err(failure), 0, 0));
+    Ok(all)
 }
 
 /// The result of an agreement.
@@ -75,11 +94,14 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
 }
 
 /// A buffer for the fields of `world` ranks, with this rank's fields already in their place.
-pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
-    let mut words = vec![0; fields.len() * world as usize];
+///
+/// # Errors
+/// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Result<Vec<u64>, Error> {
+    let mut words = workspace(fields.len() * world as usize)?;
     let own = &mut words[fields.len() * rank as usize..][..fields.len()];
     own.iter_mut().zip(fields).for_each(|(word, field)| *word = field.word.to_le());
-    words
+    Ok(words)
 }
 
 /// [`Error::PeerOption`] with the first field that differs from rank 0; [`Error::PeerPlan`] with `rank` if no field differs.

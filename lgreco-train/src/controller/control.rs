@@ -216,7 +216,7 @@ impl Controller {
                 // The agreement has reported this rank's earlier error to all ranks.
                 (self.late, self.totals.late) = (None, None);
                 match agreement::read(own, &self.control.words)? {
-                    Heard::Differs(rank) => self.compare(rank),
+                    Heard::Differs(rank) => self.compare(rank)?,
                     Heard::Answers(answers) => {
                         (self.control.answers, self.control.met) = (answers, true);
                         if let Some(meter) = &mut self.scheduler.meter {
@@ -265,10 +265,10 @@ impl Controller {
     }
 
     /// Makes all ranks exchange all fields, because `rank` differs from rank 0.
-    fn compare(&mut self, rank: u32) -> Stage {
-        self.control.plan = agreement::put_fields(self.rank, self.world, &self.fields());
+    fn compare(&mut self, rank: u32) -> Result<Stage, Error> {
+        self.control.plan = agreement::put_fields(self.rank, self.world, &self.fields())?;
         self.control.differs = rank;
-        Stage::Fields
+        Ok(Stage::Fields)
     }
 
     /// Begins a decision or a probe if one is due.

@@ -107,8 +107,8 @@ impl Controller {
     }
 
     /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. All ranks are told about it and fail, so
-    /// that none waits. Returns `failure`, or [`Error::Collective`] if the others could not be told. Nothing changes, and the step
-    /// may be taken again.
+    /// that none waits. Returns `failure`. If the others could not be told, returns [`Error::Collective`], or
+    /// [`CoreError::OutOfMemory`] for the message. Nothing changes, and the step may be taken again.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller}, exchange::{Collective, threads}};
@@ -125,12 +125,7 @@ impl Controller {
     /// assert_eq!(results, [Err(Error::Peer { rank: 1, code: 7 }), Err(FAILURE)]);
     /// ```
     pub fn step_failed<C: Collective + ?Sized>(&self, collective: &mut C, failure: Error) -> Error {
-        // The collective's rank and size may differ from the controller's.
-        let mut words = agreement::failed(collective.world_size(), failure);
-        match collective.all_gather(bytemuck::cast_slice_mut(&mut words)) {
-            Ok(()) => failure,
-            Err(error) => error.into(),
-        }
+        agreement::tell(collective, self.world, failure)
     }
 
     /// Agrees with all ranks on this step, and switches settings if that is due. Returns whether some rank's gradient is not finite.

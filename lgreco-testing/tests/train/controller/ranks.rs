@@ -340,6 +340,46 @@ fn a_trainers_failure_is_seen_under_any_code() {
     }
 }
 
+/// A collective that reports far too many ranks, as an uninitialised number would.
+struct Countless<'a>(&'a mut ThreadCollective);
+
+impl Collective for Countless<'_> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        u32::MAX
+    }
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.0.all_reduce_sum(values)
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather_each(lens, buffer)
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.broadcast(root, bytes)
+    }
+}
+
+#[test]
+fn a_number_of_ranks_that_is_far_too_large_is_told_to_all() {
+    let results = threads::run(2, |mut worker| {
+        let mut controller =
+            Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
+        let failed = match worker.rank() {
+            0 => take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop),
+            _ => controller.step(&mut Countless(&mut worker), &mut [], 0.1).map(drop),
+        };
+        take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
+        failed
+    });
+    let own = Error::OtherPlace { rank: 1, world: u32::MAX, own_rank: 1, own_world: 2 };
+    assert_eq!(results, [Err(Error::Peer { rank: 1, code: 2 }), Err(own)]);
+}
+
 /// After states are loaded, ranks compare them before the first bucket.
 #[test]
 fn states_that_differ_are_named() {

@@ -96,7 +96,7 @@ impl TwoLevel {
                 Ok(Heard::Answers(_)) => self.begin_peers(None)?,
                 Ok(Heard::Differs(local)) => {
                     let fields = self.fields_of_step();
-                    self.words = agreement::put_fields(self.topology.local, self.topology.per_node, &fields);
+                    self.words = agreement::put_fields(self.topology.local, self.topology.per_node, &fields)?;
                     self.stage = Stage::Fields(local);
                 }
                 Err(error) => self.begin_peers(Some(self.topology.of_node(error)))?,
