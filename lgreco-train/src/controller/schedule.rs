@@ -11,7 +11,7 @@ use super::identity::{Field, checksum, fields};
 use super::meter::Meter;
 use super::planner::{refused, suited, uniform};
 use super::window::Window;
-use super::{Cause, Config, Decision, PlanResult, PlanTask, Policy, Schedule, Tensor, Uncompressed};
+use super::{Cause, Config, Decision, PlanResult, PlanTask, Policy, Schedule, Tensor, Timing, Uncompressed};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::{Compressor, Setting};
@@ -381,13 +381,29 @@ impl Scheduler {
     }
 
     /// The values, in addition to the options, that must be the same on all ranks at this step.
-    pub(super) fn step_fields(&self) -> [Field; 4] {
-        let rate = if self.config.accordion().is_some() { self.rate } else { f64::NAN };
+    pub(super) fn step_fields(&self) -> [Field; 7] {
+        let follows = self.config.accordion().is_some();
+        let of_rate = |rate: f64| if follows { rate } else { f64::NAN };
+        let elsewhere = self.meter.as_ref().is_some_and(|meter| meter.elsewhere);
+        let decision = self
+            .decision
+            .iter()
+            .flat_map(|decision| decision.encode().into_iter().chain(Timing::encode(decision.timing.as_ref())));
         [
             Field::whole("step", self.step),
             Field::named("settings given by set_settings", &["no", "yes"], u64::from(self.given != Given::Nothing)),
             Field::whole("step of the next decision", self.due.unwrap_or(u64::MAX)),
-            Field::real("learning rate", rate),
+            Field::real("learning rate", of_rate(self.rate)),
+            // Whether the rate falls depends on this number, and so does whether ranks agree to switch.
+            Field::real("highest learning rate since the last decision", of_rate(self.highest.0.max(self.rate))),
+            // The size of a probe follows from the decision's times.
+            Field::checksum("last decision", decision),
+            // Other ranks would wait for the rounds of a probe.
+            Field::named(
+                "seconds measured by the caller",
+                &["no", "yes"],
+                u64::from(elsewhere && self.is_last_before_task()),
+            ),
         ]
     }
 

@@ -398,6 +398,72 @@ fn states_that_differ_are_named() {
     assert_eq!(results, [Err(differ(1, "step", Whole(3), Whole(1))); 2]);
 }
 
+/// Loads a state on two ranks, on rank 1 with the word `place` changed by `change`. Returns what the next steps give, up to the
+/// first error.
+fn with_other_state(config: &Config, steps: u64, place: usize, change: impl Fn(f64) -> f64 + Sync) -> Vec<Error> {
+    threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
+        (0..steps).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.3).is_ok()));
+        let mut state = controller.save().unwrap();
+        if worker.rank() == 1 {
+            let word = &mut state.as_chunks_mut::<8>().0[place];
+            *word = change(f64::from_le_bytes(*word)).to_le_bytes();
+            lgreco_testing::reseal(&mut state);
+        }
+        controller.load(&[&state], &[&state]).unwrap();
+        (0..9).find_map(|_| bucket_step(&mut controller, &mut worker, 0.2).err()).unwrap()
+    })
+}
+
+/// By the highest learning rate, one rank sees a fall, and the other none. Without a comparison, only one would ask to switch.
+#[test]
+fn highest_learning_rates_that_differ_are_named() {
+    let config = config(Method::TopK, Policy::Accordion(Accordion::new(0.2, 0.1)));
+    // The word is at the same place in all states.
+    let results = with_other_state(&config, 4, 7, |rate| {
+        assert_eq!(rate, 0.3);
+        0.4
+    });
+    let named = "highest learning rate since the last decision";
+    assert_eq!(results, [differ(1, named, Real(0.4), Real(0.3)); 2]);
+}
+
+/// The size of a probe follows from the times of the last decision.
+#[test]
+fn decisions_that_differ_are_named() {
+    let mut config = config(Method::TopK, LGRECO);
+    config.objective = Objective::MeasuredSeconds;
+    config.clock = Some(|| {
+        std::thread_local!(static NOW: std::cell::Cell<f64> = const { std::cell::Cell::new(0.0) });
+        NOW.set(NOW.get() + 1e-3);
+        NOW.get()
+    });
+    config.schedule = Schedule { warmup: 3, period: 5, window: 2, lead: 0 };
+    // Seconds per byte.
+    let results = with_other_state(&config, 4, 24, |seconds| {
+        assert!(seconds > 0.0);
+        1e6 * seconds
+    });
+    for error in results {
+        assert!(matches!(error, Error::PeerOption { rank: 1, what: "last decision", .. }), "{error:?}");
+    }
+}
+
+/// Only one rank would take part in the rounds of a probe.
+#[test]
+fn ranks_that_differ_in_who_measures_seconds_are_told_before_a_probe() {
+    let results = threads::run(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.objective = Objective::MeasuredSeconds;
+        config.clock = Some(|| 0.0);
+        config.schedule = Schedule { warmup: 3, period: 5, window: 2, lead: 0 };
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
+        controller.external().meter_elsewhere(worker.rank() == 1).unwrap();
+        (0..3).find_map(|_| bucket_step(&mut controller, &mut worker, 0.2).err()).unwrap()
+    });
+    assert_eq!(results, [differ(1, "seconds measured by the caller", Name("yes"), Name("no")); 2]);
+}
+
 /// A trainer that only checks for [`Outcome::Skipped`] never applies NaN. Gradients that are not applied are not lost.
 #[test]
 fn a_skipped_step_is_the_same_in_buckets() {
