@@ -7,7 +7,7 @@ use lgreco_train::gradient::Dtype;
 use lgreco_train::outer::*;
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
-use lgreco_train::{CoreError, Error};
+use lgreco_train::{CoreError, Error, OptionValue};
 
 const SHAPES: [[usize; 2]; 3] = [[40, 30], [64, 1], [20, 50]];
 const PLAIN: Outer = Outer {
@@ -358,6 +358,64 @@ fn what_does_not_fit_is_refused() {
     let mut rank = Rank::new(PLAIN, config(None), &mut worker);
     assert!(rank.outer.step(&mut worker, &mut views(&mut parameters)).is_err());
     assert_eq!(rank.outer.steps(), 0);
+}
+
+/// What each of two ranks gets from `new` if rank 1 has other arguments.
+fn made(
+    change: impl Fn(&mut Outer, &mut Config, &mut Vec<Tensor>, &mut Vec<Vec<f32>>) + Sync,
+) -> Vec<Result<(), Error>> {
+    threads::run(2, |mut worker| {
+        let (mut outer, mut config) = (Outer { every: 4, ..Outer::default() }, config(Some(settings(8))));
+        let (mut tensors, mut parameters) = (tensors(), start());
+        if worker.rank() == 1 {
+            change(&mut outer, &mut config, &mut tensors, &mut parameters);
+        }
+        OuterStep::new(outer, config, tensors, &mut views(&mut parameters), &mut worker).map(drop)
+    })
+}
+
+#[test]
+fn what_does_not_fit_on_one_rank_is_told_to_all() {
+    assert_eq!(made(|_, _, _, _| ()), [Ok(()), Ok(())]);
+    let failed = |made: Vec<Result<(), Error>>, code: u32| {
+        assert_eq!(made[0], Err(Error::Peer { rank: 1, code }));
+        assert_eq!(made[1].unwrap_err().code(), code);
+    };
+    failed(made(|outer, _, _, _| outer.momentum = 1.0), 2);
+    failed(made(|_, _, tensors, _| tensors[1] = Tensor::new("bias", &[64, 1], Dtype::Bf16).unwrap()), 2);
+    failed(made(|_, _, _, parameters| drop(parameters.pop())), 1);
+    failed(made(|_, _, _, parameters| parameters[0].truncate(9)), 100);
+    failed(made(|_, config, _, _| config.schedule.period = 0), 2);
+}
+
+#[test]
+fn options_that_differ_are_named_at_once() {
+    use OptionValue::{Name, Real, Whole};
+    let differ = |made: Vec<Result<(), Error>>, what: &'static str, found: OptionValue, expected: OptionValue| {
+        assert_eq!(made, [Err(Error::PeerOption { rank: 1, what, found, expected }); 2]);
+    };
+    differ(made(|outer, _, _, _| outer.every = 5), "steps between outer steps", Whole(5), Whole(4));
+    differ(made(|outer, _, _, _| outer.learning_rate = 0.5), "outer learning rate", Real(0.5), Real(0.7f32.into()));
+    differ(made(|outer, _, _, _| outer.momentum = 0.5), "outer momentum", Real(0.5), Real(0.6f32.into()));
+    differ(
+        made(|outer, _, _, _| outer.feedback_decay = 0.5),
+        "decay of error feedback",
+        Real(0.5),
+        Real(0.95f32.into()),
+    );
+    differ(made(|outer, _, _, _| outer.fragments = 2), "fragments", Whole(2), Whole(1));
+    let joined = |outer: &mut Outer, config: &mut Config, _: &mut Vec<Tensor>, _: &mut Vec<Vec<f32>>| {
+        (outer.joined, config.policy) = (true, Policy::Fixed(settings(8)[..1].to_vec()));
+    };
+    differ(made(joined), "joined", Name("yes"), Name("no"));
+    differ(made(|outer, _, _, _| outer.forget_moved = true), "forget_moved", Name("yes"), Name("no"));
+    differ(made(|_, config, _, _| config.search.seed = 3), "seed", Whole(3), Whole(0));
+    let other_shape = made(|_, config, tensors, parameters| {
+        config.policy = Policy::Fixed(settings(8)[..2].to_vec());
+        tensors.pop();
+        parameters.pop();
+    });
+    differ(other_shape, "number of layers", Whole(2), Whole(3));
 }
 
 #[test]

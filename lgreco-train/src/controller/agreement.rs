@@ -10,9 +10,9 @@
 //! residual that does not fit its format, reports it in its next message.
 
 use super::buffers::workspace;
-use super::identity::{Field, value_of};
+use super::identity::{Field, checksum, value_of};
 use crate::Error;
-use crate::exchange::Collective;
+use crate::exchange::{Collective, Place};
 use alloc::vec::Vec;
 
 /// Words of one rank's message: error code or 0, fingerprint, answers, and measured seconds.
@@ -50,6 +50,29 @@ pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, f
         collective.all_gather(bytes).map_err(Error::from)
     });
     told.err().unwrap_or(failure)
+}
+
+/// Compares the fields of all ranks. `local` has this rank's fields, or its error, which all ranks are told. Every rank has the same
+/// number of fields.
+///
+/// # Errors
+/// This rank's own error; [`Error::Peer`] with the first rank that failed; [`Error::PeerOption`] with the first field that differs;
+/// [`Error::Collective`]; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+pub(crate) fn compare<C: Collective + ?Sized>(
+    collective: &mut C,
+    local: Result<Vec<Field>, Error>,
+) -> Result<(), Error> {
+    let (Place { rank, world }, fields) = match Place::of(collective).and_then(|place| Ok((place, local?))) {
+        Ok(found) => found,
+        Err(error) => return Err(tell(collective, 1, error)),
+    };
+    let mut all = workspace(words(world as usize))?;
+    put(rank, Ok(0), checksum(&fields), 0, &mut all);
+    collective.all_gather(bytemuck::cast_slice_mut(&mut all))?;
+    let Heard::Differs(differs) = read(None, &all)? else { return Ok(()) };
+    let mut all = put_fields(rank, world, &fields)?;
+    collective.all_gather(bytemuck::cast_slice_mut(&mut all))?;
+    Err(difference(differs, &fields, &all))
 }
 
 /// A buffer with this rank's failure in the places of all `world` ranks, because a rank that has failed may not know its own place.

@@ -17,7 +17,7 @@ pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Resu
 }
 
 /// `len` zeros.
-pub(super) fn values(len: usize) -> Result<Vec<f32>, Error> {
+pub(crate) fn values(len: usize) -> Result<Vec<f32>, Error> {
     let mut values = Vec::new();
     grow(&mut values, len)?;
     Ok(values)

@@ -32,7 +32,7 @@ enum Kind {
 const NONE: u64 = u64::MAX;
 
 /// A value that must be the same on all ranks. Every rank has the same fields in the same order.
-pub(super) struct Field {
+pub(crate) struct Field {
     pub name: &'static str,
     kind: Kind,
     /// This rank's value.
@@ -40,19 +40,19 @@ pub(super) struct Field {
 }
 
 impl Field {
-    pub(super) const fn whole(name: &'static str, word: u64) -> Field {
+    pub(crate) const fn whole(name: &'static str, word: u64) -> Field {
         Field { name, kind: Kind::Whole, word }
     }
 
-    pub(super) fn real(name: &'static str, value: f64) -> Field {
+    pub(crate) fn real(name: &'static str, value: f64) -> Field {
         Field { name, kind: Kind::Real, word: value.to_bits() }
     }
 
-    pub(super) const fn named(name: &'static str, names: &'static [&'static str], index: u64) -> Field {
+    pub(crate) const fn named(name: &'static str, names: &'static [&'static str], index: u64) -> Field {
         Field { name, kind: Kind::Name(names), word: index }
     }
 
-    pub(super) fn checksum(name: &'static str, words: impl IntoIterator<Item = u64>) -> Field {
+    pub(crate) fn checksum(name: &'static str, words: impl IntoIterator<Item = u64>) -> Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
 
@@ -90,7 +90,7 @@ const POLICIES: [&str; 7] = ["uncompressed", "uniform", "fixed", "k-means", "acc
 const RESIDUALS: [&str; 4] = ["none", "f32", "bf16", "int8"];
 
 /// The fields of configuration and layers.
-pub(super) fn fields(config: &Config, tensors: &[Tensor], world: u32) -> Vec<Field> {
+pub(crate) fn fields(config: &Config, tensors: &[Tensor], world: u32) -> Vec<Field> {
     let mut fields = vec![
         Field::whole("number of ranks", world.into()),
         Field::whole("number of layers", tensors.len() as u64),

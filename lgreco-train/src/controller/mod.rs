@@ -182,3 +182,7 @@ pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use timing::Timing;
 pub use worker::Controller;
+
+pub(crate) use agreement::compare;
+pub(crate) use buffers::values;
+pub(crate) use identity::{Field, fields};

@@ -2,8 +2,8 @@
 
 use super::Outer;
 use crate::Error;
-use crate::controller::{Budget, Config, Controller, Outcome, Policy, Report, Tensor};
-use crate::exchange::Collective;
+use crate::controller::{Budget, Config, Controller, Outcome, Policy, Report, Tensor, values};
+use crate::exchange::{Collective, Place};
 use crate::gradient::{Dtype, ValuesMut};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -22,21 +22,26 @@ pub(super) struct Fragment {
 }
 
 impl Fragment {
-    pub(super) fn new<C: Collective + ?Sized>(
+    /// A fragment whose parameters [`begin`](Fragment::begin) provides.
+    pub(super) fn new(
         layers: Range<usize>,
         config: Config,
         tensors: Vec<Tensor>,
         joined: bool,
-        parameters: &[&mut [f32]],
-        collective: &C,
+        Place { rank, world }: Place,
     ) -> Result<Self, Error> {
-        let starts: Vec<Vec<f32>> = parameters.iter().map(|values| values.to_vec()).collect();
-        let velocities = starts.iter().map(|values| vec![0.0; values.len()]).collect();
-        let moved = vec![0.0; starts.iter().map(Vec::len).sum()];
+        let zeros = || tensors.iter().map(|tensor| values(tensor.shape().elements())).collect::<Result<Vec<_>, _>>();
+        let (starts, velocities) = (zeros()?, zeros()?);
+        let moved = values(starts.iter().map(Vec::len).sum())?;
         let tensors = if joined { vec![one_of(&tensors)?] } else { tensors };
-        let mut controller = Controller::new(config, tensors, collective.rank(), collective.world_size())?;
+        let mut controller = Controller::new(config, tensors, rank, world)?;
         controller.planning().compress_warmup()?;
         Ok(Fragment { layers, controller, starts, velocities, moved, joined })
+    }
+
+    /// Sets the parameters from which the next outer step starts.
+    pub(super) fn begin(&mut self, parameters: &[&mut [f32]]) {
+        self.starts.iter_mut().zip(parameters).for_each(|(start, values)| start.copy_from_slice(values));
     }
 
     pub(super) fn lens(&self) -> impl Iterator<Item = usize> + Clone {

@@ -21,11 +21,13 @@
 mod fragment;
 mod saved;
 
-use crate::controller::{Config, Controller, Report, Tensor};
-use crate::exchange::Collective;
+use crate::controller::{Config, Controller, Field, Report, Tensor, compare, fields};
+use crate::exchange::{Collective, Place};
 use crate::gradient::Dtype;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
+use core::num::NonZero;
+use core::ops::Range;
 use fragment::{Fragment, config_of, divided};
 use lgreco::error::expect_len;
 
@@ -75,6 +77,21 @@ impl Default for Outer {
 }
 
 impl Outer {
+    /// The options as values that must be the same on all ranks.
+    fn fields(&self) -> [Field; 7] {
+        let Outer { every, learning_rate, momentum, feedback_decay, fragments, joined, forget_moved } = *self;
+        let flag = |name, is_set: bool| Field::named(name, &["no", "yes"], is_set.into());
+        [
+            Field::whole("steps between outer steps", every),
+            Field::real("outer learning rate", learning_rate.into()),
+            Field::real("outer momentum", momentum.into()),
+            Field::real("decay of error feedback", feedback_decay.into()),
+            Field::whole("fragments", fragments as u64),
+            flag("joined", joined),
+            flag("forget_moved", forget_moved),
+        ]
+    }
+
     fn check(&self, layers: usize) -> Result<(), Error> {
         let Outer { every, learning_rate, momentum, feedback_decay, fragments, joined: _, forget_moved: _ } = *self;
         let most = layers.max(1).min(usize::try_from(every).unwrap_or(usize::MAX));
@@ -134,7 +151,8 @@ pub struct OuterStep {
 }
 
 impl OuterStep {
-    /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks.
+    /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks. Before, all ranks compare
+    /// their options and layers.
     ///
     /// `config` configures the fragments' controllers, whose steps are the outer steps. There are few outer steps. So the steps
     /// before the first plan are compressed, too, under the default settings
@@ -143,42 +161,33 @@ impl OuterStep {
     /// share in proportion to its elements.
     ///
     /// # Errors
+    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
+    ///
     /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
     /// [`CoreError::TooManyElements`] if the joined layers have 2^32 elements or more. [`CoreError::Length`] and
-    /// [`Error::LayerMismatch`] if the parameters do not fit the tensors. The errors of [`Controller::new`] and of the broadcast.
+    /// [`Error::LayerMismatch`] if the parameters do not fit the tensors. [`Error::PeerOption`] with the first option that differs
+    /// between ranks, or with the layers if they differ. The errors of [`Controller::new`] and of the network.
     ///
     /// # Complexity
     /// Three f32 per parameter, besides the controller's residuals.
     pub fn new<C: Collective + ?Sized>(
         outer: Outer,
-        config: Config,
+        mut config: Config,
         tensors: Vec<Tensor>,
         parameters: &mut [&mut [f32]],
         collective: &mut C,
     ) -> Result<Self, Error> {
-        outer.check(tensors.len())?;
-        if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype() != Dtype::F32) {
-            let (what, value) = ("bytes of a parameter", tensor.dtype().bytes() as f64);
-            return Err(CoreError::Parameter { what, value, expected: "4: outer steps are taken in f32" }.into());
-        }
-        let lens: Vec<usize> = tensors.iter().map(|tensor| tensor.shape().elements()).collect();
-        check_lens(lens.iter().copied(), parameters)?;
+        let world = collective.world_size();
+        // By default, the metric counts the workers of the group.
+        config.search.workers = config.search.workers.or(NonZero::new(world));
+        let made = Place::of(collective).and_then(|place| make(&outer, &config, &tensors, parameters, place));
+        let options = || outer.fields().into_iter().chain(fields(&config, &tensors, world)).collect();
+        compare(collective, made.as_ref().map(|_| options()).map_err(|error| *error))?;
+        let mut fragments = made?;
         for values in parameters.iter_mut() {
             collective.broadcast(0, bytemuck::cast_slice_mut(values))?;
         }
-        let parts = divided(&lens, outer.fragments);
-        let mut tensors = tensors.into_iter();
-        let mut fragments = Vec::with_capacity(parts.len());
-        for (index, part) in parts.into_iter().enumerate() {
-            let settings = match outer.joined {
-                true => (index..index + 1, outer.fragments),
-                false => (part.clone(), lens.len()),
-            };
-            let config = config_of(&config, &lens, part.clone(), settings);
-            let tensors = tensors.by_ref().take(part.len()).collect();
-            let parameters = &parameters[part.clone()];
-            fragments.push(Fragment::new(part, config, tensors, outer.joined, parameters, collective)?);
-        }
+        fragments.iter_mut().for_each(|fragment| fragment.begin(&parameters[fragment.layers.clone()]));
         Ok(OuterStep { outer, steps: 0, fragments })
     }
 
@@ -216,9 +225,35 @@ impl OuterStep {
 
     /// The layers of each fragment, and the controller of its outer steps, for settings, decisions and metrics. If layers are
     /// joined, the controller has one layer.
-    pub fn fragments(&self) -> impl ExactSizeIterator<Item = (core::ops::Range<usize>, &Controller)> {
+    pub fn fragments(&self) -> impl ExactSizeIterator<Item = (Range<usize>, &Controller)> {
         self.fragments.iter().map(|fragment| (fragment.layers.clone(), &fragment.controller))
     }
+}
+
+/// The fragments of this rank, without their parameters. Needs no collective.
+fn make(
+    outer: &Outer,
+    config: &Config,
+    tensors: &[Tensor],
+    parameters: &[&mut [f32]],
+    place: Place,
+) -> Result<Vec<Fragment>, Error> {
+    outer.check(tensors.len())?;
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype() != Dtype::F32) {
+        let (what, value) = ("bytes of a parameter", tensor.dtype().bytes() as f64);
+        return Err(CoreError::Parameter { what, value, expected: "4: outer steps are taken in f32" }.into());
+    }
+    let lens: Vec<usize> = tensors.iter().map(|tensor| tensor.shape().elements()).collect();
+    check_lens(lens.iter().copied(), parameters)?;
+    let fragment = |(index, part): (usize, Range<usize>)| {
+        let settings = match outer.joined {
+            true => (index..index + 1, outer.fragments),
+            false => (part.clone(), lens.len()),
+        };
+        let config = config_of(config, &lens, part.clone(), settings);
+        Fragment::new(part.clone(), config, tensors[part].to_vec(), outer.joined, place)
+    };
+    divided(&lens, outer.fragments).into_iter().enumerate().map(fragment).collect()
 }
 
 fn check_lens(lens: impl Iterator<Item = usize> + Clone, parameters: &[&mut [f32]]) -> Result<(), Error> {
