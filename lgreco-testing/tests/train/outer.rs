@@ -357,7 +357,7 @@ fn what_does_not_fit_is_refused() {
     );
     let mut rank = Rank::new(PLAIN, config(None), &mut worker);
     assert!(rank.outer.step(&mut worker, &mut views(&mut parameters)).is_err());
-    assert_eq!(rank.outer.steps(), 0);
+    assert_eq!(rank.outer.steps(), 1);
 }
 
 /// What each of two ranks gets from `new` if rank 1 has other arguments.
@@ -416,6 +416,42 @@ fn options_that_differ_are_named_at_once() {
         parameters.pop();
     });
     differ(other_shape, "number of layers", Whole(2), Whole(3));
+}
+
+/// A rank has parameters of other lengths. At the next turn of a fragment, all ranks get an error. The ranks stay at the same
+/// inner step.
+#[test]
+fn parameters_that_do_not_fit_on_one_rank_fail_on_all_at_the_same_step() {
+    for broken in 1..=4 {
+        let found = threads::run(2, |mut worker| {
+            let mut rank = Rank::new(Outer { every: 2, ..Outer::default() }, config(Some(settings(8))), &mut worker);
+            let mut results = vec![];
+            for step in 1..=8 {
+                train(&mut rank.parameters, worker.rank(), step);
+                let mut views = views(&mut rank.parameters);
+                if worker.rank() == 1 && step == broken {
+                    views[1] = &mut [];
+                }
+                results.push(rank.outer.step(&mut worker, &mut views).map(|report| report.is_some()));
+                assert_eq!(rank.outer.steps(), step);
+            }
+            (results, rank.parameters)
+        });
+        for (step, results) in (1..).zip(found[0].0.iter().zip(&found[1].0)) {
+            let what = "number of elements";
+            match step == broken && step % 2 == 0 {
+                true => assert_eq!(
+                    results,
+                    (
+                        &Err(Error::Peer { rank: 1, code: 100 }),
+                        &Err(Error::LayerMismatch { layer: 1, what, expected: 64, found: 0 })
+                    )
+                ),
+                false => assert_eq!(results, (&Ok(step % 2 == 0), &Ok(step % 2 == 0))),
+            }
+        }
+        assert_eq!(found[0].1, found[1].1);
+    }
 }
 
 #[test]

@@ -92,6 +92,12 @@ impl Outer {
         ]
     }
 
+    /// Whether it is fragment `index`'s turn after `steps` inner steps.
+    fn is_turn(&self, index: usize, steps: u64) -> bool {
+        let (every, delay) = (u128::from(self.every), index as u128 * u128::from(self.every) / self.fragments as u128);
+        (u128::from(steps) + delay).is_multiple_of(every)
+    }
+
     fn check(&self, layers: usize) -> Result<(), Error> {
         let Outer { every, learning_rate, momentum, feedback_decay, fragments, joined: _, forget_moved: _ } = *self;
         let most = layers.max(1).min(usize::try_from(every).unwrap_or(usize::MAX));
@@ -193,12 +199,14 @@ impl OuterStep {
 
     /// Takes an outer step of one fragment, if one is due after this inner step, and returns its report; otherwise `None`. Call
     /// this after every inner step, on all ranks. If parameters are not finite and the configuration does not treat that as an
-    /// error, the report's outcome says so, and the parameters stay unchanged.
+    /// error, the report's outcome says so, and the parameters stay unchanged. If no outer step is due, `parameters` are not used.
     ///
     /// # Errors
-    /// [`Error::LayerMismatch`] for parameters of other lengths than before; the errors of [`Controller::step`], the same on all
-    /// ranks, such as [`Error::NonFiniteGradient`] when a parameter is not finite. On failure, parameters and residuals are
-    /// unchanged, and the fragment waits for its next turn.
+    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
+    /// On failure, parameters and residuals are unchanged, the inner step counts, and the fragment waits for its next turn.
+    ///
+    /// [`CoreError::Length`] and [`Error::LayerMismatch`] for parameters of other lengths than before; the errors of
+    /// [`Controller::step`], such as [`Error::NonFiniteGradient`] when a parameter is not finite.
     ///
     /// # Complexity
     /// A step of a controller, and three passes over the fragment's parameters.
@@ -207,13 +215,15 @@ impl OuterStep {
         collective: &mut C,
         parameters: &mut [&mut [f32]],
     ) -> Result<Option<Report>, Error> {
-        let lens = self.fragments.iter().flat_map(Fragment::lens);
-        check_lens(lens, parameters)?;
+        // The step counts even if it fails. Otherwise, this rank's next turn would come later than that of the others.
         self.steps += 1;
-        let (steps, every, count) = (self.steps, self.outer.every, self.outer.fragments as u64);
-        let is_next = |index: u64| (steps + index * every / count).is_multiple_of(every);
-        let turn = (0..).zip(&mut self.fragments).find(|(index, _)| is_next(*index));
-        let Some((_, fragment)) = turn else { return Ok(None) };
+        let turn = (0..self.fragments.len()).find(|&index| self.outer.is_turn(index, self.steps));
+        let Some(turn) = turn else { return Ok(None) };
+        let fits = check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters);
+        let fragment = &mut self.fragments[turn];
+        if let Err(error) = fits {
+            return Err(fragment.controller.step_failed(collective, error));
+        }
         let part = fragment.layers.clone();
         fragment.average(&self.outer, collective, &mut parameters[part]).map(Some)
     }
