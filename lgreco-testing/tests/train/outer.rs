@@ -454,6 +454,51 @@ fn parameters_that_do_not_fit_on_one_rank_fail_on_all_at_the_same_step() {
     }
 }
 
+/// Ranks load states of other steps or runs. The next outer step fails on all ranks. The run continues when all have loaded the
+/// same state.
+#[test]
+fn loaded_states_that_differ_are_named() {
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(Change, &str); 2] = [
+        (|state| state[16] += 2, "inner steps"),
+        (
+            // The last velocity.
+            |state| {
+                let place = state.len() - 12;
+                state[place] ^= 1;
+            },
+            "parameters and velocities of the loaded state",
+        ),
+    ];
+    for (change, expected) in cases {
+        let results = threads::run(2, |mut worker| {
+            let outer = Outer { every: 2, ..Outer::default() };
+            let mut rank = Rank::new(outer, config(Some(settings(8))), &mut worker);
+            (0..4).for_each(|_| {
+                rank.step(&mut worker).unwrap();
+            });
+            let saved = rank.outer.save().unwrap();
+            let mut other = saved.clone();
+            if worker.rank() == 1 {
+                change(&mut other);
+                lgreco_testing::reseal(&mut other);
+            }
+            rank.outer.load(&other, &[&other], &mut views(&mut rank.parameters)).unwrap();
+            let failed = [0, 1].map(|_| rank.step(&mut worker).map(|report| report.is_some()));
+            rank.outer.load(&saved, &[&saved], &mut views(&mut rank.parameters)).unwrap();
+            let continued = [0, 1].map(|_| rank.step(&mut worker).map(|report| report.is_some()));
+            assert_eq!(continued, [Ok(false), Ok(true)]);
+            failed
+        });
+        for result in results {
+            assert!(
+                matches!(result, [Ok(false), Err(Error::PeerOption { rank: 1, what, .. })] if what == expected),
+                "{result:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn damaged_states_are_refused_and_change_nothing() {
     let mut worker = ThreadCollective::group(1).remove(0);

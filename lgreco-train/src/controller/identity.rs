@@ -32,6 +32,7 @@ enum Kind {
 const NONE: u64 = u64::MAX;
 
 /// A value that must be the same on all ranks. Every rank has the same fields in the same order.
+#[derive(Clone, Copy)]
 pub(crate) struct Field {
     pub name: &'static str,
     kind: Kind,

@@ -17,6 +17,7 @@ use crate::exchange::Place;
 use crate::rng::Stream;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::vec;
 use alloc::vec::Vec;
 
 /// One worker's part of training: it decides on settings, compresses gradients, exchanges them and keeps residuals.
@@ -64,6 +65,8 @@ pub struct Controller {
     pub(super) totals: StepTotals,
     /// Checksum of the settings.
     plan: u64,
+    /// Values of the caller's that must be the same on all ranks at this step.
+    pub(crate) beside: Vec<Field>,
     /// The backend on which decisions measure gradients.
     pub(super) backend: Box<dyn Backend + Send>,
 }
@@ -109,6 +112,7 @@ impl Controller {
             lendings: 0,
             totals: StepTotals::default(),
             plan: 0,
+            beside: vec![],
             backend: Box::new(Portable),
             scheduler,
         };
@@ -137,13 +141,15 @@ impl Controller {
 
     /// Checksum of everything that must be the same on all ranks at this step.
     pub(super) fn fingerprint(&self) -> u64 {
-        Hash(self.scheduler.fingerprint()).add(self.plan).0
+        let own = Hash(self.scheduler.fingerprint()).add(self.plan);
+        self.beside.iter().fold(own, |hash, field| hash.add(field.word)).0
     }
 
     /// Everything that must be the same on all ranks at this step.
     pub(super) fn fields(&self) -> Vec<Field> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
-        let mut all = fields(config, tensors, self.world);
+        let of_run = fields(config, tensors, self.world);
+        let mut all: Vec<Field> = self.beside.iter().copied().chain(of_run).collect();
         all.extend(self.scheduler.step_fields());
         all.push(self.settings_in_use());
         all

@@ -2,7 +2,7 @@
 
 use super::Outer;
 use crate::Error;
-use crate::controller::{Budget, Config, Controller, Outcome, Policy, Report, Tensor, values};
+use crate::controller::{Budget, Config, Controller, Field, Outcome, Policy, Report, Tensor, values};
 use crate::exchange::{Collective, Place};
 use crate::gradient::{Dtype, ValuesMut};
 use alloc::vec;
@@ -19,6 +19,8 @@ pub(super) struct Fragment {
     moved: Vec<f32>,
     /// Whether the controller has all layers as one joined layer.
     joined: bool,
+    /// Checksum of the parameters and velocities of the loaded state. They must be the same on all ranks.
+    loaded: Field,
 }
 
 impl Fragment {
@@ -36,7 +38,8 @@ impl Fragment {
         let tensors = if joined { vec![one_of(&tensors)?] } else { tensors };
         let mut controller = Controller::new(config, tensors, rank, world)?;
         controller.planning().compress_warmup()?;
-        Ok(Fragment { layers, controller, starts, velocities, moved, joined })
+        let loaded = checksum(&[], &[]);
+        Ok(Fragment { layers, controller, starts, velocities, moved, joined, loaded })
     }
 
     /// Sets the parameters from which the next outer step starts.
@@ -44,17 +47,25 @@ impl Fragment {
         self.starts.iter_mut().zip(parameters).for_each(|(start, values)| start.copy_from_slice(values));
     }
 
+    /// Continues with the parameters and velocities of a saved state.
+    pub(super) fn load(&mut self, starts: Vec<Vec<f32>>, velocities: Vec<Vec<f32>>) {
+        self.loaded = checksum(&starts, &velocities);
+        (self.starts, self.velocities) = (starts, velocities);
+    }
+
     pub(super) fn lens(&self) -> impl Iterator<Item = usize> + Clone {
         self.starts.iter().map(Vec::len)
     }
 
-    /// Takes an outer step. Afterwards, `parameters` are the start of the next outer step.
+    /// Takes an outer step after `steps` inner steps. Afterwards, `parameters` are the start of the next outer step.
     pub(super) fn average<C: Collective + ?Sized>(
         &mut self,
         outer: &Outer,
+        steps: u64,
         collective: &mut C,
         parameters: &mut [&mut [f32]],
     ) -> Result<Report, Error> {
+        self.controller.beside = vec![Field::whole("inner steps", steps), self.loaded];
         let lens = self.starts.iter().map(Vec::len);
         for ((moved, start), now) in parts(&mut self.moved, lens.clone()).zip(&self.starts).zip(&*parameters) {
             moved.iter_mut().zip(start).zip(&**now).for_each(|((moved, start), now)| *moved = start - now);
@@ -94,6 +105,12 @@ impl Fragment {
         }
         Ok(report)
     }
+}
+
+/// The checksum of a state's parameters and velocities.
+fn checksum(starts: &[Vec<f32>], velocities: &[Vec<f32>]) -> Field {
+    let words = starts.iter().chain(velocities).flatten().map(|value| u64::from(value.to_bits()));
+    Field::checksum("parameters and velocities of the loaded state", words)
 }
 
 /// Joins all layers into one layer of one column.

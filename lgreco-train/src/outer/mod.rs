@@ -205,8 +205,9 @@ impl OuterStep {
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     /// On failure, parameters and residuals are unchanged, the inner step counts, and the fragment waits for its next turn.
     ///
-    /// [`CoreError::Length`] and [`Error::LayerMismatch`] for parameters of other lengths than before; the errors of
-    /// [`Controller::step`], such as [`Error::NonFiniteGradient`] when a parameter is not finite.
+    /// [`CoreError::Length`] and [`Error::LayerMismatch`] for parameters of other lengths than before; [`Error::PeerOption`] when
+    /// ranks have taken different numbers of inner steps, or have loaded states that differ; the errors of [`Controller::step`],
+    /// such as [`Error::NonFiniteGradient`] when a parameter is not finite.
     ///
     /// # Complexity
     /// A step of a controller, and three passes over the fragment's parameters.
@@ -225,7 +226,7 @@ impl OuterStep {
             return Err(fragment.controller.step_failed(collective, error));
         }
         let part = fragment.layers.clone();
-        fragment.average(&self.outer, collective, &mut parameters[part]).map(Some)
+        fragment.average(&self.outer, self.steps, collective, &mut parameters[part]).map(Some)
     }
 
     /// Number of inner steps so far.

@@ -51,9 +51,15 @@ impl OuterStep {
     /// gives its own state as both. To keep the residuals of a rank that has left, it also gives that rank's state in `residuals`.
     /// A rank that joins gives any rank's state and no residuals.
     ///
+    /// All ranks load states of the same step of the same run. If not, the next outer step fails on every rank with
+    /// [`Error::PeerOption`].
+    ///
     /// # Errors
     /// The errors of [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of
-    /// fragments. On failure, nothing has changed.
+    /// fragments; the errors of [`step`](OuterStep::step) for parameters that do not fit. On failure, nothing has changed.
+    ///
+    /// # Complexity
+    /// The bytes of all states.
     pub fn load(&mut self, state: &[u8], residuals: &[&[u8]], parameters: &mut [&mut [f32]]) -> Result<(), Error> {
         super::check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters)?;
         let (steps, saved) = self.parse(state)?;
@@ -73,7 +79,7 @@ impl OuterStep {
             for (values, start) in parameters[fragment.layers.clone()].iter_mut().zip(&saved.starts) {
                 values.copy_from_slice(start);
             }
-            (fragment.starts, fragment.velocities) = (saved.starts, saved.velocities);
+            fragment.load(saved.starts, saved.velocities);
         }
         self.steps = steps;
         Ok(())
@@ -81,7 +87,7 @@ impl OuterStep {
 
     fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(u64, Vec<Saved<'a>>), Error> {
         let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
-        let [steps, fragments] = reader.numbers()?;
+        let (steps, fragments) = (reader.count("inner steps")?, reader.number()?);
         CoreError::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
         let mut all = Vec::with_capacity(self.fragments.len());
         for fragment in &self.fragments {
