@@ -126,6 +126,29 @@ fn steps_under_fixed_settings_allocate_at_first_and_once() {
     }
 }
 
+/// A number of workers that was never set must not decide how much memory is allocated.
+#[test]
+fn a_number_of_workers_that_is_far_too_large_is_an_error() {
+    unsafe extern "C" fn expect_few(user: *mut c_void, request: *const lgreco_request) -> i32 {
+        // SAFETY: the user pointer of the collective below, and the library's request.
+        unsafe {
+            *user.cast::<u32>() += 1;
+            if (*request).length == 32 { 0 } else { -1 }
+        }
+    }
+    let mut alone = Alone::new(&[], None);
+    let mut calls = 0u32;
+    alone.collective.world_size = u32::MAX;
+    alone.collective.perform = Some(expect_few);
+    alone.collective.user = (&raw mut calls).cast();
+    let mut gradients = gradients(0);
+    let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
+    // SAFETY: there are as many values as the layers have.
+    let status =
+        unsafe { lgreco_controller_step(alone.controller, &alone.collective, pointers.as_ptr(), 3, 0.1, null_mut()) };
+    assert_eq!((status, calls), (LGRECO_PARAMETER, 1));
+}
+
 #[test]
 fn a_ramp_up_begins_mild_and_is_looked_at() {
     let ramp = |policy, ramp_up| [("policy", policy), ("start_iter", "2"), ("period", "2"), ("ramp_up", ramp_up)];

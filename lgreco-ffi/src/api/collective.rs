@@ -47,6 +47,9 @@ pub struct lgreco_collective {
 // function pointer. The caller promises that the function can be called.
 sized_struct!("collective", lgreco_collective { world_size: 1 });
 
+/// Largest number of workers that is believed of a struct, unless the controller has more. lgreco-train has the same limit.
+const MOST_WORKERS: u32 = 1 << 20;
+
 /// A caller's collective with a callback that is not NULL.
 pub(crate) struct Callback {
     rank: u32,
@@ -65,9 +68,11 @@ impl lgreco_collective {
 }
 
 impl Callback {
-    /// Allows gathers from at least this many workers, even if the caller's struct states fewer.
+    /// Allows gathers from at least this many workers, even if the caller's struct states fewer. A number that is far too large is
+    /// wrong, and is replaced.
     pub(crate) fn make_room_for(&mut self, world_size: u32) {
-        self.world_size = self.world_size.max(world_size);
+        let is_far_too_large = self.world_size > MOST_WORKERS;
+        self.world_size = if is_far_too_large { world_size } else { self.world_size.max(world_size) };
     }
 
     /// The callback for collectives of this worker's node, and the callback for collectives of its peers.
