@@ -40,7 +40,7 @@ pub enum Rest<'a> {
     Instead(&'a mut [f32]),
 }
 
-/// One layer of a bucket. Description and factor are the same on every rank.
+/// One layer of a bucket. Index, setting, shape, shards and factor are the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
@@ -56,7 +56,7 @@ pub enum Rest<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Layer<'a> {
-    /// The description, the same on every rank.
+    /// The description. Its index selects the random bits, with seed, step and rank.
     pub spec: Spec<'a>,
     /// The gradient, or the sum of gradient and residual, according to [`Rest`]. It becomes the mean over the workers; with
     /// [`Route::Sharded`], only in this rank's shard. It is undefined if the exchange fails, and empty on a rank that has failed
