@@ -168,8 +168,13 @@ def _sharded(rank: int, kind: str, rows: int) -> tuple[list[str], bool]:
         expected = [part.clone() for part in own()]
         for part in expected:
             dist.all_reduce(part, group=mesh.get_group("replicate"))
+        model(torch.ones(2, 16))  # An evaluation leaves gathered parameters.
         if outer.step():
             alike = alike and all(torch.allclose(part, mean / 2) for part, mean in zip(own(), expected))
+            output = model(torch.ones(2, 16)).detach()
+            sums = output.clone()
+            dist.all_reduce(sums, group=mesh.get_group("replicate"))
+            alike = alike and torch.allclose(output, sums / 2)
     return told, alike
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import DTensor
 
 from lgreco._errors import of_layer
@@ -82,11 +83,15 @@ def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> 
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Gives the modules of ``fully_shard`` their sharded parameters. After a forward pass without a backward pass, some modules still
-    have whole ones."""
+    """Gives the modules of FSDP1 and FSDP2 their sharded parameters. After a forward pass without a backward pass, some modules
+    still have whole ones."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
+        elif isinstance(part, FullyShardedDataParallel) and (handle := part._handle) is not None:
+            # Before the first forward pass, parameters are sharded, and the local shard is not set up.
+            if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_local_shard") and not handle.needs_unshard():
+                _reshard(part, handle, True)
 
 
 def is_flat(model: torch.nn.Module) -> bool:

@@ -199,6 +199,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 self._receive(fragment)  # An interrupt came before the means were received.
             at = self.steps + index * self.every // count
             if at % self.every == 0:
+                self._reshard()
                 fragment.send(self._changed())
             if fragment.has_sent:
                 if (at - self.delay) % self.every == 0:
@@ -223,8 +224,8 @@ class OuterStep(Reports, Checkpointed[None]):
         fragment.receive()
 
     def _reshard(self) -> None:
-        """Makes the next forward pass gather parameters, because they will change. A forward pass without a backward pass has left
-        some of them gathered."""
+        """Frees gathered parameters, which a forward pass without a backward pass leaves. The next forward pass then gathers the
+        parameters that this object changes."""
         if (model := self._model()) is not None:
             reshard(model)
 
