@@ -358,7 +358,7 @@ lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
 // Options:
 //   solver                exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best
 //                         plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default
-//                         of `budget` is error.
+//                         of `budget` is error; measure the table with the metric l2.
 //   levels                for dp: the number of cells into which the limit is divided, at least 1. Default: 10000.
 //   states                for exact: the largest number of partial plans held at once, each in 32 bytes. With 0, the solver
 //                         only rounds the solution of the relaxed problem. Default: 524288.
