@@ -153,7 +153,7 @@ impl Candidates<'_> {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
             Candidates::Each(settings) => {
-                let words = settings.iter().map(|setting| setting.described().measure_workspace_len(shape, dtype));
+                let words = settings.iter().map(|setting| setting.measure_workspace_len(shape, dtype));
                 words.max().unwrap_or(0)
             }
         }
@@ -207,7 +207,7 @@ impl Candidates<'_> {
             Candidates::Each(settings) => {
                 let (errors, lens) = squared_errors.split_at_mut(settings.len());
                 for (index, (setting, error)) in settings.iter().zip(errors).enumerate() {
-                    let (squared, len) = setting.described().measure(gradient, stream, workspace)?;
+                    let (squared, len) = setting.measure(gradient, stream, workspace)?;
                     *error = squared;
                     lens.get_mut(index).into_iter().for_each(|place| *place = len as f64);
                 }
@@ -222,7 +222,61 @@ impl Setting {
     pub fn row(&self) -> Option<Candidates<'_>> {
         match self {
             Setting::Dense => None,
-            setting => setting.described().row().or(Some(Candidates::Each(from_ref(setting)))),
+            setting => setting.joint_row().or(Some(Candidates::Each(from_ref(setting)))),
         }
+    }
+
+    /// The row with this setting, if its method measures several settings in fewer passes than one after another.
+    fn joint_row(&self) -> Option<Candidates<'_>> {
+        Some(match self {
+            Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },
+            Setting::Eden(base) => Candidates::Eden { base: *base, bits: from_ref(&base.bits) },
+            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: from_ref(&top.keep) },
+            Setting::QuantisedTopK(top) => {
+                Candidates::QuantisedTopK { keeps: from_ref(&top.keep), bits: from_ref(&top.bits) }
+            }
+            Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
+            Setting::PowerSgd(power) => {
+                Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Words of workspace that [`measure`](Setting::measure) needs.
+    pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        match self.joint_row() {
+            Some(row) => row.measure_workspace_len(shape, dtype),
+            None => self.described().measure_workspace_len(shape, dtype),
+        }
+    }
+
+    /// Measures the setting on a gradient. Returns the squared error, as [`Candidates::measure`]
+    /// defines it, and the payload's length in bytes.
+    ///
+    /// ```
+    /// # use lgreco_compress::Setting;
+    /// # use lgreco_core::rng::Stream;
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// let setting: Setting = "hard-threshold 1.5".parse()?;
+    /// let mut workspace = vec![0; setting.measure_workspace_len(gradient.shape(), Dtype::F32)];
+    /// let measured = setting.measure(&gradient, Stream::default(), &mut workspace)?;
+    /// assert_eq!(measured, (1.0, 16 + 2 * 4 + 1)); // the header, two values, and a byte for their positions
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Candidates::measure`].
+    pub fn measure(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+    ) -> Result<(f64, usize), Error> {
+        let Some(row) = self.joint_row() else { return self.described().measure(gradient, stream, workspace) };
+        let mut error = [0.0];
+        row.measure(gradient, stream, workspace, &mut error)?;
+        Ok((error[0], self.payload_len(gradient.shape(), gradient.values().dtype())?))
     }
 }

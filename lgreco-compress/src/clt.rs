@@ -16,13 +16,12 @@
 use super::describe::{Described, Known, Planned, Unit};
 use super::positions::{self, Layout, Writer};
 use super::topk::{self, TopK};
-use super::{Aggregation, Candidates, Compressor, Cost, Setting, Traits, check_finite, wire};
+use super::{Aggregation, Compressor, Cost, Setting, Traits, check_finite, wire};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::{Error, Result};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 /// Keeps the values at the positions of the leader's `keep` largest magnitudes.
@@ -134,10 +133,6 @@ impl Described for CltK {
 
     fn method(&self) -> wire::Method {
         wire::Method::TopK
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::CltK { keeps: from_ref(&self.keep) })
     }
 }
 

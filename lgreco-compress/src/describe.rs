@@ -1,9 +1,11 @@
 //! The descriptions that each method gives of its settings, its payloads and the parameter that a search varies.
 
+use super::registry::decode_parsed;
 use super::words::Words;
-use super::{Candidates, Compressor, alone, setting, wire};
+use super::{Compressor, wire};
 use crate::combine::Combine;
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::wire::Payload;
 use crate::{Result, Setting};
@@ -37,30 +39,38 @@ pub(crate) trait Described: Compressor {
     /// Decodes a payload of this setting.
     fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
         payload.header.expect_method(self.method())?;
-        setting::decode_parsed(payload, values)
-    }
-
-    /// The row with this setting alone, if the method measures a row of settings in fewer passes than one after another.
-    fn row(&self) -> Option<Candidates<'_>> {
-        None
+        decode_parsed(payload, values)
     }
 
     /// Words of workspace that [`measure`](Described::measure) needs.
     fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
-        match self.row() {
-            Some(row) => row.measure_workspace_len(shape, dtype),
-            None => alone::measure_workspace_len(self, shape, dtype),
-        }
+        let payload = self.payload_len(shape, dtype).unwrap_or(0);
+        self.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
     }
 
-    /// Measures this setting alone. Returns the squared error and the payload's length in bytes. Without a
-    /// [`row`](Described::row), the default encodes and decodes.
+    /// Measures this setting alone. Returns the squared error and the payload's length in bytes. The default encodes and
+    /// decodes. It is not called for settings that are measured in rows.
     fn measure(&self, gradient: &Gradient<'_>, stream: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
-        let Some(row) = self.row() else { return alone::measure(self, gradient, stream, workspace) };
-        let mut error = [0.0];
-        row.measure(gradient, stream, workspace, &mut error)?;
-        Ok((error[0], self.payload_len(gradient.shape(), gradient.values().dtype())?))
+        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+        expect_room("workspace words", self.measure_workspace_len(shape, dtype), workspace.len())?;
+        let (words, rest) = workspace.split_at_mut(self.encode_workspace_len(shape, dtype));
+        let (payload, rest) = rest.split_at_mut(self.payload_len(shape, dtype)?.div_ceil(8));
+        let payload: &mut [u8] = bytemuck::cast_slice_mut(payload);
+        let values: &mut [f32] = &mut bytemuck::cast_slice_mut(rest)[..shape.elements()];
+        let len = self.encode(gradient, stream, words, payload)?;
+        self.decode(&Payload::parse(&payload[..len])?, values)?;
+        Ok((squared_distance(gradient, values), len))
     }
+}
+
+fn squared_distance(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {
+    with_elements!(gradient.values(), values => {
+        let square = |(x, y): (_, &f32)| {
+            let difference = f64::from(Element::to_f32(x)) - f64::from(*y);
+            difference * difference
+        };
+        values.iter().copied().zip(decoded).map(square).sum()
+    })
 }
 
 /// Reader of a method's settings.

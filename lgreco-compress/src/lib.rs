@@ -39,7 +39,6 @@ extern crate alloc;
 extern crate std;
 
 pub mod adacomp;
-mod alone;
 pub mod bits;
 mod candidates;
 pub mod clt;

@@ -17,7 +17,9 @@ use super::quantised_topk::QuantisedTopK;
 use super::searched::searched;
 use super::sidco::Sidco;
 use super::topk::TopK;
+use super::wire::{Method as Format, Payload};
 use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, quantised_topk, sidco, topk};
+use crate::Error;
 use lgreco_core::method::OwnSetting;
 
 /// A line per method: its doc, name, settings and module. If searches can vary a parameter of the method
@@ -146,3 +148,13 @@ pub(super) static READERS: &[Reader] = &[
     quantised_topk::READER,
     eden::READER,
 ];
+
+/// The reader of payloads of one of lgreco's own methods.
+pub(super) fn reader(method: Format) -> Result<&'static Reader, Error> {
+    READERS.iter().find(|reader| reader.method == method).ok_or(Error::UnknownMethod { id: method.id() })
+}
+
+/// Decodes a parsed payload of one of lgreco's own methods, like [`decode`].
+pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    (reader(payload.header.method)?.decode)(payload, values)
+}

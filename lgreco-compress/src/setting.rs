@@ -6,7 +6,7 @@ use super::describe::Reader;
 use super::own;
 use super::powersgd;
 use super::quantised_topk::QuantisedTopK;
-use super::registry::{METHODS, READERS};
+use super::registry::{METHODS, decode_parsed, reader};
 use super::topk::TopK;
 use super::wire::{HEADER_LEN, Header, Method, Payload};
 use super::{Compressor, Setting, Traits};
@@ -132,37 +132,6 @@ impl Setting {
         }
     }
 
-    /// Words of workspace that [`measure`](Setting::measure) needs.
-    pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
-        self.described().measure_workspace_len(shape, dtype)
-    }
-
-    /// Measures the setting on a gradient. Returns the squared error, as [`Candidates::measure`](crate::Candidates::measure)
-    /// defines it, and the payload's length in bytes.
-    ///
-    /// ```
-    /// # use lgreco_compress::Setting;
-    /// # use lgreco_core::rng::Stream;
-    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
-    /// let setting: Setting = "hard-threshold 1.5".parse()?;
-    /// let mut workspace = vec![0; setting.measure_workspace_len(gradient.shape(), Dtype::F32)];
-    /// let measured = setting.measure(&gradient, Stream::default(), &mut workspace)?;
-    /// assert_eq!(measured, (1.0, 16 + 2 * 4 + 1)); // the header, two values, and a byte for their positions
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The errors of [`Candidates::measure`](crate::Candidates::measure).
-    pub fn measure(
-        &self,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-    ) -> Result<(f64, usize), Error> {
-        self.described().measure(gradient, stream, workspace)
-    }
-
     /// Returns an error unless the parameters are in the ranges that hold for any tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.described().check()
@@ -254,16 +223,6 @@ pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Res
         _ => decode_parsed(&payload, values)?,
     }
     Ok(payload.header)
-}
-
-/// The reader of payloads of one of lgreco's own methods.
-pub(super) fn reader(method: Method) -> Result<&'static Reader, Error> {
-    READERS.iter().find(|reader| reader.method == method).ok_or(Error::UnknownMethod { id: method.id() })
-}
-
-/// Decodes a parsed payload of one of lgreco's own methods, like [`decode`].
-pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    (reader(payload.header.method)?.decode)(payload, values)
 }
 
 /// Adds a payload's values to `values`, or subtracts them. Most methods do so in blocks or element by element. The

@@ -1,7 +1,7 @@
 //! Adds payloads a stretch at a time, so that the sum stays in a core's caches. A stretch is a run of consecutive
 //! elements.
 
-use super::setting::reader;
+use super::registry::reader;
 pub use super::sparse::STRETCH;
 use super::wire::{Method, Payload};
 use crate::{Error, Result};
@@ -44,8 +44,9 @@ mod tests {
     use crate::gradient::{Dtype, Gradient, Shape, Values};
     use crate::qsgd::{Qsgd, Scale};
     use crate::quantised_topk::QuantisedTopK;
+    use crate::registry::decode_parsed;
     use crate::rng::Stream;
-    use crate::setting::{combine, decode_parsed};
+    use crate::setting::combine;
     use crate::topk::TopK;
     use crate::{Compressor, Setting};
     use proptest::prelude::*;

@@ -3,9 +3,8 @@
 use super::{Eden, Scale};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
 use crate::words::{Words, once};
-use crate::{Candidates, Result, Setting, wire};
+use crate::{Result, Setting, wire};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for Eden {
@@ -36,10 +35,6 @@ impl Described for Eden {
 
     fn method(&self) -> wire::Method {
         wire::Method::Eden
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::Eden { base: *self, bits: from_ref(&self.bits) })
     }
 }
 

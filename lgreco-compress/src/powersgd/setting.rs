@@ -3,9 +3,8 @@
 use super::{PowerSgd, effective_rank};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
 use crate::words::{Words, once};
-use crate::{Candidates, Result, Setting, wire};
+use crate::{Result, Setting, wire};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 /// Default number of power iterations, as in the published method. The text of a setting omits this default.
@@ -36,10 +35,6 @@ impl Described for PowerSgd {
 
     fn method(&self) -> wire::Method {
         wire::Method::PowerSgd
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::PowerSgd { iterations: self.iterations, ranks: from_ref(&self.rank) })
     }
 }
 

@@ -3,9 +3,8 @@
 use super::{Qsgd, Rounding, Scale};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
 use crate::words::{Words, once};
-use crate::{Candidates, Result, Setting, wire};
+use crate::{Result, Setting, wire};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for Qsgd {
@@ -42,10 +41,6 @@ impl Described for Qsgd {
 
     fn method(&self) -> wire::Method {
         wire::Method::Qsgd
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::Qsgd { base: *self, bits: from_ref(&self.bits) })
     }
 }
 

@@ -6,9 +6,8 @@ use crate::describe::{Described, Known, Reader};
 use crate::gradient::Dtype;
 use crate::topk::TopK;
 use crate::words::{Words, dtype, once, wrong};
-use crate::{Candidates, Result, Setting, sparse, wire};
+use crate::{Result, Setting, sparse, wire};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for QuantisedTopK {
@@ -30,10 +29,6 @@ impl Described for QuantisedTopK {
 
     fn method(&self) -> wire::Method {
         wire::Method::QuantisedTopK
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::QuantisedTopK { keeps: from_ref(&self.keep), bits: from_ref(&self.bits) })
     }
 }
 

@@ -4,9 +4,8 @@ use super::{Body, TopK};
 use crate::combine::Combine;
 use crate::describe::{Described, Known, Planned, Reader, Unit, dtype_of};
 use crate::words::sent_as;
-use crate::{Candidates, Result, Setting, sparse, wire};
+use crate::{Result, Setting, sparse, wire};
 use core::fmt;
-use core::slice::from_ref;
 use lgreco_core::method::Parameters;
 
 impl Described for TopK {
@@ -24,10 +23,6 @@ impl Described for TopK {
 
     fn method(&self) -> wire::Method {
         wire::Method::TopK
-    }
-
-    fn row(&self) -> Option<Candidates<'_>> {
-        Some(Candidates::TopK { values: self.values, keeps: from_ref(&self.keep) })
     }
 }
 
