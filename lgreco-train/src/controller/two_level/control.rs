@@ -36,7 +36,14 @@ impl TwoLevel {
     /// [`Error::StepOrder`] while a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         self.expect_idle()?;
-        self.begin(learning_rate, None)
+        if !self.met {
+            self.begin_blocking(learning_rate, None);
+            return Ok(());
+        }
+        (self.rate, self.failure) = (learning_rate, None);
+        self.controller.begin_step(learning_rate)?;
+        self.stage = Stage::Peers;
+        Ok(())
     }
 
     pub(super) fn expect_idle(&self) -> Result<(), Error> {
@@ -50,19 +57,10 @@ impl TwoLevel {
         }
     }
 
-    /// Begins a step. If this rank has a `failure` and the step's agreement has a message, the message reports the failure to all
-    /// ranks.
-    pub(super) fn begin(&mut self, learning_rate: f64, failure: Option<Error>) -> Result<(), Error> {
-        (self.rate, self.failure) = (learning_rate, failure);
-        if !self.met {
-            self.stage = Stage::Begun;
-        } else if failure.is_some() && self.config.accordion().is_some() {
-            self.begin_peers(failure)?;
-        } else {
-            self.controller.begin_step(learning_rate)?;
-            (self.stage, self.failure) = (Stage::Peers, None);
-        }
-        Ok(())
+    /// Begins a step in which all ranks agree before its buckets: first the ranks of each node, then peers. The messages report this
+    /// rank's `failure`, if there is one, to all ranks.
+    pub(super) fn begin_blocking(&mut self, learning_rate: f64, failure: Option<Error>) {
+        (self.rate, self.failure, self.stage) = (learning_rate, failure, Stage::Begun);
     }
 
     /// `Err` with this rank's failure before the step, if there is one.
@@ -71,7 +69,8 @@ impl TwoLevel {
     }
 
     /// Returns the next collective of the agreement, with its group. The previous collective must be complete. `None` means that
-    /// the agreement is complete. In most steps there is one message inside the node.
+    /// the agreement is complete. In most steps there is one message inside the node. A [blocking step](TwoLevel::step) has one more
+    /// inside the node, and one among peers.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are the same as those of

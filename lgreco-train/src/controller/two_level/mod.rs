@@ -36,8 +36,9 @@
 //!
 //! # Failures
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
-//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, and after
-//! a state was loaded, an earlier message compares options and whole layers inside the node.
+//! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, after a
+//! state was loaded, and in every blocking step, two earlier messages of 32 bytes, inside the node and then among peers, compare
+//! options, layers and steps.
 //!
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], each bucket in flight takes an f32 per element, and the memory of its

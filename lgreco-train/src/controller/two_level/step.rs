@@ -5,8 +5,11 @@ use super::control::Stage;
 use super::layer::Layer;
 use super::messages::{Fault, Messages};
 use super::{Group, Spare, Topology, TwoLevel};
+#[cfg(doc)]
+use crate::CoreError;
 use crate::Error;
 use crate::checksum::Hash;
+use crate::controller::tensor::check_layer;
 use crate::controller::{Bucket as Shards, Report};
 use crate::exchange::{Agreement, Collective, Request};
 use crate::gradient::ValuesMut;
@@ -135,11 +138,14 @@ impl TwoLevel {
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
-    /// After errors of [`control`](TwoLevel::control) nothing has changed, and the step may be repeated. After errors of
-    /// [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
-    /// [`Error::OtherPlace`], on this rank only, when the groups do not match [`topology`](TwoLevel::topology).
-    /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
-    /// [`Error::InFlight`], on this rank only, if a bucket has a layer of that step.
+    ///
+    /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
+    /// [`Error::LayerMismatch`] when gradients do not fit the layers; the errors of
+    /// [`control`](TwoLevel::control); [`Error::OtherPlace`], on this rank only, when the groups do not match
+    /// [`topology`](TwoLevel::topology); [`Error::StepOrder`] while another step is under way, which is then
+    /// [abandoned](TwoLevel::abandon_step); [`Error::InFlight`], on this rank only, if a bucket has a layer of that step.
+    ///
+    /// After errors of [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -147,12 +153,21 @@ impl TwoLevel {
         gradients: &mut [ValuesMut<'_>],
         learning_rate: f64,
     ) -> Result<Report, Error> {
-        let counted = expect_len("gradients, one per layer", self.layers.len(), gradients.len()).map_err(Error::from);
-        self.run(node, peers, counted.map(|()| gradients), learning_rate)
+        let checked = self.check(gradients);
+        self.run(node, peers, checked.map(|()| gradients), learning_rate)
+    }
+
+    /// `Err` unless gradients have the lengths and element types of the layers.
+    fn check(&self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+        expect_len("gradients, one per layer", self.layers.len(), gradients.len())?;
+        let mut layers = self.layers.iter().zip(gradients).enumerate();
+        layers.try_for_each(|(layer, (tensor, gradient))| {
+            check_layer(layer, tensor.shape(), tensor.dtype(), gradient.values())
+        })
     }
 
     /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told about it and fail.
-    /// Returns `failure`, or an error that prevented reporting it.
+    /// Returns `failure`, or an error that prevented reporting it. Nothing changes, and the step may be taken again.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -184,7 +199,7 @@ impl TwoLevel {
             Group::Node => request.perform(&mut *node),
             Group::Peers => request.perform(&mut *peers),
         };
-        self.begin(learning_rate, gradients.as_ref().err().copied())?;
+        self.begin_blocking(learning_rate, gradients.as_ref().err().copied());
         let agreed = loop {
             match self.control() {
                 Ok(Some((group, request))) => match perform(group, request) {
@@ -199,7 +214,7 @@ impl TwoLevel {
             self.abandon_step()?;
             return Err(error);
         }
-        let exchanged = self.exchange(gradients, &mut perform);
+        let exchanged = gradients.and_then(|gradients| self.exchange(gradients, &mut perform));
         if let Err(error @ Error::Collective { .. }) = exchanged {
             self.abandon_step()?;
             return Err(error);
@@ -211,21 +226,16 @@ impl TwoLevel {
     /// Exchanges all layers, bucket by bucket.
     fn exchange(
         &mut self,
-        gradients: Result<&mut [ValuesMut<'_>], Error>,
+        gradients: &mut [ValuesMut<'_>],
         perform: &mut impl FnMut(Group, Request<'_>) -> Result<(), crate::exchange::CollectiveError>,
     ) -> Result<(), Error> {
-        let (gradients, failure) = match gradients {
-            Ok(gradients) => (gradients, None),
-            Err(failure) => (&mut [][..], Some(failure)),
-        };
         for group in 0..self.groups.ranges.len() {
             let range = self.groups.ranges[group].clone();
             let layers: Vec<usize> = range.clone().collect();
             // All ranks have the same groups.
             let shards = self.controller.open_agreed(&layers)?;
             let mut bucket = self.lend(&layers, Agreement::Reached, shards)?;
-            let part = if failure.is_some() { &mut [][..] } else { &mut gradients[range] };
-            let exchanged = bucket.run(part, failure, perform);
+            let exchanged = bucket.run(&mut gradients[range], perform);
             self.close(bucket)?;
             exchanged?;
         }
@@ -237,13 +247,9 @@ impl Bucket {
     fn run(
         &mut self,
         gradients: &mut [ValuesMut<'_>],
-        failure: Option<Error>,
         perform: &mut impl FnMut(Group, Request<'_>) -> Result<(), crate::exchange::CollectiveError>,
     ) -> Result<(), Error> {
-        match failure {
-            None => self.submit(gradients)?,
-            Some(failure) => self.submit_failure(failure)?,
-        }
+        self.submit(gradients)?;
         while let Some((group, request)) = self.next(gradients)? {
             perform(group, request)?;
         }

@@ -14,7 +14,7 @@ fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str
     }
 }
 
-/// In a run with warm-up, decisions and compression, one rank fails at every second step. The steps between them work.
+/// In a run with warm-up, decisions and compression, one rank fails before every second step. The steps between them work.
 #[test]
 fn a_rank_that_fails_at_any_step_is_named_on_all() {
     for size in [(2, 2), (2, 3), (3, 2)] {
@@ -22,7 +22,7 @@ fn a_rank_that_fails_at_any_step_is_named_on_all() {
             let results = on_nodes(size, |place, node, peers| {
                 let mut training = new(with_undo(Method::TopK, LGRECO), place);
                 let mut results = vec![];
-                for step in 0..12 {
+                for step in 0..20 {
                     if step % 2 == 0 {
                         super::step(&mut training, node, peers).unwrap();
                         continue;
@@ -41,12 +41,12 @@ fn a_rank_that_fails_at_any_step_is_named_on_all() {
                     });
                     let after: Vec<_> = (0..2).map(|layer| residual(training.controller(), layer)).collect();
                     assert_eq!(before, after, "a failed step leaves residuals");
-                    assert_eq!(training.controller().steps(), u64::from(step) + 1);
+                    assert_eq!(training.controller().steps(), u64::from(step) / 2 + 1, "a failed step was not begun");
                 }
                 results
             });
             let shape = Error::LayerMismatch { layer: 0, what: "the number of values", expected: 384, found: 0 };
-            for at in 0..6 {
+            for at in 0..10 {
                 let of_step: Vec<_> = results.iter().map(|results| results[at]).collect();
                 let own = if at % 2 == 0 { FAILURE } else { shape };
                 expect_told(&of_step, failing, &own, &format!("{size:?}, failure {at}"));
@@ -242,6 +242,60 @@ fn a_step_within_a_step_fails_on_all_ranks() {
         assert!(matches!(own, Error::StepOrder { .. }), "{own}");
         expect_told(&results, 2, &own, &format!("after {steps} steps"));
     }
+}
+
+/// The first bucket has no elements, so it has no messages. All ranks learn nevertheless that one rank has no gradients, or has
+/// a gradient for the empty layer.
+#[test]
+fn a_rank_that_fails_is_named_whatever_the_first_bucket() {
+    let wrong = Error::LayerMismatch { layer: 0, what: "the number of values", expected: 0, found: 3 };
+    for (steps, own) in [(0, FAILURE), (1, FAILURE), (3, FAILURE), (1, wrong), (3, wrong)] {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let mut config = with_undo(Method::TopK, Policy::Uniform);
+            config.bucket_bytes = 0;
+            let layers = [("none", &[0][..]), ("fc1", &[16, 24])];
+            let layers = layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
+            let mut training = TwoLevel::new(config, layers.into(), place).unwrap();
+            let mut step = |none: &mut [f32]| {
+                let mut values = noise(0, place.rank(), 0, 16 * 24);
+                let mut gradients = [ValuesMut::F32(none), ValuesMut::F32(&mut values)];
+                training.step(node, peers, &mut gradients, 1.0).map(drop)
+            };
+            (0..steps).for_each(|_| step(&mut []).unwrap());
+            let result = match place.rank() == 1 {
+                true if own == wrong => step(&mut [1.0; 3]),
+                true => Err(training.step_failed(node, peers, FAILURE)),
+                false => step(&mut []),
+            };
+            (0..2).for_each(|_| {
+                let mut values = noise(0, place.rank(), 0, 16 * 24);
+                let mut gradients = [ValuesMut::F32(&mut []), ValuesMut::F32(&mut values)];
+                training.step(node, peers, &mut gradients, 1.0).unwrap();
+            });
+            result
+        });
+        expect_told(&results, 1, &own, &format!("after {steps} steps"));
+    }
+}
+
+/// One rank alone loads a saved state. The next blocking step finds that the ranks differ.
+#[test]
+fn a_state_that_one_rank_alone_loads_is_found() {
+    let results = on_nodes((2, 2), |place, node, peers| {
+        let mut training = new(with_undo(Method::TopK, LGRECO), place);
+        let mut saved = vec![];
+        for _ in 0..3 {
+            saved.push(training.save().unwrap());
+            step(&mut training, node, peers).unwrap();
+        }
+        if place.rank() == 1 {
+            training.load(&[&saved[2]], &[&saved[2]]).unwrap();
+        }
+        step(&mut training, node, peers).map(drop)
+    });
+    let named = Err(differ(1, "step", Whole(2), Whole(3)));
+    assert_eq!(results[..2], [named; 2]);
+    assert!(results[2..].iter().all(|told| matches!(told, Err(Error::Peer { code: 82, .. }))), "{results:?}");
 }
 
 /// Accordion compares learning rates, but a rank whose trainer fails does not know the rate. All ranks get its error
