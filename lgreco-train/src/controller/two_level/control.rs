@@ -11,6 +11,12 @@ use crate::exchange::Request;
 use alloc::vec;
 use alloc::vec::Vec;
 
+/// A rank's message that tells its node whether its peers have begun the step.
+pub(super) fn fault_message(fault: Fault) -> [u64; agreement::words(1)] {
+    let [code, rank] = fault.words();
+    [code, rank, 0, 0]
+}
+
 /// The message under way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Stage {
@@ -138,9 +144,8 @@ impl TwoLevel {
         };
         let own = own.filter(|error| !matches!(error, Error::Peer { .. }));
         self.put(|words, topology| {
-            let [code, rank] = fault.words();
-            let at = agreement::words(topology.local as usize);
-            words[at..at + 2].copy_from_slice(&[code, rank]);
+            let message = fault_message(fault);
+            words[agreement::words(topology.local as usize)..][..message.len()].copy_from_slice(&message);
         });
         self.stage = Stage::Telling(own);
         false

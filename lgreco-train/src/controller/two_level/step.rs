@@ -1,7 +1,7 @@
 //! Steps: lending and closing buckets, and blocking steps.
 
 use super::bucket::{self, Bucket};
-use super::control::Stage;
+use super::control::{Stage, fault_message};
 use super::layer::Layer;
 use super::messages::{Fault, Messages};
 use super::{Group, Spare, Topology, TwoLevel};
@@ -10,7 +10,7 @@ use crate::CoreError;
 use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::tensor::check_layer;
-use crate::controller::{Bucket as Shards, Report};
+use crate::controller::{Bucket as Shards, Report, agreement};
 use crate::exchange::{Agreement, Collective, Request};
 use crate::gradient::ValuesMut;
 use alloc::vec;
@@ -141,9 +141,9 @@ impl TwoLevel {
     ///
     /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
     /// [`Error::LayerMismatch`] when gradients do not fit the layers; the errors of
-    /// [`control`](TwoLevel::control); [`Error::OtherPlace`], on this rank only, when the groups do not match
-    /// [`topology`](TwoLevel::topology); [`Error::StepOrder`] while another step is under way, which is then
-    /// [abandoned](TwoLevel::abandon_step); [`Error::InFlight`], on this rank only, if a bucket has a layer of that step.
+    /// [`control`](TwoLevel::control); [`Error::OtherPlace`] when the groups do not match [`topology`](TwoLevel::topology);
+    /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
+    /// [`Error::InFlight`] if a bucket has a layer of that step, which is then still under way.
     ///
     /// After errors of [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
@@ -188,11 +188,13 @@ impl TwoLevel {
         let (found, own) = (Topology::of(node, peers), self.topology);
         if found != own {
             let (rank, world) = (found.rank(), found.world_size());
-            return Err(Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() });
+            let error = Error::OtherPlace { rank, world, own_rank: own.rank(), own_world: own.world_size() };
+            return Err(self.refuse(node, peers, error));
         }
         if let Err(error) = self.expect_idle() {
-            // The other ranks wait for this rank's messages, so this rank reports the error to them.
-            self.abandon_step()?;
+            if let Err(in_flight) = self.abandon_step() {
+                return Err(self.refuse(node, peers, in_flight));
+            }
             return self.run(node, peers, Err(error), learning_rate);
         }
         let mut perform = |group: Group, request: Request<'_>| match group {
@@ -221,6 +223,27 @@ impl TwoLevel {
         }
         let report = self.finish_step()?;
         exchanged.map(|()| report)
+    }
+
+    /// Performs the collectives before a blocking step, although this rank cannot begin it in its present state. They report
+    /// `failure` to all ranks. Returns `failure`, or an error that prevented reporting it.
+    fn refuse<N: Collective + ?Sized, P: Collective + ?Sized>(
+        &mut self,
+        node: &mut N,
+        peers: &mut P,
+        failure: Error,
+    ) -> Error {
+        // The other ranks compare their options again, too.
+        self.met = false;
+        // This place may differ from the controller's.
+        let place = Topology::of(node, peers);
+        let mut of_node = agreement::failed(place.per_node, failure);
+        let mut of_peers = agreement::failed(place.nodes, failure);
+        let mut begun = fault_message(Fault::new(failure, place.rank())).repeat(place.per_node as usize);
+        let told = node.all_gather(bytemuck::cast_slice_mut(&mut of_node));
+        let told = told.and_then(|()| peers.all_gather(bytemuck::cast_slice_mut(&mut of_peers)));
+        let told = told.and_then(|()| node.all_gather(bytemuck::cast_slice_mut(&mut begun)));
+        told.map_or_else(Error::from, |()| failure)
     }
 
     /// Exchanges all layers, bucket by bucket.

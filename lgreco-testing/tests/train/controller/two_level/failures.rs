@@ -278,6 +278,45 @@ fn a_rank_that_fails_is_named_whatever_the_first_bucket() {
     }
 }
 
+/// One rank still has a bucket of another step, or uses a controller that was created for another place. All ranks get its error,
+/// and the next step works.
+#[test]
+fn a_rank_that_cannot_begin_is_named_on_all() {
+    for (steps, has_bucket) in [(0, false), (3, false), (1, true), (3, true)] {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let mut training = new(with_undo(Method::TopK, LGRECO), place);
+            (0..steps).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            let mut bucket = None;
+            if has_bucket {
+                agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+                match place.rank() {
+                    1 => bucket = Some(training.open(&[2]).unwrap()),
+                    _ => training.abandon_step().unwrap(),
+                }
+            }
+            let result = match place.rank() == 1 && !has_bucket {
+                true => {
+                    let elsewhere = Topology { per_node: 3, ..place };
+                    step(&mut new(with_undo(Method::TopK, LGRECO), elsewhere), node, peers).map(drop)
+                }
+                false => step(&mut training, node, peers).map(drop),
+            };
+            if let Some(bucket) = bucket {
+                training.close(bucket).unwrap();
+                training.abandon_step().unwrap();
+            }
+            (0..3).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            assert_eq!(training.controller().steps(), steps + 3);
+            result
+        });
+        let own = match has_bucket {
+            true => Error::InFlight { layer: 2 },
+            false => Error::OtherPlace { rank: 1, world: 4, own_rank: 1, own_world: 6 },
+        };
+        expect_told(&results, 1, &own, &format!("after {steps} steps"));
+    }
+}
+
 /// One rank alone loads a saved state. The next blocking step finds that the ranks differ.
 #[test]
 fn a_state_that_one_rank_alone_loads_is_found() {
