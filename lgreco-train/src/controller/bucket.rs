@@ -91,6 +91,8 @@ pub struct Bucket {
     pub(super) failure: Option<Error>,
     /// This rank's error from after the bucket's last message. The next bucket or step reports it to the other ranks.
     pub(super) late: Option<Error>,
+    /// Whether only this rank has failed, so that the other ranks have their means.
+    pub(super) alone: bool,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
     /// Whether the exchange has shown all ranks that they differ.
@@ -221,7 +223,8 @@ impl Bucket {
     /// With [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
-    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged.
+    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged. With [`Route::Sharded`] and
+    /// [`NonFinite::PassThrough`], a mean that does not fit makes NaN on the rank of its shard only.
     ///
     /// # Errors
     /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
@@ -347,12 +350,19 @@ impl Bucket {
     /// Records the error that ends the exchange. The error determines the final content of the gradients, and what the next message
     /// reports.
     fn note_failure(&mut self, error: Error, alone: bool) {
+        self.alone = alone;
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Residuals stay unchanged, so errors in the new ones no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
-        if !self.not_finite || self.non_finite == NonFinite::Error {
+        let is_error = match self.non_finite {
+            NonFinite::Error => true,
+            // The other ranks do not skip this step.
+            NonFinite::Skip => alone,
+            NonFinite::PassThrough => false,
+        };
+        if !self.not_finite || is_error {
             return;
         }
         if matches!(error, Error::LayerOverflow { .. }) {

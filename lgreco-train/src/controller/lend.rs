@@ -84,6 +84,7 @@ impl Controller {
             non_finite,
             failure: None,
             late: None,
+            alone: false,
             not_finite: false,
             differs: false,
             bytes: 0,
@@ -172,7 +173,7 @@ impl Controller {
         }
         // If only this rank has failed, it failed after the agreement.
         let exchanged = bucket.progress == Progress::Exchanged;
-        let alone = bucket.progress == Progress::FailedAlone;
+        let alone = bucket.alone;
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.scheduler.step);
         }
@@ -187,7 +188,7 @@ impl Controller {
         self.totals.incomplete |= bucket.window_step > 0 && !exchanged;
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
-        let failed = alone || bucket.progress == Progress::Failed;
+        let failed = matches!(bucket.progress, Progress::Failed | Progress::FailedAlone);
         let mut arena = bucket.arena;
         for LentLayer { state, .. } in &mut arena.layers {
             state.status = match state.status {

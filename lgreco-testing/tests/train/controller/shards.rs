@@ -5,7 +5,7 @@ use lgreco_testing::controller::sharded;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::exchange::Route;
-use lgreco_train::gradient::{Bf16, Element};
+use lgreco_train::gradient::{Bf16, Element, F16};
 
 /// The error of each of two ranks if rank 1's shard of a layer overflows.
 fn failed(rank: u32, layer: usize) -> Result<(), Error> {
@@ -71,6 +71,58 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
         assert_eq!(step(None), (failed(rank, 0), Outcome::Failed));
         assert_eq!(step(None), (Ok(()), Outcome::Exchanged));
     });
+}
+
+/// Results of rank 0 and rank 1 in three steps with a bucket. In the first one, the bucket is new, and the mean of rank 1's shard
+/// exceeds f16. If `given`, all ranks have been given other settings before that step.
+fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Outcome, Error>; 3]> {
+    let top = |keep| Policy::Fixed(vec![Setting::TopK(TopK { keep, values: Dtype::F32 })]);
+    threads::run(2, |mut worker| {
+        let mut config = config(Method::TopK, top(2));
+        (config.route, config.non_finite) = (Route::Sharded, non_finite);
+        let tensors = vec![Tensor::new("w", &[4, 1], Dtype::F16).unwrap().with_shards(&[2, 4])];
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
+        for values in [[1.0; 4], [1.0; 4], [1.0, 1.0, 60000.0, 50000.0]] {
+            let values = &mut values.map(F16::from_f32);
+            controller.step(&mut worker, &mut [ValuesMut::F16(values)], 1.0).unwrap();
+        }
+        if given {
+            controller.planning().set_settings(vec![Setting::TopK(TopK { keep: 4, values: Dtype::F32 })]).unwrap();
+        }
+        // The residual of the last element is 49984.
+        [50000.0, -50000.0, -50000.0].map(|last| {
+            agree(&mut controller, &mut worker, 1.0)?;
+            let mut bucket = controller.open(&[0])?;
+            let values = &mut [0.0, 0.0, 0.0, last].map(F16::from_f32);
+            let exchanged = bucket.exchange(&mut worker, &mut [ValuesMut::F16(values)]);
+            controller.close(bucket)?;
+            let report = controller.finish_step()?;
+            exchanged.map(|()| report.outcome)
+        })
+    })
+}
+
+/// The rank with the shard fails alone. The next bucket, or the next agreement, reports that to the others.
+#[test]
+fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
+    let error = Error::LayerOverflow { layer: 0, index: 3, value: 99968.0 };
+    let (too_large, told) = (Err(error), Err(Error::Peer { rank: 1, code: error.code() }));
+    let exchanged = Ok(Outcome::Exchanged);
+    let all = large_mean_in_one_shard(NonFinite::Skip, false);
+    assert_eq!(all[0], [exchanged, Ok(Outcome::Skipped), exchanged]);
+    assert_eq!(all[1], [too_large, Ok(Outcome::Skipped), exchanged]);
+    let all = large_mean_in_one_shard(NonFinite::Skip, true);
+    assert_eq!(all, [[exchanged, told, exchanged], [too_large, too_large, exchanged]]);
+}
+
+/// NaN in the shard reports the overflow to the loss scaler. All ranks then continue with the same buckets and settings.
+#[test]
+fn a_mean_too_large_for_one_shard_is_passed_through() {
+    for given in [false, true] {
+        let all = large_mean_in_one_shard(NonFinite::PassThrough, given);
+        assert_eq!(all[0], [Ok(Outcome::Exchanged); 3]);
+        assert_eq!(all[1], [Ok(Outcome::PassedThrough), Ok(Outcome::Exchanged), Ok(Outcome::Exchanged)]);
+    }
 }
 
 /// The results of a rank in several steps.

@@ -140,7 +140,7 @@ impl TwoLevel {
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     ///
     /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
-    /// [`Error::LayerMismatch`] when gradients do not fit the layers; the errors of
+    /// [`Error::LayerMismatch`] when gradients do not fit the layers; [`CoreError::OutOfMemory`]; the errors of
     /// [`control`](TwoLevel::control); [`Error::OtherPlace`] when the groups do not match [`topology`](TwoLevel::topology);
     /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
     /// [`Error::InFlight`] if a bucket has a layer of that step, which is then still under way.
