@@ -34,6 +34,8 @@ pub(super) enum Progress {
     Failed,
     /// The exchange has failed on this rank only.
     FailedAlone,
+    /// This rank has closed the bucket in the middle of its exchange.
+    GivenUp,
 }
 
 /// Layers that are exchanged together in one step. A [`Controller`](super::Controller) lends them with their residuals, so that
@@ -91,7 +93,7 @@ pub struct Bucket {
     pub(super) failure: Option<Error>,
     /// This rank's error from after the bucket's last message. The next bucket or step reports it to the other ranks.
     pub(super) late: Option<Error>,
-    /// Whether only this rank has failed, so that the other ranks have their means.
+    /// Whether only this rank has failed, so that the other ranks may have their means.
     pub(super) alone: bool,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
@@ -108,6 +110,8 @@ pub struct Bucket {
     /// Number of bytes that this rank puts on the wire, if seconds are measured.
     pub(super) wire: f64,
     pub(super) flight: Option<Flight>,
+    /// Whether the bucket has asked for a collective.
+    pub(super) asked: bool,
     /// The number by which the controller recognises the bucket.
     pub(super) ticket: u64,
     pub(super) progress: Progress,
@@ -265,7 +269,7 @@ impl Bucket {
                     expected: "`submit` before `next`",
                 });
             }
-            Progress::Failed | Progress::FailedAlone => {
+            Progress::Failed | Progress::FailedAlone | Progress::GivenUp => {
                 return Err(Error::StepOrder { what: "the bucket has failed", expected: "`close` and another bucket" });
             }
         }
@@ -310,7 +314,10 @@ impl Bucket {
         let (advanced, late) = self.arena.exchange(present, self.late, rest, |host| flight.advance(host));
         self.late = late;
         match advanced {
-            Ok(Some(part)) => Ok(Some(part)),
+            Ok(Some(part)) => {
+                self.asked = true;
+                Ok(Some(part))
+            }
             Ok(None) => {
                 self.bytes += self.arena.remember(self.arena.rest(), &self.moment, &mut self.late);
                 self.progress = Progress::Exchanged;
@@ -338,6 +345,21 @@ impl Bucket {
         }
         self.fill_broken(gradients);
         Ok(None)
+    }
+
+    /// Whether the caller closes the bucket in the middle of its exchange.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.progress == Progress::UnderWay && self.asked
+    }
+
+    /// Ends a bucket that the caller closes in the middle of its exchange. Residuals are restored if their earlier values are kept.
+    /// `told` is the error that messages have reported to all ranks; if there is none, the other ranks may have their means.
+    pub(super) fn give_up(&mut self, told: Option<Error>) {
+        match told {
+            Some(error) => self.note_failure(error, false),
+            None => (self.progress, self.alone, self.late) = (Progress::GivenUp, true, None),
+        }
+        self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
     }
 
     /// Ends the bucket without means, because a rank outside this exchange's group has failed. The exchange itself may already be

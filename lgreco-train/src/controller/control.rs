@@ -113,7 +113,12 @@ impl Controller {
         self.expect_taken_back()?;
         let (step, totals) = (self.scheduler.step, self.totals);
         let switched = self.control.switched;
-        let outcome = match self.states.iter().any(|state| state.status == BucketStatus::Failed) {
+        let has_bucket = |status| self.states.iter().any(|state| state.status == status);
+        let given_up = has_bucket(BucketStatus::GivenUp);
+        if given_up {
+            self.late = self.late.or(Some(GIVEN_UP));
+        }
+        let outcome = match given_up || has_bucket(BucketStatus::Failed) {
             true => Outcome::Failed,
             false if !totals.broken => Outcome::Exchanged,
             false if self.scheduler.config.non_finite == NonFinite::Skip => Outcome::Skipped,
@@ -353,6 +358,12 @@ impl Controller {
         Stage::Open
     }
 }
+
+/// The error of a rank that has closed a bucket in the middle of its exchange.
+const GIVEN_UP: Error = Error::StepOrder {
+    what: "a bucket of the step before was closed in the middle of its exchange",
+    expected: "`next` until it returns no request, or `abandon_step` instead of `finish_step`",
+};
 
 /// `Err` unless a learning rate is finite and not negative.
 pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {

@@ -56,6 +56,8 @@ pub(super) enum BucketStatus {
     Exchanged,
     /// The exchange has failed.
     Failed,
+    /// This rank has closed the bucket in the middle of its exchange.
+    GivenUp,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -7,7 +7,7 @@ use super::lent_layer::LentLayer;
 use super::{Controller, Tensor};
 use crate::Error;
 use crate::checksum::Hash;
-use crate::exchange::{Agreement, Collective, Moment};
+use crate::exchange::{Agreement, Collective, Flight, Moment};
 use crate::gradient::ValuesMut;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -93,6 +93,7 @@ impl Controller {
             computing: 0.0,
             wire: 0.0,
             flight: None,
+            asked: false,
             ticket,
             progress: Progress::Open,
         };
@@ -159,11 +160,14 @@ impl Controller {
         }
     }
 
-    /// Takes a bucket back, at any point of its exchange. The residuals of a bucket that was not exchanged are unchanged.
+    /// Takes a bucket back, at any point of its exchange. The residuals of a bucket that was not exchanged are unchanged. If the
+    /// bucket was in the middle of its exchange, other ranks may have the means. So the step [fails](super::Outcome::Failed) on this
+    /// rank, and the next step reports that to all ranks, unless all ranks exchange the layers again or
+    /// [abandon](Controller::abandon_step) the step.
     ///
     /// # Errors
     /// [`Error::StepOrder`] for a bucket of another controller, or one from before a saved state was loaded.
-    pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
+    pub fn close(&mut self, mut bucket: Bucket) -> Result<(), Error> {
         let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent == bucket.ticket);
         if !bucket.layers().all(lent) {
             return Err(Error::StepOrder {
@@ -171,10 +175,12 @@ impl Controller {
                 expected: "a bucket of the present step",
             });
         }
-        // If only this rank has failed, it failed after the agreement.
+        if bucket.is_unfinished() {
+            bucket.give_up(bucket.flight.as_ref().and_then(Flight::failure));
+        }
         let exchanged = bucket.progress == Progress::Exchanged;
         let alone = bucket.alone;
-        if (exchanged || alone) && bucket.agreement == Agreement::Needed {
+        if bucket.agreement == Agreement::Needed && bucket.flight.as_ref().is_some_and(Flight::has_met) {
             self.agreed.insert(bucket.layers().collect(), self.scheduler.step);
         }
         self.totals.told |= (exchanged || alone) && has_elements(&bucket);
@@ -188,12 +194,14 @@ impl Controller {
         self.totals.incomplete |= bucket.window_step > 0 && !exchanged;
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
+        let given_up = bucket.progress == Progress::GivenUp;
         let failed = matches!(bucket.progress, Progress::Failed | Progress::FailedAlone);
         let mut arena = bucket.arena;
         for LentLayer { state, .. } in &mut arena.layers {
             state.status = match state.status {
                 _ if exchanged => BucketStatus::Exchanged,
                 _ if failed => BucketStatus::Failed,
+                _ if given_up => BucketStatus::GivenUp,
                 status => status,
             };
             if let Some(seconds) = seconds {

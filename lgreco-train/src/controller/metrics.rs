@@ -55,7 +55,9 @@ pub enum Outcome {
     /// exchanges the buckets itself, the gradients of some bucket are NaN.
     PassedThrough,
     /// The exchange of some bucket has failed on every rank. Its gradients are undefined, and the gradients of the other buckets
-    /// are means. This happens only if the trainer exchanges the buckets itself.
+    /// are means. This happens only if the trainer exchanges the buckets itself. The bucket may have failed on this rank only: if
+    /// [`Bucket::next`](super::Bucket::next) says so, or if the bucket was [closed](super::Controller::close) in the middle of its
+    /// exchange. The next bucket or step then fails on all ranks.
     Failed,
 }
 

@@ -57,6 +57,8 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether this rank has failed after its last message.
     untold: bool,
+    /// Whether all ranks have found, from their first messages, that they exchange the same layers and that none has failed.
+    met: bool,
     /// Number of layers that were summed in their own memory so far.
     summed: usize,
     /// Index of the first layer after these layers.
@@ -100,7 +102,8 @@ impl Flight {
                 (program, failure)
             }
         };
-        let mut flight = Flight { program, counter: 0, failure, untold: false, summed: 0, behind: 0, outcome: None };
+        let mut flight =
+            Flight { program, counter: 0, failure, untold: false, met: false, summed: 0, behind: 0, outcome: None };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
             flight.own(space, op);
             flight.counter += 1;
@@ -163,6 +166,11 @@ impl Flight {
         }
     }
 
+    /// Whether the first messages of [`Agreement::Needed`] have shown that all ranks exchange the same layers.
+    pub(crate) fn has_met(&self) -> bool {
+        self.met
+    }
+
     /// Records an error of this rank between two calls. Its next message reports it to the others.
     pub(crate) fn fail(&mut self, failure: Error) {
         self.failure = Some(failure);
@@ -205,6 +213,7 @@ impl Flight {
                     // means.
                     if part != Part::Pieces {
                         judged?;
+                        self.met |= part == Part::Greetings;
                     } else {
                         self.failure = judged.err();
                     }

@@ -379,6 +379,53 @@ fn a_rank_without_gradients_tells_all() {
     }
 }
 
+/// One rank closes a bucket after its last collective, without the means. The other rank has them, and learns of the error in the
+/// next step. That bucket may have been new.
+#[test]
+fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
+    for is_new in [true, false] {
+        let results = threads::run(2, |mut worker| {
+            let mut config = config(Method::TopK, Policy::Uniform);
+            config.undo = true;
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
+            (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+            let rank = worker.rank();
+            let mut step = |closes_early: bool| {
+                agree(&mut controller, &mut worker, 1.0).unwrap();
+                let mut values = gradients(rank, controller.steps() as u32, 1.0);
+                let before = residual(&controller, 0);
+                let mut bucket = controller.open(&[0, 1, 2]).unwrap();
+                bucket.submit(&mut views(&mut values)).unwrap();
+                let collectives = if closes_early { bucket.rounds().unwrap().count() } else { usize::MAX };
+                let mut exchanged = Ok(());
+                for _ in 0..collectives {
+                    match bucket.next(&mut views(&mut values)) {
+                        Ok(Some(request)) => request.perform(&mut worker).unwrap(),
+                        Ok(None) => break,
+                        Err(error) => {
+                            exchanged = Err(error);
+                            break;
+                        }
+                    }
+                }
+                controller.close(bucket).unwrap();
+                assert!(!closes_early || residual(&controller, 0) == before);
+                (exchanged, controller.finish_step().unwrap().outcome)
+            };
+            if !is_new {
+                assert_eq!(step(false), (Ok(()), Outcome::Exchanged));
+            }
+            [step(rank == 1), step(false), step(false)]
+        });
+        let own = results[1][1].0.unwrap_err();
+        assert!(matches!(own, Error::StepOrder { .. }), "{own}");
+        let [told, exchanged] = [Err(Error::Peer { rank: 1, code: own.code() }), Ok(())];
+        let (failed, fine) = (Outcome::Failed, Outcome::Exchanged);
+        assert_eq!(results[0], [(exchanged, fine), (told, failed), (exchanged, fine)]);
+        assert_eq!(results[1], [(exchanged, failed), (Err(own), failed), (exchanged, fine)]);
+    }
+}
+
 /// If a gradient has another length on one rank, its bucket fails on both ranks.
 #[test]
 fn a_gradient_of_another_length_is_told_to_all() {

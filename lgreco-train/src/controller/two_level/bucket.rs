@@ -286,6 +286,22 @@ impl Bucket {
         Ok(())
     }
 
+    /// Whether the ranks of the node have found that they exchange the same layers.
+    pub(super) fn has_met(&self) -> bool {
+        !self.differs && !matches!(self.stage, Stage::Open | Stage::Submitted | Stage::Greeting)
+    }
+
+    /// Ends a bucket that the caller closes in the middle of its exchange.
+    pub(super) fn give_up(&mut self) {
+        // If the exchange between nodes has failed on this rank only, the controller already reports that.
+        let is_over = matches!(self.stage, Stage::Open | Stage::Submitted | Stage::Done | Stage::Failed);
+        if is_over || self.shards.progress == Progress::FailedAlone {
+            return;
+        }
+        let found = (self.fault.code != 0).then(|| Error::of_peer(self.fault.rank, self.fault.code));
+        self.shards.give_up(self.own.or(found));
+    }
+
     fn own_slip(&self) -> Slip {
         Slip { code: self.own.map_or(0, |error| error.code().into()), fingerprint: self.fingerprint }
     }

@@ -74,12 +74,14 @@ impl TwoLevel {
         self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
     }
 
-    /// Takes a bucket back, at any point. If it was not exchanged, the residuals of its layers stay unchanged.
+    /// Takes a bucket back, at any point, like [`Controller::close`](super::super::Controller::close). If it was not exchanged, the
+    /// residuals of its layers stay unchanged.
     ///
     /// # Errors
     /// The errors of [`Controller::close`](super::super::Controller::close).
-    pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
-        if bucket.stage == bucket::Stage::Done && bucket.agreement == Agreement::Needed {
+    pub fn close(&mut self, mut bucket: Bucket) -> Result<(), Error> {
+        bucket.give_up();
+        if bucket.has_met() && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect());
         }
         self.met &= !bucket.shards.differs;

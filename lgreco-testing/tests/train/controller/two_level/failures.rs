@@ -224,6 +224,61 @@ fn expect_other_layers_found(sent: Dtype) {
     }
 }
 
+/// Performs a bucket's collectives to the end.
+fn finish(
+    bucket: &mut lgreco_train::controller::two_level::Bucket,
+    gradients: &mut [ValuesMut<'_>],
+    node: &mut ThreadCollective,
+    peers: &mut ThreadCollective,
+) -> Result<(), Error> {
+    while let Some((group, request)) = bucket.next(gradients)? {
+        perform(group, request, node, peers);
+    }
+    Ok(())
+}
+
+/// One rank closes a bucket after its last collective, without the means. The other ranks have them, and learn of the error in the
+/// next step. That bucket may have been new.
+#[test]
+fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
+    for is_new in [true, false] {
+        let results = on_nodes((2, 2), |place, node, peers| {
+            let mut training = new(with_undo(Method::TopK, Policy::Uniform), place);
+            (0..4).for_each(|_| drop(step(&mut training, node, peers).unwrap()));
+            let mut step = |closes_early: bool| {
+                agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+                let mut values = values(place.rank(), training.controller().steps() as u32);
+                let before = residual(training.controller(), 0);
+                let mut bucket = training.open(&[0, 1, 2, 3, 4, 5]).unwrap();
+                let exchanged = as_gradients(&mut values, |gradients| {
+                    bucket.submit(gradients).unwrap();
+                    while closes_early && !bucket.is_last() {
+                        let (group, request) = bucket.next(gradients)?.unwrap();
+                        perform(group, request, node, peers);
+                    }
+                    if closes_early { Ok(()) } else { finish(&mut bucket, gradients, node, peers) }
+                });
+                training.close(bucket).unwrap();
+                assert!(!closes_early || residual(training.controller(), 0) == before);
+                (exchanged, training.finish_step().unwrap().outcome)
+            };
+            if !is_new {
+                assert_eq!(step(false), (Ok(()), Outcome::Exchanged));
+            }
+            [step(place.rank() == 1), step(false), step(false)]
+        });
+        for (rank, [early, told, fine]) in results.iter().enumerate() {
+            let outcome = if rank == 1 { Outcome::Failed } else { Outcome::Exchanged };
+            assert_eq!((*early, *fine), ((Ok(()), outcome), (Ok(()), Outcome::Exchanged)), "rank {rank}");
+            assert_eq!(told.1, Outcome::Failed, "rank {rank}");
+        }
+        let told: Vec<_> = results.iter().map(|steps| steps[1].0).collect();
+        let own = told[1].unwrap_err();
+        assert!(matches!(own, Error::StepOrder { .. }), "{own}");
+        expect_told(&told, 1, &own, &format!("new: {is_new}"));
+    }
+}
+
 /// One rank has already begun another step. It abandons that step, and all ranks get an error.
 #[test]
 fn a_step_within_a_step_fails_on_all_ranks() {
