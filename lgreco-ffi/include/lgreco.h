@@ -686,7 +686,8 @@ LGRECO_ENUM(lgreco_outcome) {
     // step with buckets in flight, the gradients of the affected buckets are NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
     // After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
-    // unusable.
+    // unusable. It may have failed on this rank only: if a mean does not fit its shard (LGRECO_ELEMENT_OVERFLOW), or if the
+    // bucket was closed in the middle of its exchange. The next bucket or step then fails on all ranks.
     LGRECO_OUTCOME_FAILED = 3,
 };
 

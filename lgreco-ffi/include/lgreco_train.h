@@ -346,7 +346,8 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
 // Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
 // of it in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
 // rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the layers
-// stay unchanged.
+// stay unchanged. A bucket whose layers have no elements sends no messages; the next bucket or step then fails on all
+// ranks.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
@@ -370,6 +371,10 @@ lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
 // or a pointer to NULL, does nothing. A collective that still works on the bucket's memory must have ended. If the
 // exchange did not finish, residuals and factors of its layers stay as they were. A bucket from before
 // lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
+//
+// If the bucket was in the middle of its exchange, other ranks may have the means. The step's outcome on this rank is
+// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Neither happens if
+// all ranks exchange the layers again in this step, or abandon it.
 //
 // Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
 // earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail

@@ -89,7 +89,8 @@ pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// step with buckets in flight, the gradients of the affected buckets are NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
 /// After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
-/// unusable.
+/// unusable. It may have failed on this rank only: if a mean does not fit its shard (LGRECO_ELEMENT_OVERFLOW), or if the
+/// bucket was closed in the middle of its exchange. The next bucket or step then fails on all ranks.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
 /// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:

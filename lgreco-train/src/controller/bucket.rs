@@ -134,9 +134,9 @@ impl Bucket {
         Ok(program.rounds(specs).map(|(_, round)| round))
     }
 
-    /// This rank's failure, if the bucket never got gradients and so no message has reported it.
+    /// This rank's failure, if no message has reported it, because the bucket has not begun its exchange.
     pub(super) fn untold(&self) -> Option<Error> {
-        self.failure.filter(|_| self.progress == Progress::Open)
+        self.failure.filter(|_| matches!(self.progress, Progress::Open | Progress::UnderWay) && !self.asked)
     }
 
     /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. The values that are
@@ -183,7 +183,8 @@ impl Bucket {
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. This rank's
     /// messages report the failure to all ranks, so that no rank waits for this one. [`next`](Bucket::next) then takes no
-    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`].
+    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`]. If the bucket has no
+    /// elements, and so no messages, it fails on this rank only, and the next bucket or step reports the failure to all ranks.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -234,7 +235,8 @@ impl Bucket {
     /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
     /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
     /// error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
-    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others.
+    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. So is an error in
+    /// a bucket without elements, if the bucket is not new.
     /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
     /// are not the ones that were submitted.
     ///
@@ -324,7 +326,8 @@ impl Bucket {
                 Ok(None)
             }
             Err(error) => {
-                let alone = flight.failed_alone();
+                // Without a collective, no message has reported the error.
+                let alone = flight.failed_alone() || !self.asked;
                 self.fail(error, alone, gradients)
             }
         }
@@ -363,9 +366,10 @@ impl Bucket {
     }
 
     /// Ends the bucket without means, because a rank outside this exchange's group has failed. The exchange itself may already be
-    /// complete. Residuals are restored if their earlier values are kept. The error must be of the same kind on all ranks.
-    pub(super) fn revoke(&mut self, error: Error) {
-        self.note_failure(error, false);
+    /// complete. Residuals are restored if their earlier values are kept. The error must be of the same kind on all ranks, unless
+    /// this rank fails `alone`.
+    pub(super) fn revoke(&mut self, error: Error, alone: bool) {
+        self.note_failure(error, alone);
         self.arena.layers.iter_mut().for_each(|lent| lent.state.undo());
     }
 

@@ -191,11 +191,13 @@ impl Controller {
         self.totals.computing += bucket.computing;
         self.totals.broken |= bucket.progress == Progress::Broken;
         self.totals.not_finite |= bucket.not_finite;
-        self.totals.incomplete |= bucket.window_step > 0 && !exchanged;
+        // A bucket that has failed without messages has no elements, so nothing is missing.
+        let is_empty = bucket.progress == Progress::FailedAlone && !bucket.asked;
+        self.totals.incomplete |= bucket.window_step > 0 && !exchanged && !is_empty;
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
         let given_up = bucket.progress == Progress::GivenUp;
-        let failed = matches!(bucket.progress, Progress::Failed | Progress::FailedAlone);
+        let failed = matches!(bucket.progress, Progress::Failed | Progress::FailedAlone) && !is_empty;
         let mut arena = bucket.arena;
         for LentLayer { state, .. } in &mut arena.layers {
             state.status = match state.status {

@@ -426,6 +426,68 @@ fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     }
 }
 
+/// A bucket without elements has no messages. If one rank fails there, the next bucket reports that to all.
+#[test]
+fn a_failure_in_a_bucket_without_elements_is_told_by_the_next_bucket() {
+    const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
+    let no_gradients = Error::Core(CoreError::Length { what: "gradients, one per layer", expected: 1, found: 0 });
+    for (own, order) in [FAILURE, no_gradients].into_iter().flat_map(|own| [(own, [0, 1]), (own, [1, 0])]) {
+        let results = threads::run(2, |mut worker| {
+            let layers = [("none", &[0][..]), ("fc1", &[16, 24])];
+            let layers = layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
+            let mut controller = Controller::new(
+                config(Method::TopK, Policy::Uniform),
+                layers.into(),
+                worker.rank(),
+                worker.world_size(),
+            )
+            .unwrap();
+            let rank = worker.rank();
+            let mut step = |fails: bool| {
+                agree(&mut controller, &mut worker, 1.0).unwrap();
+                let mut results = order.map(|layer| {
+                    let mut values = noise(1, rank, 0, layer * 16 * 24);
+                    let mut views = vec![ValuesMut::F32(&mut values)];
+                    let mut bucket = controller.open(&[layer]).unwrap();
+                    match fails && layer == 0 {
+                        true if own == FAILURE => bucket.submit_failure(FAILURE).unwrap(),
+                        true => views.clear(),
+                        false => {}
+                    }
+                    if !(fails && layer == 0 && own == FAILURE) {
+                        bucket.submit(&mut views).unwrap();
+                    }
+                    let result = loop {
+                        match bucket.next(&mut views) {
+                            Ok(Some(request)) => request.perform(&mut worker).unwrap(),
+                            Ok(None) => break Ok(()),
+                            Err(error) => break Err(error),
+                        }
+                    };
+                    controller.close(bucket).unwrap();
+                    result
+                });
+                if order[0] == 1 {
+                    results.reverse();
+                }
+                (results, controller.finish_step().unwrap().outcome)
+            };
+            (0..4).for_each(|_| assert_eq!(step(false), ([Ok(()); 2], Outcome::Exchanged)));
+            [step(rank == 1), step(false), step(false)]
+        });
+        let (ok, mine, told) = (Ok(()), Err(own), Err(Error::Peer { rank: 1, code: own.code() }));
+        let fine = ([ok; 2], Outcome::Exchanged);
+        let (of_rank_0, of_rank_1) = match order {
+            [0, 1] => ([([ok, told], Outcome::Failed), fine, fine], [([mine, mine], Outcome::Failed), fine, fine]),
+            _ => (
+                [fine, ([ok, told], Outcome::Failed), fine],
+                [([mine, ok], Outcome::Exchanged), ([ok, mine], Outcome::Failed), fine],
+            ),
+        };
+        assert_eq!(results, [of_rank_0, of_rank_1], "{own}, {order:?}");
+    }
+}
+
 /// If a gradient has another length on one rank, its bucket fails on both ranks.
 #[test]
 fn a_gradient_of_another_length_is_told_to_all() {

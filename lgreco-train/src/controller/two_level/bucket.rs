@@ -135,7 +135,8 @@ impl Bucket {
     }
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed.
-    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank. On this rank, the error is `failure`.
+    /// [`next`](Bucket::next) then takes no gradients, and fails on every rank. On this rank, the error is `failure`. If the bucket
+    /// has no elements on any rank, it fails on this rank only, and the next bucket or step reports the failure to all ranks.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -294,6 +295,9 @@ impl Bucket {
     /// Ends a bucket that the caller closes in the middle of its exchange.
     pub(super) fn give_up(&mut self) {
         // If the exchange between nodes has failed on this rank only, the controller already reports that.
+        if self.stage == Stage::Submitted {
+            self.shards.failure = self.shards.failure.or(self.own);
+        }
         let is_over = matches!(self.stage, Stage::Open | Stage::Submitted | Stage::Done | Stage::Failed);
         if is_over || self.shards.progress == Progress::FailedAlone {
             return;
@@ -427,11 +431,12 @@ impl Bucket {
             return Ok(());
         };
         let mut found = self.messages.faults().filter(|fault| fault.code != 0);
-        if found.next().is_some_and(|fault| fault.alone) {
+        if !self.is_empty() && found.next().is_some_and(|fault| fault.alone) {
             self.stage = Stage::Failed;
             return Err(error);
         }
-        self.shards.revoke(error);
+        // A bucket without elements has no messages. The next bucket or step reports its error.
+        self.shards.revoke(error, self.is_empty());
         if self.shards.progress != Progress::Broken {
             self.stage = Stage::Failed;
             return Err(error);

@@ -279,6 +279,42 @@ fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     }
 }
 
+/// A bucket without elements has no messages. If one rank fails there, the next step reports that to all.
+#[test]
+fn a_failure_in_a_bucket_without_elements_is_told_by_the_next_step() {
+    let results = on_nodes((2, 2), |place, node, peers| {
+        let mut training = new(with_undo(Method::TopK, Policy::Uniform), place);
+        let mut step = |fails: bool| {
+            agree_on_nodes(&mut training, node, peers, 1.0).unwrap();
+            let mut values = values(place.rank(), training.controller().steps() as u32);
+            let results = as_gradients(&mut values, |gradients| {
+                let (others, none) = gradients.split_at_mut(5);
+                [(vec![0, 1, 2, 3, 4], others), (vec![5], none)].map(|(layers, gradients)| {
+                    let mut bucket = training.open(&layers).unwrap();
+                    match fails && layers[0] == 5 {
+                        true => bucket.submit_failure(FAILURE).unwrap(),
+                        false => bucket.submit(gradients).unwrap(),
+                    }
+                    let result = finish(&mut bucket, gradients, node, peers);
+                    training.close(bucket).unwrap();
+                    result
+                })
+            });
+            (results, training.finish_step().unwrap().outcome)
+        };
+        (0..4).for_each(|_| assert_eq!(step(false), ([Ok(()); 2], Outcome::Exchanged)));
+        [step(place.rank() == 1), step(false), step(false)]
+    });
+    for (rank, [failed, told, fine]) in results.iter().enumerate() {
+        let own = if rank == 1 { Err(FAILURE) } else { Ok(()) };
+        assert_eq!(*failed, ([Ok(()), own], Outcome::Exchanged), "rank {rank}");
+        assert_eq!((told.0[1], told.1), (Ok(()), Outcome::Failed), "rank {rank}");
+        assert_eq!(*fine, ([Ok(()); 2], Outcome::Exchanged), "rank {rank}");
+    }
+    let told: Vec<_> = results.iter().map(|steps| steps[1].0[0]).collect();
+    expect_told(&told, 1, &FAILURE, "the next step");
+}
+
 /// One rank has already begun another step. It abandons that step, and all ranks get an error.
 #[test]
 fn a_step_within_a_step_fails_on_all_ranks() {
