@@ -250,7 +250,8 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
 // been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
 // option `non_finite`, the outcome is as after a step with buckets in flight. If lgreco_controller_step is called
 // while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER. If a bucket of that step is not
-// closed, it fails with LGRECO_IN_FLIGHT, and the step stays under way.
+// closed, it fails with LGRECO_IN_FLIGHT, and the step stays under way. lgreco_controller_step also allocates small
+// lists at every step.
 //
 // Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *context,

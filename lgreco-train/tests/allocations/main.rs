@@ -3,6 +3,8 @@
 mod held;
 
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, topk::TopK};
+#[cfg(feature = "std")]
+use lgreco_train::controller::two_level::{Topology, TwoLevel};
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
 #[cfg(feature = "std")]
 use lgreco_train::exchange::threads;
@@ -178,6 +180,78 @@ fn no_memory_for_a_bucket_is_told_to_all() {
         assert!(matches!(own, Err(Error::Core(CoreError::OutOfMemory { .. }))), "{when}: {own:?}");
         assert_eq!(results[0][3], Err(Error::Peer { rank: 1, code: 7 }), "{when}");
         assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{when}: {results:?}");
+    }
+}
+
+/// A group that may allocate, whatever is refused to the controller.
+#[cfg(feature = "std")] // for ranks on threads
+struct Unlimited<'a>(&'a mut threads::ThreadCollective);
+
+#[cfg(feature = "std")]
+impl Unlimited<'_> {
+    fn call<T>(&mut self, call: impl FnOnce(&mut threads::ThreadCollective) -> T) -> T {
+        let refused = REFUSED.replace(usize::MAX);
+        let result = call(self.0);
+        REFUSED.set(refused);
+        result
+    }
+}
+
+#[cfg(feature = "std")]
+impl Collective for Unlimited<'_> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_reduce_sum(values))
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_gather(buffer))
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_gather_each(lens, buffer))
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call(|group| group.broadcast(root, bytes))
+    }
+    fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.call(|group| group.reduce_scatter_sum(lens, values))
+    }
+}
+
+/// One rank has no memory in a blocking step of two levels, which has two buckets. At the first step, all ranks get an error.
+/// Later steps need no memory except small lists.
+#[cfg(feature = "std")] // for ranks on threads
+#[test]
+fn no_memory_for_a_step_of_two_levels_is_told_to_all() {
+    let results = threads::run_nodes(2, 2, |mut node, mut peers| {
+        let mut config = Config::new(Search::new(Method::TopK));
+        config.policy = Policy::Uniform;
+        (config.schedule.warmup, config.schedule.window, config.bucket_bytes) = (2, 1, 0);
+        let layers = [("a", [64, 64]), ("b", [64, 128])];
+        let layers = layers.map(|(name, dims)| Tensor::new(name, &dims, Dtype::F32).expect("a layer"));
+        let place = Topology::of(&node, &peers);
+        let mut training = TwoLevel::new(config, layers.into(), place).expect("a sound configuration");
+        [true, false, false, false, true, true].map(|refused| {
+            let mut values =
+                [64 * 64, 64 * 128].map(|len| (0..len).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>());
+            let mut gradients = values.each_mut().map(|values| ValuesMut::F32(values));
+            REFUSED.set(if refused && place.rank() == 1 { 4096 } else { usize::MAX });
+            let (mut node, mut peers) = (Unlimited(&mut node), Unlimited(&mut peers));
+            let result = training.step(&mut node, &mut peers, &mut gradients, 0.1);
+            REFUSED.set(usize::MAX);
+            result.map(|report| report.step)
+        })
+    });
+    for (rank, [first, others @ ..]) in results.iter().enumerate() {
+        match rank {
+            1 => assert!(matches!(first, Err(Error::Core(CoreError::OutOfMemory { .. }))), "{first:?}"),
+            _ => assert_eq!(*first, Err(Error::Peer { rank: 1, code: 7 }), "rank {rank}"),
+        }
+        assert_eq!(*others, [0, 1, 2, 3, 4].map(Ok), "rank {rank}");
     }
 }
 

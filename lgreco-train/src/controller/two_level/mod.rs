@@ -42,7 +42,7 @@
 //!
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], each bucket in flight takes an f32 per element, and the memory of its
-//! means.
+//! means. Blocking steps keep this memory for the largest bucket. It is allocated at the first step.
 
 mod bucket;
 mod control;
@@ -121,7 +121,6 @@ pub struct TwoLevel {
     layers: Arc<[Tensor]>,
     /// The configuration as it was given.
     config: Config,
-    groups: Groups,
     /// Checksum of configuration, layers and topology.
     identity: u64,
     /// Sets of layers that the node's ranks agreed to exchange as one bucket.
@@ -137,6 +136,9 @@ pub struct TwoLevel {
     words: Vec<u64>,
     /// Memory of closed buckets, for later buckets of the same layers.
     spare: Vec<Spare>,
+    /// Memory of the buckets of blocking steps, which are exchanged one at a time. It is enough for each of them. `None` before the
+    /// first blocking step.
+    blocking: Option<Messages>,
 }
 
 /// The memory of a closed bucket.
@@ -162,11 +164,12 @@ impl TwoLevel {
     pub fn new(config: Config, tensors: Vec<Tensor>, topology: Topology) -> Result<TwoLevel, Error> {
         topology.check()?;
         let of_shards = config_of_shards(&config, &tensors, &topology)?;
-        let controller = Controller::new(of_shards, shards(&tensors, &topology)?, topology.node, topology.nodes)?;
+        let mut controller = Controller::new(of_shards, shards(&tensors, &topology)?, topology.node, topology.nodes)?;
+        // The shards' controller has the same buckets, so that it provides enough memory for them.
+        controller.scheduler.groups = Groups::new(&tensors, config.bucket_bytes);
         let mut training = TwoLevel {
             controller,
             topology,
-            groups: Groups::new(&tensors, config.bucket_bytes),
             layers: tensors.into(),
             config,
             identity: 0,
@@ -177,6 +180,7 @@ impl TwoLevel {
             failure: None,
             words: vec![],
             spare: vec![],
+            blocking: None,
         };
         training.identity = checksum(&training.fields());
         Ok(training)

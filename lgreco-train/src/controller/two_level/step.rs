@@ -36,13 +36,7 @@ impl TwoLevel {
             true => self.controller.open(layers)?,
             false => self.controller.open_agreed(layers)?,
         };
-        self.lend(layers, agreement, shards)
-    }
-
-    fn lend(&mut self, layers: &[usize], agreement: Agreement, shards: Shards) -> Result<Bucket, Error> {
-        let list: Vec<Layer> =
-            layers.iter().map(|&layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect();
-        let mut messages = match self.spare.iter().position(|spare| spare.layers == layers) {
+        let messages = match self.spare.iter().position(|spare| spare.layers == layers) {
             Some(at) => self.spare.swap_remove(at).messages,
             None => {
                 // Buckets have other layers than before, so some memory is no longer needed.
@@ -50,6 +44,17 @@ impl TwoLevel {
                 Messages::default()
             }
         };
+        self.lend(layers, agreement, shards, messages)
+    }
+
+    fn lend(
+        &mut self,
+        layers: &[usize],
+        agreement: Agreement,
+        shards: Shards,
+        mut messages: Messages,
+    ) -> Result<Bucket, Error> {
+        let list = self.list(layers.iter().copied());
         if let Err(error) = messages.reserve(&list, &self.topology, self.config.search.reduce_dtype) {
             self.controller.close(shards)?;
             return Err(error);
@@ -70,6 +75,23 @@ impl TwoLevel {
         })
     }
 
+    fn list(&self, layers: impl Iterator<Item = usize>) -> Vec<Layer> {
+        layers.map(|layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect()
+    }
+
+    /// Allocates the memory of blocking steps, before the first one.
+    fn provide_once(&mut self) -> Result<(), Error> {
+        self.controller.provide_once()?;
+        if self.blocking.is_none() {
+            let mut messages = Messages::default();
+            for range in &self.controller.scheduler.groups.ranges {
+                messages.reserve(&self.list(range.clone()), &self.topology, self.config.search.reduce_dtype)?;
+            }
+            self.blocking = Some(messages);
+        }
+        Ok(())
+    }
+
     fn has_shard(&self, layer: usize) -> bool {
         self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
     }
@@ -80,13 +102,18 @@ impl TwoLevel {
     /// # Errors
     /// The errors of [`Controller::close`](super::super::Controller::close).
     pub fn close(&mut self, mut bucket: Bucket) -> Result<(), Error> {
+        let messages = core::mem::take(&mut bucket.messages);
+        let (layers, step) = (bucket.layers().collect(), self.controller.steps());
+        self.spare.push(Spare { layers, step, messages });
+        self.take_back(bucket)
+    }
+
+    fn take_back(&mut self, mut bucket: Bucket) -> Result<(), Error> {
         bucket.give_up();
         if bucket.has_met() && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect());
         }
         self.met &= !bucket.shards.differs;
-        let (layers, step) = (bucket.layers().collect(), self.controller.steps());
-        self.spare.push(Spare { layers, step, messages: bucket.messages });
         self.controller.close(bucket.shards)
     }
 
@@ -138,6 +165,8 @@ impl TwoLevel {
     /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
     /// finite affects its bucket only, as with [`Bucket::next`].
     ///
+    /// Except for lists of a bucket's layers, allocates only at the first step and at decisions.
+    ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
     ///
@@ -155,7 +184,7 @@ impl TwoLevel {
         gradients: &mut [ValuesMut<'_>],
         learning_rate: f64,
     ) -> Result<Report, Error> {
-        let checked = self.check(gradients);
+        let checked = self.provide_once().and_then(|()| self.check(gradients));
         self.run(node, peers, checked.map(|()| gradients), learning_rate)
     }
 
@@ -254,14 +283,16 @@ impl TwoLevel {
         gradients: &mut [ValuesMut<'_>],
         perform: &mut impl FnMut(Group, Request<'_>) -> Result<(), crate::exchange::CollectiveError>,
     ) -> Result<(), Error> {
-        for group in 0..self.groups.ranges.len() {
-            let range = self.groups.ranges[group].clone();
+        for group in 0..self.controller.scheduler.groups.ranges.len() {
+            let range = self.controller.scheduler.groups.ranges[group].clone();
             let layers: Vec<usize> = range.clone().collect();
             // All ranks have the same groups.
-            let shards = self.controller.open_agreed(&layers)?;
-            let mut bucket = self.lend(&layers, Agreement::Reached, shards)?;
+            let shards = self.controller.open_group(range.clone())?;
+            let messages = self.blocking.take().unwrap_or_default();
+            let mut bucket = self.lend(&layers, Agreement::Reached, shards, messages)?;
             let exchanged = bucket.run(&mut gradients[range], perform);
-            self.close(bucket)?;
+            self.blocking = Some(core::mem::take(&mut bucket.messages));
+            self.take_back(bucket)?;
             exchanged?;
         }
         Ok(())
