@@ -40,12 +40,15 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
 /// 137 GB.
 const MOST_RANKS: u32 = 1 << 20;
 
+/// The number of ranks that a collective has stated, unless it is far larger than this controller's own.
+pub(super) fn believed(stated: u32, own: u32) -> u32 {
+    if stated <= own.max(MOST_RANKS) { stated } else { own }
+}
+
 /// Tells all ranks that this one has failed. Returns `failure`, or the error for which they could not be told. A controller of
 /// `own_world` ranks takes part, but the collective may report another number.
 pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
-    let stated = collective.world_size();
-    let world = if stated <= own_world.max(MOST_RANKS) { stated } else { own_world };
-    let told = failed(world, failure).and_then(|mut words| {
+    let told = failed(believed(collective.world_size(), own_world), failure).and_then(|mut words| {
         let bytes = bytemuck::cast_slice_mut(&mut words);
         collective.all_gather(bytes).map_err(Error::from)
     });
@@ -76,9 +79,14 @@ pub(crate) fn compare<C: Collective + ?Sized>(
 }
 
 /// A buffer with this rank's failure in the places of all `world` ranks, because a rank that has failed may not know its own place.
-fn failed(world: u32, failure: Error) -> Result<Vec<u64>, Error> {
+pub(super) fn failed(world: u32, failure: Error) -> Result<Vec<u64>, Error> {
+    repeated(world, message(Err(failure), 0, 0))
+}
+
+/// The same message in the places of all `world` ranks.
+pub(super) fn repeated(world: u32, message: [u64; words(1)]) -> Result<Vec<u64>, Error> {
     let mut all = workspace(words(world as usize))?;
-    all.as_chunks_mut().0.fill(message(Err(failure), 0, 0));
+    all.as_chunks_mut().0.fill(message);
     Ok(all)
 }
 

@@ -268,13 +268,17 @@ impl TwoLevel {
         self.met = false;
         // This place may differ from the controller's.
         let place = Topology::of(node, peers);
-        let mut of_node = agreement::failed(place.per_node, failure);
-        let mut of_peers = agreement::failed(place.nodes, failure);
-        let mut begun = fault_message(Fault::new(failure, place.rank())).repeat(place.per_node as usize);
-        let told = node.all_gather(bytemuck::cast_slice_mut(&mut of_node));
-        let told = told.and_then(|()| peers.all_gather(bytemuck::cast_slice_mut(&mut of_peers)));
-        let told = told.and_then(|()| node.all_gather(bytemuck::cast_slice_mut(&mut begun)));
-        told.map_or_else(Error::from, |()| failure)
+        let per_node = agreement::believed(place.per_node, self.topology.per_node);
+        let nodes = agreement::believed(place.nodes, self.topology.nodes);
+        let mut tell = || -> Result<(), Error> {
+            let (mut of_node, mut of_peers) =
+                (agreement::failed(per_node, failure)?, agreement::failed(nodes, failure)?);
+            let mut begun = agreement::repeated(per_node, fault_message(Fault::new(failure, place.rank())))?;
+            node.all_gather(bytemuck::cast_slice_mut(&mut of_node))?;
+            peers.all_gather(bytemuck::cast_slice_mut(&mut of_peers))?;
+            Ok(node.all_gather(bytemuck::cast_slice_mut(&mut begun))?)
+        };
+        tell().err().unwrap_or(failure)
     }
 
     /// Exchanges all layers, bucket by bucket.
