@@ -154,7 +154,7 @@ pub(super) fn reader(method: Format) -> Result<&'static Reader, Error> {
     READERS.iter().find(|reader| reader.method == method).ok_or(Error::UnknownMethod { id: method.id() })
 }
 
-/// Decodes a parsed payload of one of lgreco's own methods, like [`decode`].
+/// Decodes a parsed payload of one of lgreco's own methods, like [`decode`](crate::decode()).
 pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     (reader(payload.header.method)?.decode)(payload, values)
 }
