@@ -434,16 +434,16 @@ impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number
     }
 }
 
-/// Fails if two names are equal, with the indices of the first such pair. O(n log n).
+/// Names with their places in `names`, sorted. Fails if two names are equal, with the indices of the first such pair. O(n log n).
 #[cfg(feature = "alloc")]
-pub fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-    let mut seen = alloc::collections::BTreeMap::new();
-    for (layer, name) in names.into_iter().enumerate() {
-        if let Some(first) = seen.insert(name, layer) {
-            return Err(Error::DuplicateName { layer, first });
-        }
+pub fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<alloc::vec::Vec<(&'a str, usize)>, Error> {
+    let mut names: alloc::vec::Vec<_> = names.into_iter().zip(0..).collect();
+    names.sort_unstable();
+    let twice = names.windows(2).filter(|pair| pair[0].0 == pair[1].0).min_by_key(|pair| pair[1].1);
+    match twice {
+        Some(pair) => Err(Error::DuplicateName { layer: pair[1].1, first: pair[0].1 }),
+        None => Ok(names),
     }
-    Ok(())
 }
 
 /// Fails unless `found == expected`.

@@ -16,6 +16,14 @@ pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Resu
     Ok(())
 }
 
+/// An empty list with memory for `len` items.
+pub(super) fn list<T>(len: usize) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
+    list.try_reserve_exact(len).map_err(|_| CoreError::OutOfMemory { words })?;
+    Ok(list)
+}
+
 /// `len` zeros.
 pub(crate) fn values(len: usize) -> Result<Vec<f32>, Error> {
     let mut values = Vec::new();

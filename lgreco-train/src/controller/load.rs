@@ -1,5 +1,6 @@
 //! Continuing from saved states.
 
+use super::buffers::list;
 use super::decision::LayerSetting;
 use super::layer::LayerState;
 use super::layer_plan::LayerPlan;
@@ -123,12 +124,12 @@ impl Controller {
         let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =
             plan.layers.iter().filter(|layer| !known.contains(layer.name)).map(|layer| layer.name.into()).collect();
-        let mut states = vec![];
-        let mut choices = vec![];
+        let (mut states, mut choices) = (list(tensors.len())?, list(tensors.len())?);
         for (index, tensor) in tensors.iter().enumerate() {
             let mut state = LayerState::new(LayerPlan::before_decisions(index, tensor, config)?);
             let mut choice = state.plan.choice;
-            match plan.fitting(tensor) {
+            let saved = plan.fitting(tensor);
+            match saved {
                 None if plan.layer(&tensor.name).is_some() => loaded.misshaped.push(tensor.name.clone()),
                 None => loaded.missing.push(tensor.name.clone()),
                 Some(layer) => {
@@ -145,7 +146,7 @@ impl Controller {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
                 // The layer was saved without a residual, so no gradient has shown whether error feedback works with the setting.
                 // `state` does not show this, because new ranks get no residuals.
-                _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => suited(config, tensor, choice),
+                _ if saved.is_none_or(|layer| layer.memory.is_none()) => suited(config, tensor, choice),
                 _ => choice,
             });
             states.push(state);

@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::num::NonZero;
-use lgreco::error::expect_distinct;
+use lgreco::error::distinct;
 
 /// The configuration, the layers, and everything that determines when settings change.
 pub(super) struct Scheduler {
@@ -98,7 +98,7 @@ impl Scheduler {
     ) -> Result<Scheduler, Error> {
         config.check(&tensors, world_size)?;
         config.search.workers = config.search.workers.or(NonZero::new(world_size));
-        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
+        distinct(tensors.iter().map(|tensor| &*tensor.name))?;
         let adapts = config.policy != Policy::Uncompressed;
         let measures = adapts && rank == config.measuring_rank;
         let groups = Groups::new(&tensors, config.bucket_bytes);

@@ -37,7 +37,7 @@ use crate::{CoreError, Error};
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use lgreco::error::expect_distinct;
+use lgreco::error::distinct;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
@@ -153,8 +153,7 @@ impl Run {
 
 impl<'a> Layers<'a> {
     pub(super) fn new(owner: Owner, layers: Vec<Layer<'a>>) -> Result<Self, Error> {
-        expect_distinct(layers.iter().map(|layer| layer.name))?;
-        Ok(Layers { owner, places: layers.iter().map(|layer| layer.name).zip(0..).collect(), layers })
+        Ok(Layers { owner, places: distinct(layers.iter().map(|layer| layer.name))?.into_iter().collect(), layers })
     }
 
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {

@@ -2,6 +2,7 @@
 
 use super::agreement_state::{Control, StepTotals};
 use super::arena::Arenas;
+use super::buffers::list;
 use super::decision::LayerSetting;
 use super::identity::{Field, fields};
 use super::layer::{LayerState, Switch};
@@ -97,9 +98,10 @@ impl Controller {
         let Place { rank, world } = Place::new(rank, world_size)?;
         let scheduler = Scheduler::new(config, tensors, rank, world)?;
         let Scheduler { config, tensors, .. } = &scheduler;
-        let plans =
-            tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
-        let states = plans.map(|plan| Ok(LayerState::new(plan?))).collect::<Result<_, Error>>()?;
+        let mut states = list(tensors.len())?;
+        for (index, tensor) in tensors.iter().enumerate() {
+            states.push(LayerState::new(LayerPlan::before_decisions(index, tensor, config)?));
+        }
         let mut controller = Controller {
             rank,
             world,
@@ -171,13 +173,13 @@ impl Controller {
         step: u64,
     ) -> Result<Vec<Switch>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
-        let layers = states.iter().zip(&**tensors).zip(choices).enumerate();
-        let switches = layers.map(|(layer, ((state, tensor), &choice))| {
-            let (seed, step) = (config.search.seed, step as u32);
+        let (seed, step) = (config.search.seed, step as u32);
+        let mut switches = list(states.len())?;
+        for (layer, ((state, tensor), &choice)) in states.iter().zip(&**tensors).zip(choices).enumerate() {
             let plan = LayerPlan::new(layer, tensor, choice, config)?;
-            state.prepare(plan, Stream { seed, step, layer: layer as u32, rank: self.rank })
-        });
-        switches.collect()
+            switches.push(state.prepare(plan, Stream { seed, step, layer: layer as u32, rank: self.rank })?);
+        }
+        Ok(switches)
     }
 
     /// Switches to prepared settings.

@@ -4,7 +4,7 @@ mod constraints;
 
 use super::{Choice, Table};
 use crate::compress::Setting;
-use crate::error::{Number, expect_distinct};
+use crate::error::{Number, distinct};
 use crate::{Error, Result};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
@@ -288,7 +288,7 @@ impl NamedTable {
                 return Err(Error::NoSuchOption { layer, option, options: options.len() });
             }
         }
-        expect_distinct(self.layers.iter().map(|layer| &*layer.name))
+        distinct(self.layers.iter().map(|layer| &*layer.name)).map(drop)
     }
 }
 
