@@ -82,8 +82,7 @@ pub enum Command {
     /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare sizes within the
     /// error of the uniform setting, and errors within its size.
     ///
-    /// Accordion is left out. It finds critical layers by the change of gradients between two moments of training, and
-    /// a file has the gradients of one moment.
+    /// Accordion is left out. It compares the gradients of two moments of training, and a file has those of one moment.
     Compare(Compare),
     /// Show a training run in progress: settings, bytes, errors and seconds of its steps.
     Watch(Watch),

@@ -1,7 +1,7 @@
 //! One row of the error table as a value: candidates that are measured together.
 //!
-//! [`Candidates`] holds one method with one varying parameter, because one pass can measure such a row. A table with
-//! several methods has several rows per layer.
+//! [`Candidates`] holds one method with one varying parameter, so one pass over the gradient can measure the whole row.
+//! A table with several methods has several rows per layer.
 
 use super::clt::CltK;
 use super::eden::{self, Eden};
@@ -226,7 +226,7 @@ impl Setting {
         }
     }
 
-    /// The row with this setting, if its method measures several settings in fewer passes than one after another.
+    /// The row with this setting, if its method can measure several settings in one pass.
     fn joint_row(&self) -> Option<Candidates<'_>> {
         Some(match self {
             Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },

@@ -40,7 +40,8 @@ impl Lanes for Portable {
     #[inline(always)]
     fn squeeze(self, lanes: &Block, mut mask: u64, places: &mut Block) -> usize {
         let count = mask.count_ones() as usize;
-        // Works in rounds of four lanes, because the branch predictor mispredicts the number of rounds less often.
+        // Works in rounds of four lanes, because the branch predictor guesses the number of rounds more often than the
+        // number of lanes.
         for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
             for place in four {
                 *place = lanes[mask.trailing_zeros() as usize % lanes.len()];

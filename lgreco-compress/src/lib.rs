@@ -23,7 +23,7 @@
 //! buffers.
 //! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions that the target
 //!   is compiled for. The results have the same bits either way. Implies `alloc`.
-//! * `avx512` (default): AVX-512 too; a third more to compile. Implies `std`.
+//! * `avx512` (default): also chooses AVX-512 instructions. Compiling takes a third longer. Implies `std`.
 //! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
 //!   processors. Implies `std`.
 //! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool, with the same bits. A
@@ -126,7 +126,7 @@ pub trait Compressor {
     fn traits(&self) -> Traits;
 
     /// Relative squared error on heavy-tailed values: the quantiles of Student's t with two degrees of freedom. It may
-    /// be 1 or more. It is 0 for compressors whose error is below the gradient for all values.
+    /// be 1 or more. It is 0 if the error's norm is below the gradient's norm for every gradient.
     ///
     /// # Errors
     /// [`Error::Parameter`] on parameters out of range.

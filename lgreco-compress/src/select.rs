@@ -334,7 +334,8 @@ pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32> {
 #[inline(always)]
 pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
     let count = word.count_ones() as usize;
-    // Works in rounds of four bits, because the branch predictor mispredicts the number of rounds less often.
+    // Works in rounds of four bits, because the branch predictor guesses the number of rounds more often than the
+    // number of bits.
     for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
         for place in four {
             *place = first.wrapping_add(word.trailing_zeros());

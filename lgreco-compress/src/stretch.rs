@@ -14,9 +14,9 @@ pub fn reads_stretches(method: Method) -> bool {
 /// Adds a stretch of a payload to `values`. With `replace`, writes it instead, and zeros where no value is kept.
 ///
 /// `values` are the elements from `start` on, a multiple of [`STRETCH`]. A stretch has [`STRETCH`] elements, or fewer
-/// at the end of the tensor. Stretches are read in order: `place` is two zeros before the first one, and is updated for
-/// the next one. Reading all stretches gives the result and the errors of [`combine`](super::setting::combine). Some of
-/// these errors are found only in the last stretch.
+/// at the end of the tensor. Stretches are read in order. The caller passes two zeros as `place` for the first one, and
+/// each call updates `place` for the next one. Reading all stretches gives the result and the errors of
+/// [`combine`](super::setting::combine). Some of these errors are found only in the last stretch.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,

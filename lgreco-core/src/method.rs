@@ -107,9 +107,9 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// Whether residuals stay bounded even if a gradient is lost completely, as under a threshold: a sum that reaches it
-    /// is sent. Defaults to false. A controller then leaves a layer uncompressed if the squared error, relative to the
-    /// gradient's, is 1 or more, because error feedback could grow without limit.
+    /// Whether residuals stay bounded even if a gradient is lost completely, as under a threshold, where every sum that
+    /// reaches it is sent. Defaults to false. A controller then leaves a layer uncompressed if the squared error,
+    /// relative to the gradient's, is 1 or more, because error feedback could grow without limit.
     fn is_bounded(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         false
@@ -235,7 +235,7 @@ impl fmt::Debug for OwnSetting {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Methods(&'static [&'static dyn Method]);
 
-/// Equal if ids and names are the same.
+/// Two lists are equal if their ids and names are the same.
 impl PartialEq for Methods {
     fn eq(&self, other: &Methods) -> bool {
         let name = |method: &&'static dyn Method| (method.id(), method.name());

@@ -200,7 +200,7 @@ pub(crate) fn encode(
 
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for other methods.
 /// Returns `false` if the core must decode instead: if there is no kernel for the method or the size, if the payload
-/// has no values, or if no encoder writes it.
+/// has no values, or if no encoder can have written it.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;

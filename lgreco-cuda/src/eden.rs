@@ -93,8 +93,8 @@ pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, 
     gpu.launch(kernel("decode_rotated"), params(target, eden), &parts, looping_pieces(chunks(target.elements)))
 }
 
-/// The error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0, or the
-/// complement of a position: that of the first value of the first block that does not decode to finite values. If there
+/// The error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0 if all blocks
+/// decode to finite values. Else it is the complement of the position at which the first other block begins. If there
 /// are two errors, the one at the earlier position is returned.
 pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
     let comes_later = |index: usize| index as u64 >= u64::from(!overflow);

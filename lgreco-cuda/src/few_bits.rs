@@ -5,8 +5,9 @@
 //! the values that this k keeps into the bins of its codes. All layers and all their k share these launches, five to
 //! write and four to measure, as long as the workspace has room.
 //!
-//! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread.
-//! Errors would then be up to 0.4 % off, and some plans would change: in the built-in sample, 2 of 15 layers.
+//! The bins of TopK in full cannot replace these launches. They would require the assumption that the values within a
+//! bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the built-in sample, 2
+//! of 15 layers.
 
 use crate::Result;
 use crate::device::Part;

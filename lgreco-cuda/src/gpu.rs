@@ -262,7 +262,7 @@ impl Drop for Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
     Exactly(u64),
-    /// As many as the device runs at a time, at most this number. Each block loops over its share.
+    /// At most this number, and at most as many as the device runs at a time. Each block loops over its share.
     AtMost(u64),
 }
 

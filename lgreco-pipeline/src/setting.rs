@@ -61,7 +61,7 @@ pub enum LinkMemory {
     /// EF-mixed on each sample, for TopK only: error feedback in which the new values x and the residuals e each choose
     /// half of the `k` entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry
     /// chosen twice frees a place for the largest abs p among the others, where p = x + e. Every chosen entry sends
-    /// `p`. So neither large fresh values nor old residuals can suppress the other.
+    /// `p`. So large fresh values cannot suppress old residuals, and old residuals cannot suppress fresh values.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
     Ef21,

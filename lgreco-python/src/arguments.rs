@@ -183,7 +183,7 @@ impl<'py> Options<'_, 'py> {
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
         let methods = method.split(',').map(|method| word("method", method.trim()));
         let mut search = Search::of(&methods.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
-        // A new default brings a range of its own, so the range comes second.
+        // A new default also replaces the range, so the default is set first.
         if let Some(default) = self.get("default")? {
             search = search.with_default(default).map_err(refused)?;
         }

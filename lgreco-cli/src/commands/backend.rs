@@ -1,7 +1,8 @@
 //! The backends of this build.
 //!
-//! Default builds have the CPU only, because most users first try plans on it, and GPUs take longer to compile: CUDA a
-//! tenth of the rest, wgpu twice as long as the rest. The libraries of CUDA are loaded at run time.
+//! Default builds have the CPU only, because most users first try plans on it, and the GPU backends take time to
+//! compile: CUDA a tenth of the time of all other code, wgpu twice that time. The libraries of CUDA are loaded at run
+//! time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;

@@ -73,7 +73,8 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    // Also solves for the uniform setting's other quantity: within its size if the budget is its error, and vice versa.
+    // Also solves with the roles swapped. If the budget is the uniform setting's error, the second plan is limited by
+    // its size, and vice versa.
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
@@ -88,8 +89,7 @@ pub fn solve(
     Ok(Solved { plan: plan.map_err(named)?, other, origin, seconds })
 }
 
-/// Describes the plan at the other end of the feasible range, for an infeasible limit. The error itself describes one
-/// end.
+/// Describes one end of the feasible range, for an infeasible limit. The error itself describes the other end.
 fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
     let end = |budget| merged.solve(budget, None, Solver::default());
     let told = match error {

@@ -47,7 +47,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
         .and_then(|()| file.sync_all());
     filled.and_then(|()| fs::rename(&beside, place)).inspect_err(|_| {
-        // Reports the first error, not an error of removal.
+        // Reports the first error, even if removing the temporary file fails too.
         let _ = fs::remove_file(&beside);
     })?;
     // The file exists. Synchronising its folder makes it survive a power cut. Not all systems support this.
@@ -104,7 +104,8 @@ fn remove_abandoned(place: &Path) {
 fn place(path: &Path) -> PathBuf {
     let there = |path: &Path| path.canonicalize().ok();
     let mut path = path.to_owned();
-    // A link may lead to a file that does not exist yet. Chains of links end, or `canonicalize` fails in a circle.
+    // A link may lead to a file that does not exist yet. The loop ends, because `canonicalize` fails for links in a
+    // circle.
     for _ in 0..40 {
         if let Some(place) = there(&path) {
             return place;

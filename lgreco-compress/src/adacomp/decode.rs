@@ -21,8 +21,8 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when it has more elements than the
 /// tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the
-/// header. It is also returned when the magnitude is not positive and finite (0 without elements), or when padding is
-/// not zero.
+/// header; when padding is not zero; or when the magnitude is not positive and finite. Without elements, the magnitude
+/// must be 0.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.

@@ -8,8 +8,8 @@
 //!    are bins of zeros. Nothing is sent if `s` underflows to 0.
 //!
 //! The number of sent elements adapts: a few per bin, about five on white noise. `s` may exceed the element it
-//! replaces; the residual then changes sign. Without a residual, `p = w`, and elements that reach half of their bin's
-//! largest are sent.
+//! replaces; the residual then changes sign. Without a residual, `p = w`, and every element with at least half of its
+//! bin's largest magnitude is sent.
 //!
 //! # Payload body
 //! `parameter` is k, the number of sent elements; `variant` is 0.

@@ -152,7 +152,7 @@ fn decode_part(
         let decoded = if how.is_none() { &mut *values } else { &mut room[..values.len()] };
         for ((at, len), &scale) in blocks(decoded.len()).zip(&mut scales) {
             let scale = f32::from_le_bytes(scale);
-            // Larger bit patterns than that of the largest finite number are infinite, NaN or negative.
+            // Bit patterns above that of the largest finite number are infinite, NaN or negative.
             Error::require_body(scale.to_bits() <= f32::MAX.to_bits(), "a scale is not finite and at least 0")?;
             let (coordinates, decoded) = (&mut coordinates[..len], &mut decoded[at..at + len]);
             if scale == 0.0 {

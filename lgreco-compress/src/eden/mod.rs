@@ -17,7 +17,7 @@
 //! | squared error ÷ ‖x‖², unbiased | .571 | .133 | .0358 | .00959 | .00251 | .000645 | .000163 | .0000412 |
 //! | least squares | .363 | .1175 | .0345 | .0095 | .0025 | .000644 | .000163 | .0000412 |
 //!
-//! These errors hold for blocks of many values, none of which dominates. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
+//! These errors hold for blocks of many values without a dominating one. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
 //! holds for every seed and every block. The other components of a decoded block average to zero over the seeds if z is
 //! normal. This is nearly true for long blocks, but not for short blocks or blocks with a few dominating values. A
 //! block with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow,

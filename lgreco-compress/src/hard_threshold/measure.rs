@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// long-run traffic depends on how fast residuals reach λ, not on one gradient.
 ///
 /// # Complexity
-/// O(elements): two passes, one of which only searches for NaN and infinity.
+/// O(elements): two passes. One of them only searches for NaN and infinity.
 pub(crate) fn measure(hard: &HardThreshold, gradient: &Gradient<'_>) -> Result<(f64, usize)> {
     hard.check()?;
     with_elements!(gradient.values(), v => with_wire_type!(hard.values, V => {
@@ -24,7 +24,8 @@ pub(crate) fn measure(hard: &HardThreshold, gradient: &Gradient<'_>) -> Result<(
 fn of_values<T: Element, V: WireValue>(hard: &HardThreshold, values: &[T], shape: Shape) -> Result<(f64, usize)> {
     check_finite(values)?;
     let (least, mut kept) = (hard.lambda.to_bits(), 0);
-    // Squared errors of elements that are sent, and of the others if they are dropped or sent.
+    // Three squared errors: of the elements above the threshold when sent, of the others when dropped, and of the
+    // others when sent.
     let (mut of_kept, mut of_dropped, mut of_others) = (0.0, 0.0, 0.0);
     for (index, &x) in values.iter().enumerate() {
         let (value, is_kept) = (x.to_f32(), magnitude_bits(x) >= least);

@@ -23,8 +23,8 @@ pub(crate) fn for_each(layout: Layout, bytes: &[u8], mut visit: impl FnMut(u32) 
 
 /// Like [`for_each`], but only for the positions in `range`, and in blocks of up to [`BLOCK`]. The range begins at a
 /// multiple of 64, where the last range ended. `place` holds the number of earlier positions and the bit where they
-/// end. It is two zeros before the first range, and is updated for the next one. On an error, `visit` has been called
-/// with all positions before the error.
+/// end. The caller passes two zeros for the first range, and each call updates `place` for the next range. On an error,
+/// `visit` has been called with all positions before the error.
 #[inline(always)]
 pub(crate) fn for_each_block(
     layout: Layout,

@@ -73,7 +73,7 @@ struct Block {
     scaled: [f32; BLOCK],
 }
 
-/// Adds the errors of all bit widths with sign-magnitude codes, or of all widths without.
+/// Adds the errors of all bit widths: either of those with sign-magnitude codes, or of those without.
 #[inline(always)]
 fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
     base: Qsgd,

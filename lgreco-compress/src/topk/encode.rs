@@ -126,7 +126,8 @@ fn choose<T: Element>(
                 keep(at, marks, bits)?;
                 continue;
             }
-            // Nearly all elements are kept, so their values had no room. Reads them again, one word of marks at a time.
+            // There was no room for the values, because nearly all elements are kept. Reads them again, one word of
+            // marks at a time.
             for (at, (marks, values)) in (at..).step_by(64).zip(marks.chunks_mut(1).zip(stretch.chunks(64))) {
                 let (mut places, mut bits) = ([0; 64], [0; 64]);
                 let found = select::ones(marks[0], 0, &mut places);

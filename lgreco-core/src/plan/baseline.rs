@@ -16,8 +16,8 @@ use crate::{Result, num::Sum};
 
 /// Finds a layer's efficient options: those that no other option beats in both size and error.
 ///
-/// Writes them to `front` by increasing size, and so by decreasing error. Returns their number. Of equal options it keeps
-/// the lowest index.
+/// Writes them to `front` by increasing size, and so by decreasing error. Returns their number. Among equal options it
+/// keeps the one with the lowest index.
 fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
     let front = &mut front[..choices.len()];
     for (index, option) in front.iter_mut().enumerate() {

@@ -142,9 +142,9 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 ///
 /// # Errors
 /// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Parameter`] for `levels == 0`. [`Error::Length`]
-/// when `options` has not one entry per layer or `workspace` is too short. [`Error::Infeasible`], with the smallest possible
-/// error, when no plan meets the budget. [`Error::SizeInfeasible`], with the smallest possible size, when none meets the
-/// size limit.
+/// when `options` does not have one entry per layer or `workspace` is too short. [`Error::Infeasible`], with the
+/// smallest possible error, when no plan meets the budget. [`Error::SizeInfeasible`], with the smallest possible size,
+/// when none meets the size limit.
 ///
 /// # Complexity
 /// O(options·levels) time; [`workspace_len`] words; no allocator.

@@ -111,8 +111,8 @@ pub struct ExchangeProgram {
     /// Bytes of the message for each owner.
     #[cfg(feature = "train")]
     pub(super) messages: Vec<u64>,
-    /// Where each owner's message begins, relative to this rank's own. And where each owner's status records begin,
-    /// after its summed values.
+    /// Where each owner's message begins, relative to this rank's own. Where each owner's status records begin: after
+    /// its summed values.
     pub(super) heads: Vec<u64>,
     pub(super) slips: Vec<u64>,
 }

@@ -166,7 +166,7 @@ impl Summed {
         [self.values, self.matrices.totals.q]
     }
 
-    /// Restricts launch parameters from all values that this rank sends to those that it averages.
+    /// Changes launch parameters for all values that this rank sends into parameters for the values that it averages.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =
             self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));

@@ -47,7 +47,8 @@ pub struct lgreco_collective {
 // function pointer. The caller promises that the function can be called.
 sized_struct!("collective", lgreco_collective { world_size: 1 });
 
-/// Largest number of workers that is believed of a struct, unless the controller has more. lgreco-train has the same limit.
+/// Largest number of workers accepted from a caller's struct, unless the controller has more. lgreco-train has the same
+/// limit.
 const MOST_WORKERS: u32 = 1 << 20;
 
 /// A caller's collective with a callback that is not NULL.

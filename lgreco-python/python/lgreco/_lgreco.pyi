@@ -225,36 +225,36 @@ class Controller:
         """Records that a ``DeviceWindow`` has gradients of the step under way. The next plan's task then needs that window."""
 
     def forget_observed(self) -> None:
-        """Between two steps: discards the observed gradients and starts again, because the last step failed on the
-        device."""
+        """Discards the observed gradients and starts again, because the last step failed on the device. Call it between
+        two steps."""
 
     def note_exchanged(self, layers: list[int]) -> None:
         """Records that these layers are exchanged outside the controller in the step under way."""
 
     def meter_elsewhere(self, elsewhere: bool) -> None:
-        """Between two steps, with ``objective="seconds"``: says whether, from the next step on, exchange times come
-        from ``record_exchange`` instead of the controller's clock."""
+        """Sets whether exchange times come from ``record_exchange`` instead of the controller's clock, from the next
+        step on. Call it between two steps, with ``objective="seconds"``."""
 
     def probe_bytes(self) -> int | None:
-        """In a step, on all ranks: bytes that a probe gathers in total; None unless it is the step for probes and
-        trials."""
+        """The bytes that a probe gathers in total; None unless the step under way is the step for probes and trials.
+        Call it in a step, on all ranks."""
 
     def record_exchange(self, wire_bytes: float, seconds: float, computing: float) -> None:
-        """Between two steps: records the last step's exchange outside the controller; ``computing`` is its time for
+        """Records, between two steps, the last step's exchange outside the controller; ``computing`` is its time for
         compression."""
 
     def record_probe(self, nothing: float, all: float) -> None:
-        """Between two steps: records the shortest times, in seconds, of gathering 8 bytes per rank and of a probe."""
+        """Records, between two steps, the shortest times, in seconds, of gathering 8 bytes per rank and of a probe."""
 
     def trials(self, layers: list[int]) -> list[list[str]]:
         """Settings to time on layers that are exchanged together: for each kind of method, one setting per layer."""
 
     def record_trial(self, layers: list[int], settings: list[str], seconds: float) -> None:
-        """Between two steps: records the seconds of compressing once under these settings, and of decompressing all
-        ranks' payloads."""
+        """Records, between two steps, the seconds of a trial: compressing once under these settings, and decompressing
+        all ranks' payloads."""
 
     def record_error(self, layer: int, relative_error: float) -> None:
-        """Between two steps: records a layer's relative squared error in the last step, for an exchange outside the
+        """Records, between two steps, a layer's relative squared error in the last step, for an exchange outside the
         controller."""
 
     def memory(self, bucket_bytes: int, at_once: int) -> list[tuple[str, int]]:

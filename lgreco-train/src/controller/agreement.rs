@@ -36,8 +36,8 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
     own.map(u64::to_le)
 }
 
-/// Largest number of ranks that is believed of a collective, unless the controller has more. The messages of 2^32 ranks would take
-/// 137 GB.
+/// Largest number of ranks accepted from a collective, unless the controller has more. The messages of 2^32 ranks would
+/// take 137 GB.
 const MOST_RANKS: u32 = 1 << 20;
 
 /// The number of ranks that a collective has stated, unless it is far larger than this controller's own.
@@ -45,8 +45,8 @@ pub(super) fn believed(stated: u32, own: u32) -> u32 {
     if stated <= own.max(MOST_RANKS) { stated } else { own }
 }
 
-/// Tells all ranks that this one has failed. Returns `failure`, or the error for which they could not be told. A controller of
-/// `own_world` ranks takes part, but the collective may report another number.
+/// Tells all ranks that this one has failed. Returns `failure`, or the error that kept this rank from telling them. The
+/// controller has `own_world` ranks, but the collective may report another number.
 pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
     let told = failed(believed(collective.world_size(), own_world), failure).and_then(|mut words| {
         let bytes = bytemuck::cast_slice_mut(&mut words);

@@ -127,7 +127,7 @@ impl Bucket {
     /// memory for them beforehand. If the exchange fails, there are fewer collectives.
     ///
     /// # Errors
-    /// The errors of [`Controller::open`](super::Controller::open), so none for a bucket that was opened.
+    /// The errors of [`Controller::open`](super::Controller::open). A bucket that was opened has none of them.
     pub fn rounds(&self) -> Result<impl Iterator<Item = Round>, Error> {
         let specs = self.arena.layers.iter().map(LentLayer::spec);
         let program = Program::new(specs.clone(), self.moment, self.agreement, 0)?;
@@ -235,10 +235,10 @@ impl Bucket {
     /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
     /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
     /// error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
-    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. So is an error in
-    /// a bucket without elements, if the bucket is not new.
-    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
-    /// are not the ones that were submitted.
+    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. The
+    /// same holds for an error in a bucket without elements, if the bucket is not new. [`Error::StepOrder`] before
+    /// [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones
+    /// that were submitted.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and

@@ -15,8 +15,8 @@ use alloc::vec::Vec;
 pub(super) struct LayerState {
     /// How the layer is treated under its setting.
     pub plan: LayerPlan,
-    /// The residual. Under a setting without feedback, it is what the previous setting left, and is sent once, with the next
-    /// gradient.
+    /// The residual. Under a setting without feedback, it is the residual that the previous setting left. It is sent
+    /// once, with the next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
     /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, it receives the next residual if
     /// that is plain f32. After the step, it holds the residual from before the step. Not part of saved states.

@@ -1,8 +1,8 @@
 //! How a layer is treated in exchanges.
 //!
 //! A [`LayerPlan`] has everything that follows from a layer and its setting. It is made when settings switch, and is part of the
-//! layer's state: buffers, lengths, residual, factor and the prediction of memory follow from it. A [`StepPlan`] adds what can
-//! differ between the steps under one setting.
+//! layer's state: buffers, lengths, residual, factor and the prediction of memory follow from it. A [`StepPlan`] adds
+//! the parts that can differ between steps under the same setting.
 
 use super::decision::LayerSetting;
 use super::{Config, Policy, Tensor, Uncompressed};
@@ -140,7 +140,7 @@ pub(super) enum Left {
     Instead,
 }
 
-/// How a layer is treated in one step, as far as this can differ between the steps under one setting.
+/// The treatment of a layer in one step: the parts that can differ between steps under the same setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepPlan {
     /// Whether a residual is added to the gradient.

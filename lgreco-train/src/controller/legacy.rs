@@ -9,9 +9,9 @@ use lgreco::error::expect_len;
 /// method per class of layer size and phase of training. It does not look at gradients. The authors compress small layers and early
 /// phases less.
 ///
-/// Of the policies in the authors' published code, this is the one that depends on size and epoch. A layer belongs to the first
-/// class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and
-/// parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
+/// The authors' published code has several policies. This one depends on size and epoch. A layer belongs to the first
+/// class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases
+/// and parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
 /// [`Schedule`](super::Schedule) in that phase. Layers have error feedback as under any other policy.
 ///
 /// ```

@@ -65,10 +65,10 @@ impl Controller {
     /// | a rank has died, and the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; for the dead rank its last one |
     ///
     /// Everything except residuals comes from `plan`: settings, factors, schedule, and on the measuring rank the window and Accordion's
-    /// norms. Residuals are summed, and multiplied by the present number of workers over the saved one. So the mean of all residuals
-    /// stays the same if each state is given to exactly one rank. Residuals that are given to no rank are lost. The window starts
-    /// anew if the number of workers differs, and on a measuring rank that loads another rank's state. Measured seconds are kept if
-    /// the number of workers is the same.
+    /// norms. Residuals are summed, and multiplied by the ratio of the present number of workers to the saved number.
+    /// So the mean of all residuals stays the same if each state is given to exactly one rank. Residuals that are given
+    /// to no rank are lost. The window starts anew if the number of workers differs, and on a measuring rank that loads
+    /// another rank's state. Measured seconds are kept if the number of workers is the same.
     ///
     /// Saved settings stay in use until the next decision, even if the configuration has others, except under
     /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it

@@ -86,7 +86,7 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-/// The owner of a state, and what its bytes hold of it: the run, if they hold it, and layers.
+/// The owner of a state, and the parts of the state that its bytes contain: the run, if it is there, and layers.
 pub(super) type Parsed<'a> = (Owner, Option<Run>, Vec<Layer<'a>>);
 
 /// Checks the bytes of a whole state, or of one part.

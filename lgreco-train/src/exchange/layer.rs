@@ -25,7 +25,7 @@ use lgreco::error::expect_len;
 pub enum Rest<'a> {
     /// Nowhere.
     Dropped,
-    /// Only its squared norm is stored, here. The layer's values are f32.
+    /// Only its squared norm is stored, in this field. The layer's values are f32.
     Measured(&'a mut f64),
     /// It becomes the next residual. It is copied from the layer's values to this slice, before the mean replaces them. The slice
     /// has one place per element. The layer's values are the f32 sum of gradient and residual. The slice may be empty until

@@ -85,7 +85,7 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
     }
 }
 
-// Writes the kept values of the tile. The tile's first value has index `first`. Kept are all values above the cut, and
+// Writes the kept values of the tile. The tile's first value has index `first`. All values above the cut are kept, and
 // the layer's first `ties` values at the cut. `known` has the numbers of values above and at the cut before the tile.
 // All lanes must call it.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {

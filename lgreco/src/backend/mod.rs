@@ -97,7 +97,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// The error of the first job that fails, with the job's index. Errors without an index are failures of the whole
-    /// device, and [`Error::Length`] when `rows` has not one place per candidate or `workspace` is shorter than
+    /// device, and [`Error::Length`] when `rows` does not have one place per candidate or `workspace` is shorter than
     /// [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 

@@ -44,8 +44,8 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when `options` has not one entry per
-/// layer or `workspace` is too short. [`Error::Infeasible`] when the smallest errors exceed the budget,
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when `options` does not have one
+/// entry per layer or `workspace` is too short. [`Error::Infeasible`] when the smallest errors exceed the budget,
 /// [`Error::SizeInfeasible`] when the smallest sizes exceed the size limit.
 ///
 /// # Complexity

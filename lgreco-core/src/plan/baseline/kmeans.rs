@@ -44,10 +44,10 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when a slice has not one entry per
-/// layer or `workspace` is too short. [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
-/// negative. [`Error::Infeasible`] when the smallest errors exceed the budget, [`Error::SizeInfeasible`] when the smallest
-/// sizes exceed the size limit.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when a slice does not have one
+/// entry per layer or `workspace` is too short. [`Error::Parameter`] for `clusters == 0` and a metric that is NaN,
+/// infinite or negative. [`Error::Infeasible`] when the smallest errors exceed the budget, [`Error::SizeInfeasible`]
+/// when the smallest sizes exceed the size limit.
 ///
 /// # Complexity
 /// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; [`kmeans_workspace_len`] words; no

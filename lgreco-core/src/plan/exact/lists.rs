@@ -57,7 +57,7 @@ impl Line {
         self.multiplier.value(objective, units) <= self.ceiling
     }
 
-    /// Strictness of the bound at `units`. The line with the larger value admits fewer objectives.
+    /// How strict the line's bound is at `units`. A line with a larger value admits fewer objectives.
     #[inline(always)]
     fn height(&self, units: u128) -> i128 {
         self.multiplier.value(0, units) as i128 - self.ceiling as i128
@@ -69,7 +69,7 @@ pub(super) trait Bound {
     /// Largest number of units of an admitted partial plan.
     fn most_units(&self) -> u128;
 
-    /// A quick test. False only for partial plans that are not admitted.
+    /// A quick test. Returns false only for partial plans that are not admitted.
     fn may_admit(&self, objective: u64, units: u128) -> bool;
 
     /// The full test, for partial plans of at most [`most_units`](Bound::most_units) units. `cursor` starts at 0. Between

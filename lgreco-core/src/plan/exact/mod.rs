@@ -35,9 +35,9 @@
 //!
 //! # Ties
 //! If two options of a layer have equal size, the solver takes the one with less error. If they have equal error, it takes
-//! the smaller one. Remaining ties take the lower index. Of plans with equal objective, it takes the first one that the
-//! steps above find. Under a size limit it takes the plan with less error before rounding. The same input gives the same
-//! plan, bit for bit.
+//! the smaller one. Remaining ties take the lower index. If several plans have the same objective, it takes the one
+//! that the steps above find first. Under a size limit it takes the plan with less error before rounding. The same
+//! input gives the same plan, bit for bit.
 //!
 //! # Source
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
@@ -148,8 +148,8 @@ fn states(limits: Limits) -> usize {
 /// # Errors
 /// [`Error::Budget`] for a budget that is NaN, infinite or negative. [`Error::Infeasible`] with the smallest feasible
 /// budget, or [`Error::SizeInfeasible`] with the smallest feasible limit. [`Error::Parameter`] when the least error within a
-/// size limit overflows f64. [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` has not one
-/// entry per layer.
+/// size limit overflows f64. [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` does not
+/// have one entry per layer.
 ///
 /// # Complexity
 /// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) and O(options of

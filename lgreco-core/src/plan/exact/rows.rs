@@ -52,7 +52,7 @@ impl Span {
 
 /// Finds the undominated options that a plan within `capacity` can contain. Writes them to `items`, with one span per layer.
 ///
-/// Of options with equal objectives, it keeps the one that needs fewest units, then the one of lowest index. Every
+/// If options have equal objectives, it keeps the one that needs fewest units, then the one of lowest index. Every
 /// layer keeps at least the option that needs fewest units. The caller has checked that these options together fit the
 /// limit.
 ///

@@ -272,7 +272,7 @@ class _ReduceScatter:
 
 
 class _Frozen:
-    """Raises an error if a unit has gradients, all of whose parameters were frozen when the state was made."""
+    """Raises an error if a unit has gradients although all its parameters were frozen when the state was made."""
 
     def __init__(self, names: Mapping[Any, str]) -> None:
         """``names`` are those of FSDP's parameters."""

@@ -51,7 +51,7 @@ def no_module(model: object) -> LgrecoError | None:
 
 
 def frozen_before(name: str) -> LgrecoError:
-    """The error for a parameter with a gradient that had none when the state was made."""
+    """The error for a parameter that has a gradient now but had none when the state was made."""
     return of_layer(name, "the parameter was frozen when the state was made: make another state")
 
 

@@ -56,8 +56,8 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
 
 
 def expect_route(options: Options, only: str | None, why: str) -> None:
-    """Raises LgrecoError for a ``route`` that cannot work. If gradients are sharded, ``only`` is the one route that works, which is
-    set; otherwise it is None."""
+    """Raises LgrecoError for a ``route`` that cannot work. If gradients are sharded, ``only`` is the one route that
+    works, and becomes the route. Otherwise it is None."""
     route = options.get("route")
     if only is None:
         expect(route not in ("sharded", "two_level"), "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')

@@ -209,7 +209,7 @@ fn part_start(layers: usize) -> usize {
     Slip::LEN + layers.next_multiple_of(8)
 }
 
-/// The number of words in parts of so many bytes.
+/// The number of words that parts of these sizes take.
 fn words(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize / 8
 }

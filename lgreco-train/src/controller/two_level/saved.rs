@@ -176,7 +176,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
     states.iter().map(read_one).collect()
 }
 
-/// The place of a state's rank. A rank of a run without nodes is a node of one rank.
+/// The place of a state's rank. A rank of a run without nodes counts as a node of one rank.
 fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
     let state_format::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })
