@@ -172,8 +172,8 @@ impl OwnSetting {
     /// Pairs a method with parameters, after checking their ranges.
     ///
     /// # Errors
-    /// [`Error::Parameter`] as from [`Method::check`], for an id below [`FIRST_ID`], for an unused parameter that is not 0,
-    /// and for a float that is not finite.
+    /// [`Error::Parameter`] if [`Method::check`] refuses the parameters, for an id below [`FIRST_ID`], for an unused
+    /// parameter that is not 0, and for a float that is not finite.
     pub fn new(method: &'static dyn Method, parameters: Parameters) -> Result<OwnSetting> {
         let id = method.id();
         Error::require(id >= FIRST_ID, "id of a method", id.into(), "128 to 255: others are lgreco's")?;

@@ -1,13 +1,13 @@
 //! Rows of TopK in few bits: launches of `kept_errors.cu`.
 //!
-//! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once,
-//! as in a payload. Among these values the kernels find the cut for each k, its k-th largest magnitude. They then sort
-//! the values that this k keeps into the bins of its codes. All layers and all their k share these launches, five to
-//! write and four to measure, as long as the workspace has room.
+//! The error of dropped values is measured as for TopK with full values. The values that the largest k keeps are
+//! written once, as in a payload. Among these values the kernels find the cut for each k, its k-th largest magnitude.
+//! They then sort the values that this k keeps into the bins of its codes. All layers and all their k share these
+//! launches, five to write and four to measure, as long as the workspace has room.
 //!
-//! The bins of TopK in full cannot replace these launches. They would require the assumption that the values within a
-//! bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the built-in sample, 2
-//! of 15 layers.
+//! The bins of TopK with full values cannot replace these launches. They would require the assumption that the values
+//! within a bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the built-in
+//! sample, 2 of 15 layers.
 
 use crate::Result;
 use crate::device::Part;
@@ -29,7 +29,7 @@ const TOLD: u64 = 8;
 /// Limit in bytes of the workspace that layers and k share in one set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Result words of a row: the words of TopK in full, and then for each k the errors by number of bits.
+/// Result words of a row: the words of TopK with full values, and then for each k the errors by number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
@@ -56,7 +56,7 @@ impl Layer<'_> {
 }
 
 /// Enqueued: measures the error of sending bin means for the values that each k keeps. For each layer, the results
-/// follow the words of TopK's row in full. Layers share launches up to `together` bytes of workspace.
+/// follow the words of the row of TopK with full values. Layers share launches up to `together` bytes of workspace.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {
@@ -116,7 +116,7 @@ fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, res
     Ok(())
 }
 
-/// Makes a row for `keeps` values of k, from the words that [`measure`] and TopK's row in full wrote.
+/// Makes a row for `keeps` values of k, from the words that [`measure`] and the row of TopK with full values wrote.
 pub(crate) fn read(keeps: usize, bits: &[u8], words: &[u64], row: &mut [f64]) {
     let (in_full, by_bits) = words.split_at(topk::result_words(keeps));
     let rows = row.chunks_mut(bits.len()).zip(topk::errors(in_full).zip(by_bits.as_chunks::<MOST_BITS>().0));

@@ -36,7 +36,7 @@ pub(super) fn restrict<T: Element>(
     Ok(())
 }
 
-/// Marks chosen entries in the slice of the other entries' values. These values have 0.0 added, so that none is −0.
+/// Marks a chosen entry, in place of its value. 0.0 was added to all other values, so none of them is −0.
 const CHOSEN: f32 = -0.0;
 
 /// The `k` largest magnitudes of a sequence, tested element by element.

@@ -1,8 +1,8 @@
 //! Measures rows of TopK in few bits, with the kernels of `few_bits_errors.wgsl`.
 //!
-//! The error of dropped values is measured as for TopK in full. The values that the largest k keeps are written once.
-//! For each k, they are read once and added to the bins of that k: `O(n + k · candidates)`. The bins' statistics are
-//! exact integers, so subtracting nearly equal sums loses nothing.
+//! The error of dropped values is measured as for TopK with full values. The values that the largest k keeps are
+//! written once. For each k, they are read once and added to the bins of that k: `O(n + k · candidates)`. The bins'
+//! statistics are exact integers, so subtracting nearly equal sums loses nothing.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -23,8 +23,8 @@ const SUMS: u64 = 4 * 6 * 128;
 /// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Number of result words of [`measure`]: the words of TopK in full, then mantissa and exponent for each candidate and
-/// each number of bits.
+/// Number of result words of [`measure`]: the words of TopK with full values, then mantissa and exponent for each
+/// candidate and each number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }

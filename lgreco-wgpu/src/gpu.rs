@@ -12,8 +12,8 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 /// Elements that a workgroup works on.
 pub(crate) const PER_GROUP: usize = 2048;
 
-/// Smallest binding that the kernels accept. It fits the tables of QSGD and TopK, and the tables of PowerSGD except for
-/// high ranks of long matrices. WebGPU's default is 128 MiB.
+/// Smallest binding that the kernels accept. It has room for the tables of QSGD and TopK, and for those of PowerSGD
+/// except at high ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
 /// Smallest limit of workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;

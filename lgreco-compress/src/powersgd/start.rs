@@ -16,7 +16,7 @@ use crate::rng::Stream;
 /// O(cols · rank).
 ///
 /// # Source
-/// Vogels et al. 2019, §3, where the matrix is normal, from a seed that all workers share.
+/// Vogels et al. 2019, §3. There the matrix is normally distributed. All workers draw it from the same seed.
 ///
 /// ```
 /// use lgreco_compress::powersgd::start_matrix;

@@ -26,7 +26,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
-/// [`Error::PayloadHeader`] when the payload is not TopK's, or its variant does not fit its other numbers.
+/// [`Error::PayloadHeader`] when the payload is not TopK's, or when its variant contradicts its other fields.
 /// [`Error::Parameter`] when it keeps more elements than the tensor has. [`Error::PayloadBody`] when positions do not
 /// ascend, are outside the tensor or differ in number from the values. It is also returned when a value is not finite
 /// or padding is not zero.

@@ -207,7 +207,7 @@ impl<'a> Merged<'a> {
     /// Converts options of the merged table into options of the original table.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::NoSuchOption`], as from [`Table::chosen`] on the merged table.
+    /// [`Error::Length`] and [`Error::NoSuchOption`], under the conditions of [`Table::chosen`] on the merged table.
     ///
     /// # Complexity
     /// O(options).
@@ -226,9 +226,9 @@ impl<'a> Merged<'a> {
     /// Checks that a plan for the original table keeps the constraints.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::NoSuchOption`], as from [`Table::chosen`]. [`Error::RuledOut`] for the first layer of
-    /// a group with a forbidden choice. A choice is forbidden if no merged option combines it with the choices of the
-    /// group's earlier layers.
+    /// [`Error::Length`] and [`Error::NoSuchOption`], under the conditions of [`Table::chosen`]. [`Error::RuledOut`]
+    /// for the first layer of a group with a forbidden choice. A choice is forbidden if no merged option combines it
+    /// with the choices of the group's earlier layers.
     ///
     /// # Complexity
     /// O(options).

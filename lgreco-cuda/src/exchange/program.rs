@@ -121,7 +121,7 @@ impl ExchangeProgram {
     /// The program for `layers`. Their gradients follow one another without gaps, as in a DDP bucket.
     ///
     /// # Errors
-    /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK in full or in few bits, PowerSGD and
+    /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK with full values or in few bits, PowerSGD and
     ///   [`Setting::Dense`]. Also for QSGD whose buckets are not powers of two from 64 to 4096, and for ranks and sides
     ///   of PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes).
     /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
@@ -284,7 +284,7 @@ impl ExchangeProgram {
     /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
     /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
     ///   element kept and a quarter of a byte per element. It also takes 288 times the square root of the number kept,
-    ///   and 1,280. A larger layer that keeps more than 7 of 32 takes none of these.
+    ///   and 1,280. A larger layer that keeps more than 7 of 32 elements takes no bytes for selected values.
     /// * For each span of 4096 elements: 24 bytes, and 16 per rank. For each chunk of 1 KiB of positions: 4 bytes, and
     ///   8 per rank.
     /// * For each layer under PowerSGD: its factors, the remembered factors twice, and its products.

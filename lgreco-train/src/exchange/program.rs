@@ -85,8 +85,8 @@ pub enum Op {
     Average,
     /// CLT-k: writes the mean; with shards, only this rank's shard of it.
     Place,
-    /// Adds decoded payloads in the order of ranks, and writes the mean. With shards, too, it decodes whole layers, so that an
-    /// invalid payload or an overflow is an error on all ranks.
+    /// Adds decoded payloads in the order of ranks, and writes the mean. It decodes whole layers, also with shards, so
+    /// that an invalid payload or an overflow is an error on all ranks.
     SumPayloads,
     /// Adds the pieces that this rank owns, and compresses their mean.
     AveragePieces,

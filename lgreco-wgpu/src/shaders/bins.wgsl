@@ -40,8 +40,8 @@ fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);
 }
 
-// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32, at least the
-// magnitude's own.
+// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32. It is at least that
+// of the magnitude.
 fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     let shift = exponent - exponent_of(magnitude);
     if (shift > 31u) {

@@ -248,7 +248,8 @@ fn improve(
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`], [`Error::Infeasible`], [`Error::SizeInfeasible`] and [`Error::Length`], as from [`solve`].
+/// [`Error::Budget`], [`Error::Infeasible`], [`Error::SizeInfeasible`] and [`Error::Length`], under the conditions of
+/// [`solve`].
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

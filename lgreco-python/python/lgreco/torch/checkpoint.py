@@ -59,7 +59,7 @@ class Checkpointed(Generic[Told]):
         raise NotImplementedError
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank can continue from this state, saved under its number, without states of other ranks."""
+        """Whether this rank can continue from this state alone. The state was saved under this rank's number."""
         return True
 
     def _alike(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -245,7 +245,7 @@ class Steps:
             exchange.close(self._controller)
             exchange.land()
         if self._device is not None:
-            # The exchanges kept the memory of running collectives alive, and are no longer needed.
+            # The exchanges are no longer needed. They kept the memory of running collectives alive.
             self._device.finish_step(was_copied=any(exchange.lends for exchange in step.exchanges))
         if isinstance(step, Refused):
             self._state = step.end()

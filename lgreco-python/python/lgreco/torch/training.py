@@ -57,8 +57,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         **options: "Unpack[Options]",
     ) -> None:
         """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is an error of
-        this rank's model. ``routed`` takes lgreco's group, and returns the nodes, if gradients are averaged in two
-        levels, and the route."""
+        this rank's model. ``routed`` takes lgreco's group, and returns the nodes and the route. The nodes are None
+        unless gradients are averaged in two levels."""
         if options.get("lead") is None:
             options.pop("lead", None)
             if (lead := default_lead(layers, cuda, options)) > 0:
@@ -196,10 +196,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         training begins.
 
         The purposes are ``residuals``, residuals of the previous step (``undo``), PowerSGD's ``factors``, and the
-        ``exchange`` of all buckets of a step. On rank 0, ``window`` is the gradients for the next plan, kept from the
-        window's first step until the plan. The numbers assume the settings of the last plan, or ``default`` before the
-        first. They differ from the allocated memory by less than a tenth. The system may report less, because some
-        memory is rarely touched.
+        ``exchange`` of all buckets of a step. On rank 0, ``window`` is the memory of the gradients for the next plan.
+        They are kept from the window's first step until the plan. The numbers assume the settings of the last plan, or
+        ``default`` before the first. They differ from the allocated memory by less than a tenth. The system may report
+        less, because some memory is rarely touched.
         """
         parts = dict(self._controller.memory(self._bucket_bytes, self._at_once))
         return {**parts, "total": sum(parts.values())}

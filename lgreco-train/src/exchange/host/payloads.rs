@@ -94,8 +94,8 @@ impl Parts for Unread {
     }
 }
 
-/// Writes the means of all ranks' payloads. With shards, too, these are means of whole layers, so that all ranks have the same
-/// errors. Outside methods can only decode whole tensors.
+/// Writes the means of all ranks' payloads. These are means of whole layers, also with shards, so that all ranks have
+/// the same errors. Outside methods can only decode whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;
