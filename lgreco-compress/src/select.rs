@@ -377,7 +377,7 @@ mod tests {
         (0..N / 8).for_each(|i| values[sampled_position(i, 8)] = 1.0);
         let mut sorted = values.clone();
         sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-        // Uses a buffer as large as for many layers, and a stack too small for deep recursion.
+        // The buffer is as large as many layers need. The stack is too small for deep recursion.
         let (mut buffer, k) = (vec![0; 4000 * N], N / 2);
         let small = std::thread::Builder::new().stack_size(1 << 17);
         let found = small.spawn(move || cut(&values, k as u32, &mut buffer).unwrap()).unwrap().join().unwrap();

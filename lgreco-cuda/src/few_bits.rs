@@ -55,8 +55,9 @@ impl Layer<'_> {
     }
 }
 
-/// Enqueued: measures the error of sending bin means for the values that each k keeps. For each layer, the results
-/// follow the words of the row of TopK with full values. Layers share launches up to `together` bytes of workspace.
+/// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. For each layer,
+/// the results follow the words of the row of TopK with full values. Layers share launches up to `together` bytes of
+/// workspace.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {

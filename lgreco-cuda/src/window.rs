@@ -206,7 +206,7 @@ impl CudaBackend {
     /// # Safety
     /// The addresses are valid memory of the layers' values in the backend's context. Nothing else writes them, except
     /// work that is ordered before or after on the backend's stream. The window was begun in the same context, and all
-    /// earlier work on it is ordered before.
+    /// earlier work on it is ordered before this call's work.
     pub unsafe fn observe(&mut self, window: &DeviceWindow, gradients: &[(usize, u64)], steps: u64) -> Result<()> {
         if steps == 0 {
             let (what, expected) = ("number of a window's step", "1 or more");

@@ -120,8 +120,8 @@ impl NamedTable {
         &self.labels(layer)[option]
     }
 
-    /// The setting of an option, if it is known. Measured tables have all settings; other tables have the settings that
-    /// were set.
+    /// The setting of an option, if it is known. Measured tables have all settings. Other tables have only the settings
+    /// that the caller has set.
     ///
     /// # Panics
     /// When the table has no such layer or option.

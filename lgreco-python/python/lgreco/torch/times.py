@@ -6,11 +6,11 @@ when the next step begins, which waits for the result of the previous step anywa
 these seconds like those that it measures on the host, and tells the other ranks.
 
 Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the
-buckets. After that step, the rank that plans times each method that the plan may choose: it compresses one bucket of the step's
-gradients, and decompresses the payload once per rank, twice. That is the work of a step without its collectives, so it includes a
-step's launch overhead. Timing a single layer, or a model of the cost per element, would miss this overhead. The trials run in the
-stream of the steps. In another stream, they would run beside the next forward pass, and their times would include it. Trials delay
-one rank by a few exchanges per plan.
+buckets. After that step, the rank that plans times each method that the plan may choose. It does the following twice:
+it compresses one bucket of the step's gradients, and decompresses the payload once per rank. That is the work of a step
+without its collectives, so it includes a step's launch overhead. Timing a single layer, or a model of the cost per
+element, would miss this overhead. The trials run in the stream of the steps. In another stream, they would run beside
+the next forward pass, and their times would include it. Trials delay one rank by a few exchanges per plan.
 """
 
 import logging
