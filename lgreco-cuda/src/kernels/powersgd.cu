@@ -236,7 +236,7 @@ extern "C" __global__ void residuals(Params p, const Factors* all, const Row* ro
     }
 }
 
-// Adds up the sums over each matrix's runs. There is one block per matrix.
+// Adds up the sums of each matrix's runs, a block per matrix.
 extern "C" __global__ void add_runs(Params p, const Row* rows, const double* partials, double* results) {
     for (u32 number = blockIdx.x; number < p.matrices; number += gridDim.x) {
         u32 end = number + 1 < p.matrices ? rows[number + 1].first_run : p.runs;

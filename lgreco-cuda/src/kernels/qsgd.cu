@@ -110,7 +110,7 @@ struct Row {
         if (CLOSED || closed) {
             quarters += 0.25f;
             float part = part_of(grid, x);
-            // In units of 2^-32: whole levels overflow in `in_levels` and are lost, which leaves the fraction.
+            // In units of 2^-32, so that `in_levels` drops whole levels by overflow.
             u32 position = __float_as_uint(part) << (32 - FRACTION_BITS);
 #pragma unroll
             for (u32 w = 0; w < 8; w++) {
