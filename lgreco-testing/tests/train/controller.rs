@@ -16,6 +16,7 @@ use proptest::prelude::*;
 
 mod buckets;
 mod budgets;
+mod clocks;
 #[cfg(feature = "rayon")]
 mod cores;
 mod elsewhere;

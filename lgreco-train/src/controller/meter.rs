@@ -48,6 +48,9 @@ struct Slowest {
 
 /// Number of steps over which medians are taken. A median ignores single steps with allocations or interruptions.
 const RECENT: usize = 15;
+/// Most seconds that are believed of a step's exchange, or of a probe: an hour. The clock may be that of the day, which jumps when it
+/// is set.
+pub(super) const LONGEST: f64 = 3600.0;
 /// Largest slowdown accepted from a peer.
 const SLOWEST: f64 = 1e3;
 
@@ -79,7 +82,12 @@ impl Meter {
         self.record(sample);
     }
 
+    /// Records a step, unless its seconds come from a clock that has jumped.
     pub(super) fn record(&mut self, sample: Sample) {
+        let plausible = |seconds: f64| (0.0..=LONGEST).contains(&seconds);
+        if !plausible(sample.seconds) || !plausible(sample.computing) {
+            return;
+        }
         match self.recent.get_mut(self.at) {
             Some(place) => *place = sample,
             None => self.recent.push(sample),
@@ -200,6 +208,18 @@ mod tests {
         meter.switch(vec![]);
         meter.record(sample(3.0));
         assert_eq!(meter.typical(), Some(sample(3.0)));
+    }
+
+    #[test]
+    fn seconds_of_a_clock_that_jumps_do_not_count() {
+        let mut meter = Meter::new(vec![]);
+        for seconds in [-3600.0, 1.7e9, f64::NAN, f64::INFINITY] {
+            meter.record(sample(seconds));
+            meter.record(Sample { computing: seconds, ..sample(1.0) });
+        }
+        assert_eq!(meter.typical(), None);
+        meter.record(sample(1.0));
+        assert_eq!(meter.typical(), Some(sample(1.0)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Probes of the link, which measure the seconds per byte: their sizes, and how they run.
 
 use super::Timing;
-use super::meter::Meter;
+use super::meter::{LONGEST, Meter};
 use super::schedule::Scheduler;
 use crate::exchange::share_of_others;
 use alloc::vec;
@@ -79,6 +79,8 @@ impl Probe {
     /// Records a round that was exchanged, and returns whether it was the last one.
     pub(super) fn done(&mut self, now: f64) -> bool {
         let (before, took) = (self.turns(), now - self.began);
+        // If the clock has jumped, these seconds are unknown.
+        let took = if (0.0..=LONGEST).contains(&took) { took } else { f64::INFINITY };
         self.sent += 1;
         match before {
             None => self.nothing = self.nothing.min(took),
@@ -198,6 +200,18 @@ mod tests {
         assert_eq!(turns(1, [10.0, 0.2]), 5);
         assert_eq!(turns(1, [10.0, 10.0]), MOST_TURNS);
         assert_eq!(turns(1, [f64::NAN, 10.0]), 1);
+    }
+
+    #[test]
+    fn turns_in_which_a_clock_jumps_are_not_believed() {
+        let (right, _) = probed(2, [10.0; 2], |_, _| 0.04);
+        for jump in [-3600.0, 1.7e9] {
+            let (found, _) = probed(2, [10.0; 2], |turn, rank| if (turn, rank) == (0, 1) { jump } else { 0.04 });
+            assert!(found.iter().zip(&right).all(|(found, right)| (found - right).abs() < 1e-6), "{jump}: {found:?}");
+        }
+        // No turn is left to believe, so the link ignores the result.
+        let (found, _) = probed(1, [0.0, 10.0], |_, rank| if rank == 1 { -3600.0 } else { 0.04 });
+        assert!(found[0].is_finite() && !found[1].is_finite(), "{found:?}");
     }
 
     #[test]
