@@ -176,7 +176,11 @@ impl Controller {
         let start = step.max(scheduler.config.schedule.warmup);
         scheduler.due = match run.due {
             _ if !adapts => None,
-            Some(due) => Some(if incomplete { due.min(start) } else { due }),
+            // The present warm-up may be over, or may have become longer.
+            Some(due) if run.decision.is_none() => Some(if step < start { start } else { due.min(step) }),
+            Some(due) if incomplete => Some(due.min(start)),
+            // The present schedule may plan earlier than the saved run's.
+            Some(due) => Some(scheduler.config.next_decision(start).map_or(due, |next| due.min(next))),
             None if incomplete || run.decision.is_none() => Some(start),
             None => scheduler.config.next_decision(start),
         };

@@ -41,6 +41,35 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
     }
 }
 
+/// The schedule of the controller that loads applies, not that of the run that was saved.
+#[test]
+fn a_run_continues_with_the_present_schedule() {
+    let planned = |saved: Schedule, present: Schedule, stop: usize| {
+        let new = |schedule, worker: &ThreadCollective| {
+            let config = Config { schedule, ..config(Method::TopK, LGRECO) };
+            Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap()
+        };
+        let all = threads::run(2, |mut worker| {
+            let mut controller = new(saved, &worker);
+            steps(&mut controller, &mut worker, stop);
+            let saved = controller.save().unwrap();
+            let mut controller = new(present, &worker);
+            controller.load(&[&saved], &[&saved]).unwrap();
+            let reports = steps(&mut controller, &mut worker, 14);
+            reports.iter().filter(|(report, _)| report.switched).map(|(report, _)| report.step).collect::<Vec<_>>()
+        });
+        assert_eq!(all[0], all[1]);
+        all[0].clone()
+    };
+    let schedule = |warmup, period| Schedule { warmup, period, window: 1, lead: 0 };
+    assert_eq!(planned(schedule(2, 1000), schedule(2, 4), 4), [6, 10, 14], "a shorter period");
+    assert_eq!(planned(schedule(2, 3), schedule(2, 100), 4), [5], "a longer period");
+    assert_eq!(planned(schedule(1000, 4), schedule(6, 4), 4), [6, 10, 14], "a shorter warm-up");
+    assert_eq!(planned(schedule(6, 4), schedule(10, 4), 4), [10, 14], "a longer warm-up");
+    let [first, ..] = planned(schedule(1000, 4), schedule(2, 100), 4)[..] else { panic!() };
+    assert!(first <= 5, "a warm-up that is over");
+}
+
 /// The saved states and residuals of all ranks after five steps of TopK.
 fn states(world: u32) -> Vec<(Vec<u8>, Vec<f32>)> {
     threads::run(world, |mut worker| {
