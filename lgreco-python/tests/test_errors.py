@@ -10,6 +10,7 @@ import torch
 from linear import Linear, gradients
 from ranks import TIMEOUT, on_ranks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -327,7 +328,13 @@ def _differing(rank: int) -> list[str]:
     none: Any = None if rank == 1 else Linear()
     settings = {"first": f"topk {7 + rank}"}
     found.append(str(raised(lambda: LGreCoState(None, ddp, settings=settings))))
-    return found + [str(raised(lambda: LGreCoState(None, unused, **OPTIONS))), str(raised(lambda: OuterStep(none)))]
+    found += [str(raised(lambda: LGreCoState(None, unused, **OPTIONS))), str(raised(lambda: OuterStep(none)))]
+    no_module: Any = None if rank == 1 else ddp
+    found.append(str(raised(lambda: LGreCoState(None, no_module, **OPTIONS))))
+    sharded, flat = wrapped("fsdp"), FSDP(Linear(), device_id=torch.device("cpu"))
+    route = {"route": "scatter_reduce"} if rank == 1 else {}
+    found += [str(raised(lambda: register(module, **OPTIONS, **route))) for module in (sharded, flat)]
+    return found
 
 
 def test_options_that_differ_by_rank_are_named_on_all() -> None:
@@ -335,7 +342,7 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
     named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", 'method is "top-k": unknown method', "99", "fourth", "widths", "settings", "grad_scaler"]
     named += ["hold_zeros is True on rank 1, False on rank 0", "settings is [('first', 'topk 8')] on rank 1"]
     named += ["find_unused_parameters is True on rank 1, False on rank 0"]
-    named += ["model is a NoneType"]
+    named += ["model is a NoneType"] * 2 + ["route is 'scatter_reduce'"] * 2
     for name, there, own in zip(named, elsewhere, here, strict=True):
         assert name in own and name in there and "rank 1" in there
 

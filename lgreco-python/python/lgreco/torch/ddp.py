@@ -212,10 +212,13 @@ class LGreCoState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
-        if (other := no_module(model)) is not None:
-            raise other
-        model = uncompiled(model)
-        process_group = _group_of(model, process_group)
+        refused = no_module(model)
+        # Without a module this rank has no layers, and tells the others.
+        model = torch.nn.Module() if refused is not None else uncompiled(model)
+        try:
+            process_group = _group_of(model, process_group)
+        except LgrecoError as error:
+            raise refused or error  # Arguments in the wrong order are two errors.
         parameters = _trainable(model)
         layers = [Layer(name, _stored(p), p.dtype) for name, p in parameters]
         told = dict(
@@ -241,7 +244,7 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and reduce_dtype is None
-        refused = _without_values(parameters)
+        refused = refused or _without_values(parameters)
         if refused is None and not self._uncompressed:
             refused = _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))

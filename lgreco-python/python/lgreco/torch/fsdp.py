@@ -13,7 +13,7 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
 from lgreco.torch.layers import Layer, frozen_before, plain_name, reshard
-from lgreco.torch.options import Options, expect_route
+from lgreco.torch.options import Options, wrong_route
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -163,13 +163,14 @@ class LGreCoShardedState(Training):
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
         expect_group(replicate_group)
         sharded = replicate_group is None
-        expect_route(options, "sharded" if sharded else None, "under fully_shard each rank gets the mean of its shard")
-        ranks = groups.copy().pop().size() if sharded else 1
-        group = replicate_group if replicate_group is not None else groups.pop()
+        refused = wrong_route(options, "sharded" if sharded else None, "under fully_shard each rank gets the mean of its shard")
+        inner = groups.pop()
+        ranks = inner.size() if sharded else 1
+        group = inner if replicate_group is None else replicate_group
         route = {} if replicate_group is not None else {"route": "sharded"}
         cuda = where_they_stay(_device_of(module.parameters()), group, {**options, **route})
         layers = [layer for _, unit in units for layer in _layers(unit, ranks, sharded)]
-        super().__init__(group, layers, cuda, **options)
+        super().__init__(group, layers, cuda, {}, refused, **options)
         self._note_scales(module)
         self._note_units([unit.layers for _, unit in units], layers)
         for owner, unit in units:

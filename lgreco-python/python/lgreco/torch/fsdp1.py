@@ -12,7 +12,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.layers import Layer, frozen_before, plain_name
-from lgreco.torch.options import Options, expect_route
+from lgreco.torch.options import Options, wrong_route
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class LGreCoFSDP1State(Training):
             flats.append(_Flat(prefix, handle, len(layers)))
             shard = handle.flat_param._sharded_size.numel() if sharded else 0
             layers.extend(flats[-1].layers_of(shard, world))
-        expect_route(options, "sharded" if sharded else None, "under FullyShardedDataParallel each rank gets the mean of its shard")
+        refused = wrong_route(options, "sharded" if sharded else None, "under FullyShardedDataParallel each rank gets the mean of its shard")
         cuda = where_they_stay(_device_of(module.parameters()), module.process_group, options)
-        super().__init__(module.process_group, layers, cuda, **options)
+        super().__init__(module.process_group, layers, cuda, {}, refused, **options)
         self._note_scales(module)
         self._note_units([flat.layers for flat in flats], layers)
         for prefix, part in wrapped:

@@ -55,16 +55,16 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
         raise LgrecoError(f"{option} is {value!r}, expected {expected}")
 
 
-def expect_route(options: Options, only: str | None, why: str) -> None:
-    """Raises LgrecoError for a ``route`` that cannot work. If gradients are sharded, ``only`` is the one route that
-    works, and becomes the route. Otherwise it is None."""
+def wrong_route(options: Options, only: str | None, why: str) -> LgrecoError | None:
+    """The error for a ``route`` that cannot work, or None. If gradients are sharded, ``only`` is the one route that works, which is
+    set; otherwise it is None."""
     route = options.get("route")
-    if only is None:
-        expect(route not in ("sharded", "two_level"), "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')
-        return
-    if route not in (None, only):
-        raise LgrecoError(f'route is {route!r}, and {why}: leave route out, it is "{only}" here')
-    options["route"] = only
+    if only is not None:
+        options["route"] = only
+        told = LgrecoError(f'route is {route!r}, and {why}: leave route out, it is "{only}" here')
+        return None if route in (None, only) else told
+    expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
+    return LgrecoError(f"route is {route!r}, expected {expected}") if route in ("sharded", "two_level") else None
 
 
 _DECIDING = (

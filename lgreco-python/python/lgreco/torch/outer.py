@@ -18,7 +18,7 @@ from lgreco.torch.fragment import Fragment, Named, elements
 from lgreco.torch.groups import agree, expect_group, own_group, release
 from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, sharded_over, uncompiled
 from lgreco.torch.loads import Loads, checksum
-from lgreco.torch.options import Options, expect_route
+from lgreco.torch.options import Options, wrong_route
 from lgreco.torch.reports import Reports
 from lgreco.torch.route import methods_of
 
@@ -411,10 +411,8 @@ def _shared(
 
 def _idle_or_wrong(options: Options, forget_moved: bool) -> LgrecoError | None:
     """The error for a route that cannot work, or for ``forget_moved`` if no layer has a residual; otherwise None."""
-    try:
-        expect_route(options, None, "")
-    except LgrecoError as error:
-        return error
+    if (wrong := wrong_route(options, None, "")) is not None:
+        return wrong
     beside = None
     methods = methods_of(options.get("method"), options.get("settings"))
     if options.get("policy") == "uncompressed":
