@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco._lgreco import Bucket
-from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, exchange, lgreco_hook, register
+from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, exchange, groups, lgreco_hook, register
 from lgreco.torch import step as steps
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
@@ -334,6 +334,9 @@ def _differing(rank: int) -> list[str]:
     sharded, flat = wrapped("fsdp"), FSDP(Linear(), device_id=torch.device("cpu"))
     route = {"route": "scatter_reduce"} if rank == 1 else {}
     found += [str(raised(lambda: register(module, **OPTIONS, **route))) for module in (sharded, flat)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "__version__", f"0.{rank}.7")
+        found.append(str(raised(lambda: LGreCoState(None, ddp, **OPTIONS, **({"unheard_of": 3} if rank == 1 else {})))))
     return found
 
 
@@ -343,6 +346,7 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
     named += ["hold_zeros is True on rank 1, False on rank 0", "settings is [('first', 'topk 8')] on rank 1"]
     named += ["find_unused_parameters is True on rank 1, False on rank 0"]
     named += ["model is a NoneType"] * 2 + ["route is 'scatter_reduce'"] * 2
+    named += ["the version of lgreco is 0.1.7 on rank 1, 0.0.7 on rank 0: install the same version"]
     for name, there, own in zip(named, elsewhere, here, strict=True):
         assert name in own and name in there and "rank 1" in there
 

@@ -10,7 +10,7 @@
 //! residual that does not fit its format, reports it in its next message.
 
 use super::buffers::workspace;
-use super::identity::{Field, checksum, value_of};
+use super::identity::{Field, checksum, value_of, version};
 use crate::Error;
 use crate::exchange::{Collective, Place};
 use alloc::vec::Vec;
@@ -124,27 +124,56 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// A buffer for the fields of `world` ranks, with this rank's fields already in their place.
+/// Words of the message with a rank's fields. Other versions of lgreco may have another number of fields, but have the same size of
+/// this message.
+const FIELDS: usize = 1024;
+
+/// A buffer for the versions and fields of `world` ranks, with those of this rank already in their place.
 ///
 /// # Errors
 /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
 pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Result<Vec<u64>, Error> {
-    let mut words = workspace(fields.len() * world as usize)?;
-    let own = &mut words[fields.len() * rank as usize..][..fields.len()];
-    own.iter_mut().zip(fields).for_each(|(word, field)| *word = field.word.to_le());
+    let mut words = workspace(FIELDS * world as usize)?;
+    let own = &mut words[FIELDS * rank as usize..][..FIELDS];
+    own.iter_mut().zip(with_version(fields)).for_each(|(word, field)| *word = field.word.to_le());
     Ok(words)
+}
+
+/// Other versions may have other fields, so the version comes first.
+fn with_version(fields: &[Field]) -> Vec<Field> {
+    version().chain(fields.iter().copied()).collect()
 }
 
 /// [`Error::PeerOption`] with the first field that differs from rank 0; [`Error::PeerPlan`] with `rank` if no field differs.
 pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
-    let (first, others) = words.split_at(fields.len().min(words.len()));
-    for (rank, other) in (1..).zip(others.chunks_exact(fields.len().max(1))) {
-        for (at, field) in fields.iter().enumerate() {
+    let fields = with_version(fields);
+    let (first, others) = words.split_at(FIELDS.min(words.len()));
+    for (rank, other) in (1..).zip(others.chunks_exact(FIELDS)) {
+        for (at, field) in fields.iter().enumerate().take(FIELDS) {
             if other[at] != first[at] {
-                let [found, expected] = [other, first].map(|words| value_of(fields, at, words));
+                let [found, expected] = [other, first].map(|words| value_of(&fields, at, words));
                 return Error::PeerOption { rank, what: field.name, found, expected };
             }
         }
     }
     Error::PeerPlan { rank }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn other_versions_are_named_although_they_have_other_fields() {
+        let fields = [Field::whole("seed", 7)];
+        let mut all = put_fields(0, 2, &fields).unwrap();
+        let other = put_fields(1, 2, &[Field::whole("first", 1), Field::whole("seed", 7)]).unwrap();
+        assert_eq!(all.len(), other.len());
+        all[FIELDS..].copy_from_slice(&other[FIELDS..]);
+        all[FIELDS] = u64::from_le_bytes(*b"0.99.1\0\0").to_le();
+        let Error::PeerOption { rank, what, found, expected } = difference(1, &fields, &all) else { panic!() };
+        let expects = (1, "version of lgreco", "0.99.1".to_string(), env!("CARGO_PKG_VERSION").to_string());
+        assert_eq!((rank, what, found.to_string(), expected.to_string()), expects);
+    }
 }

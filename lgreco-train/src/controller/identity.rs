@@ -71,9 +71,9 @@ impl Field {
     }
 }
 
-/// The checksum of all fields.
+/// The checksum of all fields, and of the version of lgreco.
 pub(super) fn checksum(fields: &[Field]) -> u64 {
-    fields.iter().fold(Hash::START, |hash, field| hash.add(field.word)).0
+    version().chain(fields.iter().copied()).fold(Hash::START, |hash, field| hash.add(field.word)).0
 }
 
 const METHODS: [&str; Method::ALL.len()] = {
@@ -119,17 +119,25 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
 /// Number of fields that a name takes.
 const NAME: usize = method::MAX_NAME / 8;
 
+/// The fields of a name, which is cut if it is too long.
+fn named_text(name: &'static str, text: &str) -> impl Iterator<Item = Field> + use<> {
+    let mut bytes = [0; 8 * NAME];
+    bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+    let words: [u64; NAME] =
+        core::array::from_fn(|part| bytes.as_chunks::<8>().0.get(part).map_or(0, |word| u64::from_le_bytes(*word)));
+    words.into_iter().enumerate().map(move |(part, word)| Field { name, kind: Kind::Text(part), word })
+}
+
+/// The fields with the version of lgreco.
+pub(super) fn version() -> impl Iterator<Item = Field> {
+    named_text("version of lgreco", env!("CARGO_PKG_VERSION"))
+}
+
 /// Adds, for each id, the name of the outside method with that id, so that ranks compare methods by their names.
 fn outside(search: &Search, fields: &mut Vec<Field>) {
     for id in method::FIRST_ID..=u8::MAX {
         let name = search.methods.find(id).map_or("", |method| method.name());
-        let mut bytes = [0; 8 * NAME];
-        bytes.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
-        fields.extend(bytes.as_chunks::<8>().0.iter().enumerate().map(|(part, &word)| Field {
-            name: "outside method",
-            kind: Kind::Text(part),
-            word: u64::from_le_bytes(word),
-        }));
+        fields.extend(named_text("outside method", name));
     }
 }
 

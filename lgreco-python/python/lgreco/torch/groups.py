@@ -15,8 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from lgreco._errors import of_layer
-from lgreco._lgreco import LgrecoError
+from lgreco._lgreco import LgrecoError, __version__
 from lgreco.torch.options import expect
+
+_VERSION = "the version of lgreco"
 
 
 def expect_group(group: object) -> None:
@@ -112,11 +114,16 @@ def agree(
     others raise an error with its text.
     """
     fingerprint = hashlib.sha256(repr(layers).encode()).hexdigest()
-    options = {name: repr(value) for name, value in told.items() if value is not None}
+    options = {_VERSION: __version__} | {name: repr(value) for name, value in told.items() if value is not None}
     own = (None if failure is None else _words(failure), options, fingerprint)
     every: list[Any] = [None] * group.size()
     with meeting(group):
         dist.all_gather_object(every, own, group=group)
+    for rank, (_, options, _) in enumerate(every):
+        here, there = (of.get(_VERSION) for of in (options, every[0][1]))
+        if here != there:
+            # Other differences may follow from this one.
+            raise LgrecoError(f"{_VERSION} is {here} on rank {rank}, {there} on rank 0: install the same version on all ranks")
     if isinstance(failure, ValueError):
         raise failure
     if failure is not None:
