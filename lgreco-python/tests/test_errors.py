@@ -351,6 +351,43 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
         assert name in own and name in there and "rank 1" in there
 
 
+def _own_objects(rank: int) -> list[list[str]]:
+    """Objects of the user's fail on rank 1, in step 4: the scale, or the learning rate."""
+
+    class Scaler:
+        fails = False
+
+        def get_scale(self) -> float:
+            if self.fails:
+                raise RuntimeError("no scale")
+            return 1.0
+
+    told = []
+    for kind in ("scale", "rate"):
+        scaler, module, found = Scaler(), wrapped("ddp"), []
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        options = {"grad_scaler": scaler} if kind == "scale" else {"optimizer": optimizer, "accordion": (0.2, 0.1), "policy": "accordion", "default": None}
+        state = register(module, **{**OPTIONS, **options})
+        for at in range(6):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + at)
+            if rank == 1 and at == 4:
+                scaler.fails, optimizer.param_groups[0]["lr"] = True, "low"
+            try:
+                step(module, rank, at)
+            except LgrecoError as error:
+                found.append(f"{at}: {error}")
+            scaler.fails = False
+        assert state.last_report is not None and state.last_report.outcome == "exchanged"
+        told.append(found)
+    return told
+
+
+def test_objects_of_the_user_that_fail_on_one_rank_are_an_error_on_all() -> None:
+    elsewhere, here = on_ranks(2, _own_objects)
+    for others, own, named in zip(elsewhere, here, ("scale of grad_scaler cannot be read: RuntimeError: no scale", "learning rate"), strict=True):
+        assert [told[:2] for told in (*others, *own)] == ["4:", "4:"] and named in own[0], (others, own)
+
+
 def _scaled(rank: int) -> list[str]:
     """For one step, the scale is so large that residuals of rank 1 overflow."""
 

@@ -182,11 +182,13 @@ class Steps:
 
         Returns an error of this rank alone, which the first bucket reports to the others.
         """
-        failure = None
+        failure: LgrecoError | None = None
         try:
             self._scale.follow(self._controller, self._device)
         except LgrecoError as error:
             failure = error
+        except Exception as error:
+            failure = _as_own("the scale of grad_scaler cannot be read", error)
         try:
             fault = self._device.fault() if self._device is not None else None
         except (LgrecoError, RuntimeError) as error:
@@ -203,12 +205,13 @@ class Steps:
             # A plan may depend on the last step's time, which is known now.
             if self._planning.leads:
                 self._planning.begin(self._controller)
-        rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         try:
+            rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
             self._controller.begin_step(rate)
             self._rate = rate
-        except LgrecoError as error:
-            failure = error
+        except Exception as error:
+            what = "the learning rate of the first parameter group of optimizer is no number"
+            failure = error if isinstance(error, LgrecoError) else _as_own(what, error)
             self._controller.begin_step(self._rate)
         if self._device is not None and not self._planning.leads:
             # A plan may depend on the learning rate, which the controller knows now.
@@ -219,7 +222,8 @@ class Steps:
             if self._device is not None:
                 self._device.begin_step()
         except LgrecoError as error:
-            self._state = step.refuse(error)
+            # A failure of this rank may be why ranks differ.
+            self._state = step.refuse(failure or error)
         except Exception as error:
             raise self._abandoned(error) from error
         return failure
@@ -354,3 +358,10 @@ class Steps:
     def _is_lost(self) -> bool:
         """Whether a step is under way that cannot be undone."""
         return isinstance(self._state, UnderWay) and self._state.is_lost
+
+
+def _as_own(what: str, error: Exception) -> LgrecoError:
+    """The error to raise for one of the user's objects, which this rank reports to the others."""
+    told = LgrecoError(f"{what}: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
