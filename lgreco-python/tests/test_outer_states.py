@@ -128,7 +128,10 @@ def _refused(rank: int) -> None:
     damaged = {**good, "fragments": [first, {**second, "layers": {name: part.flip(0) for name, part in second["layers"].items()}}]}
     other = {**good, "fragments": [first, {**second, "starts": [torch.zeros(1)]}]}
     fewer = {**good, "fragments": [first]}
+    bare = {**good, "fragments": [first, {name: part for name, part in second.items() if name != "starts"}]}
+    worn = {**good, "fragments": [first, {name: part for name, part in second.items() if name != "layers"}]}
     for state, taken, said in (
+        (bare, None, "no 'starts'"), (worn, None, "'layers'"), ({**good, "fragments": [first, None]}, [good], "no 'starts'"),
         (damaged, None, "magic"), (good, [damaged], "magic"), (other, [good], "other layers"), (good, [fewer], "1 fragments, expected 2"),
     ):
         with pytest.raises(ValueError, match=said):

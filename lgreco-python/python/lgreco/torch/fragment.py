@@ -245,6 +245,8 @@ class Fragment(Training):
         return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
+        if not isinstance(state, Mapping) or not {"starts", "velocities"} <= state.keys():
+            raise LgrecoError("a fragment of the state has no 'starts' and 'velocities', which OuterStep.state_dict() returns")
         places = self._starts + self._velocities
         saved = [*state["starts"], *state["velocities"]]
         if [values.shape for values in saved] != [place.shape for place in places]:

@@ -372,7 +372,7 @@ class OuterStep(Reports, Checkpointed[None]):
             try:
                 of_others = None if residuals is None else [other["fragments"][index] for other in taken]
                 fragment.load_state_dict(state["fragments"][index], of_others)
-            except ValueError:
+            except Exception:
                 for changed, kept in zip(self._fragments[:index], before):
                     if kept is not None:
                         changed.load_state_dict(kept)
