@@ -150,6 +150,26 @@ def test_replication_by_fsdp_itself_is_refused() -> None:
         assert all("over the inner mesh" in error and "replicate_group" in error for error in told)
 
 
+def _other_shards(rank: int) -> list[str]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh["shard"])
+    crossed = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])][0 if rank in (0, 3) else 1]
+    told = []
+    for group in (mesh.get_group("shard"), dist.group.WORLD, crossed):
+        with pytest.raises(LgrecoError) as raised:
+            LGreCoShardedState(module, replicate_group=group, **OPTIONS)
+        told.append(str(raised.value))
+    return told
+
+
+def test_replicas_hold_the_same_shard() -> None:
+    for rank, (inside, world, crossed) in enumerate(on_ranks(4, _other_shards)):
+        own = [0, 1] if rank < 2 else [2, 3]
+        assert inside.startswith(f"replicate_group has ranks {own}, and the module is sharded over ranks {own}")
+        assert world.startswith(f"replicate_group has ranks [0, 1, 2, 3], and the module is sharded over ranks {own}")
+        assert "the number of the shard that this rank of replicate_group holds is" in crossed
+
+
 def _not_finite(rank: int) -> list[str]:
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     register(module, **OPTIONS)

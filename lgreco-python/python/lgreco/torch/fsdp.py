@@ -167,10 +167,12 @@ class LGreCoShardedState(Training):
         inner = groups.pop()
         ranks = inner.size() if sharded else 1
         group = inner if replicate_group is None else replicate_group
+        besides = {} if sharded else {"the number of the shard that this rank of replicate_group holds": inner.rank()}
+        refused = refused or _other_shards(inner, replicate_group)
         route = {} if replicate_group is not None else {"route": "sharded"}
         cuda = where_they_stay(_device_of(module.parameters()), group, {**options, **route})
         layers = [layer for _, unit in units for layer in _layers(unit, ranks, sharded)]
-        super().__init__(group, layers, cuda, {}, refused, **options)
+        super().__init__(group, layers, cuda, besides, refused, **options)
         self._note_scales(module)
         self._note_units([unit.layers for _, unit in units], layers)
         for owner, unit in units:
@@ -285,6 +287,17 @@ class _Frozen:
     def __call__(self, *_: Any, **__: Any) -> None:
         trained = (name for p, name in self._names.items() if p.sharded_param.requires_grad)
         raise frozen_before(next(trained, next(iter(self._names.values()))))
+
+
+def _other_shards(inner: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None) -> LgrecoError | None:
+    """The error for a ``replicate_group`` with ranks that hold other shards, or None."""
+    if replicate_group is None:
+        return None
+    holders, averaging = dist.get_process_group_ranks(inner), dist.get_process_group_ranks(replicate_group)
+    if len(set(holders) & set(averaging)) <= 1:
+        return None
+    way_out = "give the group of the ranks that hold the same shard, one of each node, such as mesh.get_group(\"replicate\")"
+    return LgrecoError(f"replicate_group has ranks {averaging}, and the module is sharded over ranks {holders}: {way_out}")
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
