@@ -223,6 +223,25 @@ def test_parameters_without_gradient_are_left_out(replicated: bool) -> None:
     assert on_ranks(2, _partly, replicated) == [True, True]
 
 
+def _after_reset(rank: int) -> bool:
+    """An iteration fails after a backward pass without an exchange between nodes. Its gradients are discarded."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh["shard"])
+    LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), settings={})
+    if not hasattr(module, "reset_iter_state"):
+        return True
+    module.set_requires_all_reduce(False)
+    module(gradients(rank, 0)).backward()
+    module.reset_iter_state()
+    module.set_requires_all_reduce(True)
+    module(gradients(rank, 1)).backward()
+    return all(torch.allclose(p.grad.full_tensor(), mean(2, 1, name), atol=1e-5) for name, p in module.named_parameters())  # type: ignore[union-attr]
+
+
+def test_gradients_of_an_iteration_that_was_reset_are_forgotten() -> None:
+    assert on_ranks(2, _after_reset) == [True, True]
+
+
 def _untold(rank: int) -> str:
     """Simulates a version of PyTorch in which FSDP does not tell which parameters have a gradient."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))

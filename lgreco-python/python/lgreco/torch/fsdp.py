@@ -199,6 +199,23 @@ class _AllReduce:
         self._state, self._unit = state, unit
         self._awaiting: dict[int, torch.Tensor] = {}
         """Sums of gradients, by parameter, of backward passes without an exchange."""
+        self._forget_at_reset()
+
+    def _forget_at_reset(self) -> None:
+        """Forgets these sums in ``reset_iter_state()``, which discards all gradients of an iteration that has failed."""
+        group, awaiting = self._unit.group, self._awaiting
+        reset = getattr(group, "_reset_iter_state", None)  # since PyTorch 2.15
+        if reset is None:
+            return
+        # An earlier state may have wrapped the method.
+        reset = getattr(reset, "_of_fsdp", reset)
+
+        def forgotten() -> None:
+            awaiting.clear()
+            reset()
+
+        forgotten._of_fsdp = reset  # type: ignore[attr-defined]
+        group._reset_iter_state = forgotten
 
     def __call__(self, shard: torch.Tensor) -> None:
         unit = self._unit
