@@ -303,16 +303,20 @@ def test_a_scaler_skips_a_step_on_all_ranks() -> None:
     assert on_ranks(2, _scaled) == 2 * [([8.0, 8.0, 8.0, 8.0, 4.0, 4.0], False)]
 
 
-def _registered(rank: int) -> tuple[bool, str]:
-    state = register(DDP(Linear()), **OPTIONS)
+def _registered(rank: int) -> tuple[bool, str, str]:
+    module = DDP(Linear())
+    state = register(module, **OPTIONS)
     with pytest.raises(LgrecoError) as raised:
         register(Linear())
-    return isinstance(state, LGreCoState), str(raised.value)
+    with pytest.raises(LgrecoError) as twice:
+        register(module, **OPTIONS)
+    return isinstance(state, LGreCoState), str(raised.value), str(twice.value)
 
 
 def test_register_knows_what_a_module_is() -> None:
-    for known, error in on_ranks(2, _registered):
+    for known, error, twice in on_ranks(2, _registered):
         assert known and "fully_shard" in error
+        assert twice.startswith("the DistributedDataParallel has a communication hook, lgreco_hook, and PyTorch allows one: wrap")
 
 
 def _divided(rank: int, replicated: bool, factor: float | None, summed: bool, compressed: bool) -> list[torch.Tensor]:

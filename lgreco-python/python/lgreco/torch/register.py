@@ -27,6 +27,10 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     """
     given, module = module, uncompiled(module)
     if isinstance(module, DistributedDataParallel):
+        if hooks := getattr(module, "_comm_hooks", None):
+            names = ", ".join(getattr(hook, "__name__", repr(hook)) for hook, *_ in hooks)
+            way_out = "PyTorch allows one: wrap the module in another DistributedDataParallel, and register that"
+            raise LgrecoError(f"the DistributedDataParallel has a communication hook, {names}, and {way_out}")
         state = LGreCoState(module.process_group, module, **options)
         module.register_comm_hook(state, lgreco_hook)
         return state
