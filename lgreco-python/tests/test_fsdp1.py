@@ -89,6 +89,22 @@ def test_hybrid_sharding_is_refused() -> None:
         assert "HYBRID_SHARD" in error
 
 
+def _other_group(rank: int) -> str:
+    """A module inside the root is sharded over fewer ranks, as experts may be."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    experts = FSDP(torch.nn.Linear(40, 40), process_group=pairs[rank // 2], device_id=CPU)
+    module = FSDP(torch.nn.Sequential(torch.nn.Linear(40, 40), experts), device_id=CPU)
+    with pytest.raises(LgrecoError) as raised:
+        register(module, **OPTIONS)
+    return str(raised.value)
+
+
+def test_modules_that_are_sharded_over_other_ranks_are_named() -> None:
+    for rank, told in enumerate(on_ranks(4, _other_group)):
+        own = [0, 1] if rank < 2 else [2, 3]
+        assert told.startswith(f"1: the module is sharded over ranks {own}, and the root over ranks [0, 1, 2, 3]"), told
+
+
 def _unfrozen(rank: int, original: bool) -> tuple[str, bool]:
     """Returns the error about a unit that was frozen, and whether a state replaces the one before."""
     layers = [torch.nn.Linear(40, 40) for _ in range(2)]

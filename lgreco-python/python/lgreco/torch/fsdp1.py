@@ -76,7 +76,14 @@ class LGreCoFSDP1State(Training):
         if not sharded and strategies != {ShardingStrategy.NO_SHARD}:
             names = ", ".join(sorted(strategy.name for strategy in strategies))
             raise LgrecoError(f"the module is sharded by {names}, expected FULL_SHARD or SHARD_GRAD_OP, or NO_SHARD alone")
-        world = dist.get_world_size(module.process_group)
+        ranks = dist.get_process_group_ranks(module.process_group)
+        for prefix, part in parts:
+            if (own := dist.get_process_group_ranks(part.process_group)) != ranks:
+                raise LgrecoError(
+                    f"{plain_name(prefix)}: the module is sharded over ranks {own}, and the root over ranks {ranks}: give all modules the same "
+                    "process_group, and leave other ones outside the root"
+                )
+        world = len(ranks)
         layers: list[Layer] = []
         flats = []
         for prefix, part in parts:
