@@ -261,6 +261,18 @@ def test_options_without_effect_are_refused() -> None:
         assert re.search(expected, told), (options, told)
 
 
+def _later(rank: int) -> None:
+    state, outer = LGreCoState(None, Linear(), **OPTIONS), OuterStep(Linear(), every=3)
+    for of, name in ((state, "period"), (state, "settings"), (state, "hold_zeros"), (state, "grad_scaler"), (outer, "every"), (outer, "learning_rate")):
+        with pytest.raises(AttributeError, match=f"{name} is an option of {type(of).__name__}, and cannot change afterwards"):
+            setattr(of, name, 3)
+    assert outer.every == 3
+
+
+def test_options_that_are_set_afterwards_are_refused() -> None:
+    on_ranks(1, _later)
+
+
 def _routes(rank: int) -> list[str]:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     flat, sharded = FSDP(Linear(), device_id=CPU), fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))

@@ -89,6 +89,9 @@ class OuterStep(Reports, Checkpointed[None]):
     Raises LgrecoError for invalid options and parameters.
     """
 
+    every: int
+    delay: int
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -156,7 +159,8 @@ class OuterStep(Reports, Checkpointed[None]):
             agree(group, together, described, failure)
         finally:
             release(group, os.getpid())
-        self.every, self.delay, self.steps = every, delay, 0
+        self.steps = 0
+        vars(self).update(every=every, delay=delay)  # They are never assigned again.
         self._model, self._process_group = weakref.ref(model), process_group
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")

@@ -1,13 +1,27 @@
-"""Reports of a state: numbers for TensorBoard, and a picture."""
+"""What all states have in common beside their steps: reports (numbers for TensorBoard, and a picture), and errors for uses that
+cannot work."""
 
 import os
 from typing import Any, NoReturn
 
 from lgreco._plot import bars
+from lgreco.torch.options import Options
+
+_GIVEN = frozenset({
+    *Options.__annotations__, "process_group", "replicate_group", "node_group", "hold_zeros", "every", "delay", "fragments",
+    "learning_rate", "momentum", "feedback_decay", "joined", "forget_moved",
+})  # fmt: skip
+"""Names of options, which are given when a state is made."""
 
 
 class Reports:
     """Reports from ``metrics``, ``compression_stats`` and the present plans."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _GIVEN:
+            kind = type(self).__name__
+            raise AttributeError(f"{name} is an option of {kind}, and cannot change afterwards: make another {kind} with it, and load this one's state_dict()")
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> NoReturn:
         kind, instead = type(self).__name__, "save its state_dict(), and copy or pickle a model without its wrapper (model.module)"
