@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from linear import Linear
-from ranks import on_ranks
+from ranks import TIMEOUT, on_ranks
 from test_outer import TOPK, flat, residuals, train
 
 from lgreco import LgrecoError
@@ -161,3 +161,37 @@ def _whole_again(rank: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_an_outer_step_whose_exchange_fails_is_taken_again_to_the_same_bits() -> None:
     for found, expected in zip(on_ranks(2, _cut, 6), on_ranks(2, _whole_again, 8)):
         assert all(torch.equal(*pair) for pair in zip(found, expected))
+
+
+def _without_pseudo_gradients(rank: int, delay: int, lacks: str) -> tuple[list[str], torch.Tensor]:
+    """In the second outer step, rank 1 cannot compute its pseudo-gradients. The third one works."""
+    model = Linear()
+    outer = OuterStep(model, every=2, delay=delay, **TOPK)
+    told, whole = [], model.second.data
+
+    def no_memory(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no room")
+
+    for step in range(7):
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            if rank == 1 and step == 3 and lacks == "memory":
+                patch.setattr(torch, "empty", no_memory)
+            model.second.data = torch.zeros(3) if rank == 1 and step == 3 and lacks == "shape" else whole
+            began = time.monotonic()
+            try:
+                outer.step()
+            except LgrecoError as error:
+                told.append(f"{step}: {error}")
+            assert time.monotonic() - began < TIMEOUT.total_seconds() / 4
+    outer.finish()
+    return told, flat(model)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("lacks", ["memory", "shape"])
+def test_a_rank_without_pseudo_gradients_is_an_error_on_all(delay: int, lacks: str) -> None:
+    (others, weights), (own, same) = on_ranks(2, _without_pseudo_gradients, delay, lacks)
+    assert torch.equal(weights, same)
+    assert others == [f"{3 + delay}: rank 1 cannot make the outer step: its own error says why"]
+    named = "no pseudo-gradients: MemoryError: no room" if lacks == "memory" else "second: the parameter has shape [3], and had "
+    assert len(own) == 1 and own[0].startswith(f"{3 + delay}: ") and named in own[0]

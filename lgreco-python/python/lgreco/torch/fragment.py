@@ -8,12 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Loaded
 from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.layers import Layer, local
 from lgreco.torch.loads import LoadedWeights
 from lgreco.torch.options import Options
+from lgreco.torch.step import as_own
 from lgreco.torch.step_state import UnderWay
 from lgreco.torch.training import Training
 
@@ -131,14 +133,28 @@ class Fragment(Training):
         if self.has_sent:
             return  # This step is repeated after an error in another fragment's turn.
         self._expect_whole()
-        self._loaded.send(changed)
-        sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
-        buffer = torch.empty(sum(start.numel() for start in self._starts), dtype=self._dtype, device=self._starts[0].device)
-        for part, start, p in zip(self._parts(buffer), self._starts, self.parameters):
-            torch.sub(start, p, out=part.view_as(p))
-        exchanged = self._exchanged(buffer)
-        self._begin(list(range(len(exchanged))), buffer, exchanged, False)
+        sent, buffer, unmade = self._pseudo_gradients()
+        self._loaded.send(changed or unmade, is_changed=changed is not None)
+        exchanged = self._exchanged(buffer) if buffer.numel() > 0 else []
+        self._begin(list(range(len(self.names))), buffer, exchanged, False, failure=unmade)
         self._outer = Sent(sent, buffer)
+
+    def _pseudo_gradients(self) -> tuple[list[torch.Tensor] | None, torch.Tensor, LgrecoError | None]:
+        """The parameters' values if there is a delay, the pseudo-gradients, and the error if this rank has none. The other ranks wait
+        for this one, so they must learn of it."""
+        buffer = self._starts[0].new_empty(0)
+        try:
+            sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
+            buffer = torch.empty(sum(start.numel() for start in self._starts), dtype=self._dtype, device=self._starts[0].device)
+            for name, part, start, p in zip(self.layers, self._parts(buffer), self._starts, self.parameters):
+                if p.shape != start.shape:
+                    was = f"and had {list(start.shape)} when the OuterStep was made: make another"
+                    raise of_layer(name, f"the parameter has shape {list(p.shape)}, {was}")
+                torch.sub(start, p, out=part.view_as(p))
+            return sent, buffer, None
+        except Exception as error:
+            told = error if isinstance(error, LgrecoError) else as_own("the outer step has no pseudo-gradients", error)
+            return None, buffer.zero_(), told
 
     def go_on(self) -> None:
         """Starts the next collective if the previous one is done. Never waits, and leaves the end of the last one to

@@ -12,6 +12,8 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.collectives import Started, gather
 
 
+_CHANGED, _FAILED = 1, 2
+"""What ranks tell each other about a failure."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -57,16 +59,17 @@ class LoadedWeights:
     def _forget_sent(self) -> None:
         self._sent, self._sent_lacks_some = {}, False
 
-    def send(self, failure: LgrecoError | None) -> None:
-        """Starts the comparison, and also sends whether this rank has a ``failure``."""
+    def send(self, failure: LgrecoError | None, is_changed: bool = False) -> None:
+        """Starts the comparison, and also sends whether this rank has a ``failure``, and whether its model has changed."""
         self._sent, self._loaded = self._sent | self._loaded, {}
         self._sent_lacks_some, self._lacks_some = self._sent_lacks_some or self._lacks_some, False
         if failure is None and self._sent_lacks_some:
+            is_changed = True
             failure = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
         loaded = int(hashlib.sha256(repr(sorted(self._sent.items())).encode()).hexdigest()[:15], 16)
         told = torch.zeros(2 * self._group.size(), dtype=torch.int64)
         at = 2 * self._group.rank()
-        told[at : at + 2] = torch.tensor([loaded, int(failure is not None)])
+        told[at : at + 2] = torch.tensor([loaded, 0 if failure is None else _CHANGED if is_changed else _FAILED])
         self._under_way = gather(told, self._group), told, failure
 
     def compare(self) -> LgrecoError | None:
@@ -80,7 +83,8 @@ class LoadedWeights:
         all_loaded, all_failed = told.view(-1, 2).T.tolist()
         for rank in range(self._group.size()):
             if failure is None and all_failed[rank]:
-                failure = LgrecoError(f"rank {rank} cannot make the outer step: its model has changed since the OuterStep was made")
+                why = "its model has changed since the OuterStep was made" if all_failed[rank] == _CHANGED else "its own error says why"
+                failure = LgrecoError(f"rank {rank} cannot make the outer step: {why}")
             if failure is None and all_loaded[rank] != all_loaded[0]:
                 what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
                 failure = LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")

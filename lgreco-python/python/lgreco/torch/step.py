@@ -98,19 +98,24 @@ class Steps:
         return self._state.exchanges if isinstance(self._state, UnderWay) else []
 
     def _begin(
-        self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool, in_same_pass: bool = False
+        self,
+        layers: list[int],
+        buffer: torch.Tensor,
+        gradients: list[torch.Tensor],
+        hold_zeros: bool,
+        in_same_pass: bool = False,
+        failure: LgrecoError | None = None,
     ) -> BucketExchange:
         """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says that the step before has
-        ended, and its backward pass has not."""
+        ended, and its backward pass has not. All ranks are told of this rank's ``failure``."""
         self._take_back_left_over(layers)
-        failure = None
         if not isinstance(self._state, UnderWay):
             # If the backward pass ends early from here on, the step must be undone.
             if in_same_pass and isinstance(self._state, Ended):
                 self._state = self._state.begin_in_same_pass()
             else:
                 self._state = self._state.begin(BackwardPass(self._end_backward))
-            failure = self._begin_step(self._state)
+            failure = self._begin_step(self._state) or failure
         step = self._state
         assert isinstance(step, UnderWay)
         step.layers.update(layers)
@@ -188,7 +193,7 @@ class Steps:
         except LgrecoError as error:
             failure = error
         except Exception as error:
-            failure = _as_own("the scale of grad_scaler cannot be read", error)
+            failure = as_own("the scale of grad_scaler cannot be read", error)
         try:
             fault = self._device.fault() if self._device is not None else None
         except (LgrecoError, RuntimeError) as error:
@@ -211,7 +216,7 @@ class Steps:
             self._rate = rate
         except Exception as error:
             what = "the learning rate of the first parameter group of optimizer is no number"
-            failure = error if isinstance(error, LgrecoError) else _as_own(what, error)
+            failure = error if isinstance(error, LgrecoError) else as_own(what, error)
             self._controller.begin_step(self._rate)
         if self._device is not None and not self._planning.leads:
             # A plan may depend on the learning rate, which the controller knows now.
@@ -360,7 +365,7 @@ class Steps:
         return isinstance(self._state, UnderWay) and self._state.is_lost
 
 
-def _as_own(what: str, error: Exception) -> LgrecoError:
+def as_own(what: str, error: Exception) -> LgrecoError:
     """The error to raise for one of the user's objects, which this rank reports to the others."""
     told = LgrecoError(f"{what}: {type(error).__name__}: {error}")
     told.__cause__ = error
