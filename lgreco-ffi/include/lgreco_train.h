@@ -354,7 +354,8 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
 lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
 
 // Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
-// means that the gradients are now means. Does not allocate.
+// means that the gradients are now means. Allocates scratch memory, and with nodes memory for the last collective. If
+// that is missing, it fails with LGRECO_OUT_OF_MEMORY on this rank only.
 //
 // A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
 // with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are

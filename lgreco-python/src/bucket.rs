@@ -79,14 +79,24 @@ impl Bucket {
         bucket.submit_failure(failure).map_err(|error| raised(py, error, &self.names))
     }
 
-    /// Continues after the previous collective is done, and returns the next one; None when the gradients are means.
+    /// Whether `next` has paused before the last collective, which its next call returns.
+    #[getter]
+    fn is_paused(&self) -> bool {
+        self.bucket.as_ref().is_some_and(LevelsBucket::is_paused)
+    }
+
+    /// Continues after the previous collective is done, and returns the next one. None when the gradients are means, and once before
+    /// the last collective of training over nodes.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
-        let next = detached(py, || gradients.with(|values| bucket.next(values).map(|next| next.map(Request::within))));
-        let next = next.map_err(|error| raised(py, error, names))?;
-        let is_last = bucket.is_last();
-        Ok(next.map(|request| request.or_last(is_last)))
+        let next = detached(py, || {
+            gradients.with(|values| {
+                let next = if bucket.is_paused() { bucket.next(values)? } else { bucket.next_but_last(values)? };
+                Ok(next.map(Request::within))
+            })
+        });
+        next.map_err(|error| raised(py, error, names))
     }
 }
 

@@ -23,8 +23,6 @@ pub(crate) struct Request {
     received_lens: Vec<u64>,
     /// `node` or `peers`, in training over nodes. Empty for the group of all ranks.
     group: &'static str,
-    /// Whether this is known to be the bucket's last request.
-    is_last: bool,
 }
 
 impl Request {
@@ -36,11 +34,6 @@ impl Request {
             Some(Group::Peers) => "peers",
         };
         Request { group, ..Request::from(request) }
-    }
-
-    /// The same request, marked as the last of its bucket if `is_last`.
-    pub(crate) fn or_last(self, is_last: bool) -> Request {
-        Request { is_last, ..self }
     }
 
     fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {

@@ -1,6 +1,7 @@
 """Tests how much memory a run takes beside its gradients. The model is large enough to distinguish this from PyTorch's own
 memory."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lgreco.torch import fsdp, register
+from lgreco.torch.planning import trim_memory
 from ranks import on_ranks
 
 WIDTH, LAYERS = 1024, 16
@@ -27,8 +29,9 @@ def _mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2,))
 
 
-def _train(rank: int, sharded: bool, options: dict[str, object] | None) -> tuple[int, int, int]:
+def _train(rank: int, sharded: bool, options: dict[str, object] | None, per_node: int = 1) -> tuple[int, int, int]:
     torch.manual_seed(0)
+    os.environ["LOCAL_WORLD_SIZE"] = str(per_node)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model: nn.Module
     if sharded:
@@ -77,6 +80,28 @@ def test_memory_is_little_and_known(sharded: bool, options: dict[str, object], a
         assert taken <= allowed + 0.1, f"{what}: {taken:.2f} times the gradients, {allowed:.2f} allowed"
     foretold = found[2] / gradients
     assert foretold <= allowed + (1 / LAYERS if sharded else 0), f"{foretold:.2f} times the gradients foretold"
+
+
+def _train_on_nodes(rank: int, options: dict[str, object] | None) -> tuple[int, int]:
+    foretold = _train(rank, False, options, 2)[2]
+    # The C library keeps much freed memory, because many threads allocate messages.
+    trim_memory()
+    return _resident("VmRSS"), foretold
+
+
+@cache
+def _plain_on_nodes() -> int:
+    return max(resident for resident, _ in on_ranks(4, _train_on_nodes, None))
+
+
+@pytest.mark.parametrize(("method", "allowed"), [("qsgd", 0.6), ("topk", 1.1)])
+def test_memory_of_two_levels_is_little_and_known(method: str, allowed: float) -> None:
+    gradients = 4 * LAYERS * WIDTH * WIDTH
+    # The ranks of node 0 store the gradients of their shards for the plan.
+    resident, foretold = on_ranks(4, _train_on_nodes, {"method": method})[3]
+    taken = (resident - _plain_on_nodes()) / gradients
+    assert taken <= allowed + 0.1, f"{taken:.2f} times the gradients, {allowed:.2f} allowed"
+    assert foretold / gradients <= allowed, f"{foretold / gradients:.2f} times the gradients foretold"
 
 
 def _kept(rank: int) -> list[tuple[int, int]]:

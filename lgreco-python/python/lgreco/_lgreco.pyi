@@ -98,8 +98,6 @@ class Request:
     received_lens: list[int]
     group: str
     """The group that performs it: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
-    is_last: bool
-    """Whether it is the last collective of its bucket. Always False without two levels."""
 
 @final
 class PlanPage:
@@ -154,8 +152,13 @@ class Bucket:
     def next(self) -> Request | None:
         """Continues after the previous collective is done, and returns the next; None when the gradients are means.
 
-        Raises LgrecoError on all ranks after a failure on one.
+        With two levels, None also before the last collective, if ``is_paused``; the next call returns that collective. Only then
+        the bucket takes memory for it. Raises LgrecoError on all ranks after a failure on one; while ``is_paused`` on this rank
+        alone, if there is no memory.
         """
+
+    @property
+    def is_paused(self) -> bool: ...
 
     @property
     def is_closed(self) -> bool:

@@ -50,6 +50,18 @@ impl MemoryUse {
     /// # Complexity
     /// O(layers), also in memory.
     pub fn of(controller: &Controller, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
+        let groups = bucket_bytes.map(|bytes| Groups::new(&controller.scheduler.tensors, bytes));
+        MemoryUse::of_groups(controller, groups.as_ref(), at_once, &[])
+    }
+
+    /// The memory for buckets of these groups. `None` stands for the groups of blocking steps. `messages` has the bytes of each
+    /// bucket's messages inside a node, empty without nodes.
+    pub(super) fn of_groups(
+        controller: &Controller,
+        groups: Option<&Groups>,
+        at_once: usize,
+        messages: &[u64],
+    ) -> Result<MemoryUse, Error> {
         let (config, tensors) = (&controller.scheduler.config, &controller.scheduler.tensors);
         let plans = controller.expected_plans()?;
         let mut memory = MemoryUse::default();
@@ -61,14 +73,14 @@ impl MemoryUse {
         let dense =
             tensors.iter().enumerate().map(|(index, tensor)| LayerPlan::before_decisions(index, tensor, config));
         let dense = dense.collect::<Result<Vec<_>, _>>()?;
-        let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
-        let groups = groups.as_ref().unwrap_or(&controller.scheduler.groups);
-        let exchange = |plans: &[LayerPlan]| controller.exchange_bytes(plans, groups, at_once);
-        memory.exchange = match bucket_bytes {
-            // One arena serves all buckets of blocking steps. It never shrinks.
+        let exchange = |plans: &[LayerPlan]| {
+            controller.exchange_bytes(plans, groups.unwrap_or(&controller.scheduler.groups), at_once, messages)
+        };
+        memory.exchange = match groups {
+            // The same memory serves all buckets of blocking steps. It never shrinks.
             None if at_once == 1 => {
                 let needs = controller.most_needed(&dense)?.max(controller.most_needed(&plans)?);
-                needs.lasting() + needs.passing()
+                needs.lasting() + needs.passing() + messages.iter().max().unwrap_or(&0)
             }
             _ => exchange(&dense)?.max(exchange(&plans)?),
         };
@@ -102,13 +114,19 @@ impl Controller {
         self.states.iter().map(|state| state.plan).collect()
     }
 
-    fn exchange_bytes(&self, plans: &[LayerPlan], groups: &Groups, at_once: usize) -> Result<u64, Error> {
+    fn exchange_bytes(
+        &self,
+        plans: &[LayerPlan],
+        groups: &Groups,
+        at_once: usize,
+        messages: &[u64],
+    ) -> Result<u64, Error> {
         let needs = groups.ranges.iter().map(|range| self.needs_of(&plans[range.clone()]));
         let needs = needs.collect::<Result<Vec<_>, _>>()?;
         let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
         lasting.sort_unstable_by(|one, other| other.cmp(one));
-        let passing = needs.iter().map(Needs::passing).max();
-        Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
+        let passing: Vec<u64> = needs.iter().map(Needs::passing).collect();
+        Ok(most_passing(&passing, messages, at_once) + lasting.iter().take(at_once).sum::<u64>())
     }
 
     /// Memory that is enough for each bucket of blocking steps under these plans.
@@ -137,4 +155,16 @@ impl Controller {
     pub(super) fn provide_once(&mut self) -> Result<(), Error> {
         if self.arenas.is_empty() { self.provide(&self.plans()) } else { Ok(()) }
     }
+}
+
+/// The most memory that buckets take for a short time: the scratch memory of one bucket, or its message inside the node, beside the
+/// message of the bucket before or after it, if `at_once` is more than 1.
+fn most_passing(passing: &[u64], messages: &[u64], at_once: usize) -> u64 {
+    let message = |bucket: usize| messages.get(bucket).copied().unwrap_or(0);
+    let beside = |bucket: usize| if at_once > 1 { message(bucket) } else { 0 };
+    let most = passing.iter().enumerate().map(|(bucket, &passing)| {
+        let neighbour = beside(bucket + 1).max(bucket.checked_sub(1).map_or(0, beside));
+        passing.max(message(bucket)) + neighbour
+    });
+    most.max().unwrap_or(0)
 }

@@ -10,15 +10,15 @@ use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
 
 /// The number of rows of each layer, in a model with 24 small layers and one huge layer, such as an embedding.
-fn model(scale: usize) -> Vec<usize> {
+pub(crate) fn model(scale: usize) -> Vec<usize> {
     let mut rows = vec![128 * scale; 24];
     rows.push(1280 * scale);
     rows
 }
 
-const COLUMNS: usize = 512;
+pub(crate) const COLUMNS: usize = 512;
 
-fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Storage) -> Config {
+pub(crate) fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Storage) -> Config {
     let mut config = Config::new(Search::new(Method::TopK));
     config.policy = Policy::Fixed(rows.iter().map(|&rows| setting((rows * COLUMNS) as u32)).collect());
     config.feedback.others = Some(Residual { storage, ..Residual::CLASSIC });
@@ -81,8 +81,8 @@ fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], Me
     Ok(([multiple(most.max(compressed)), multiple(compressed)], predicted))
 }
 
-const TOPK: fn(u32) -> Setting = |elements| Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 });
-const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
+pub(crate) const TOPK: fn(u32) -> Setting = |elements| Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 });
+pub(crate) const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
 const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
 const ADACOMP: fn(u32) -> Setting = |_| Setting::AdaComp(AdaComp { bin: 500 });
 

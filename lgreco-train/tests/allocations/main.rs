@@ -1,6 +1,8 @@
 //! Tests how much memory a controller allocates, and when.
 
 mod held;
+#[cfg(feature = "std")] // for ranks on threads
+mod nodes;
 
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, topk::TopK};
 #[cfg(feature = "std")]
@@ -9,6 +11,8 @@ use lgreco_train::controller::{Config, Controller, Policy, Tensor};
 #[cfg(feature = "std")]
 use lgreco_train::exchange::threads;
 use lgreco_train::exchange::{Collective, CollectiveError};
+#[cfg(feature = "std")]
+use lgreco_train::gradient::Bf16;
 use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
@@ -183,16 +187,17 @@ fn no_memory_for_a_bucket_is_told_to_all() {
     }
 }
 
-/// A group that may allocate, whatever is refused to the controller.
+/// A group that may allocate, whatever is refused to the controller. What it allocates is not counted.
 #[cfg(feature = "std")] // for ranks on threads
 struct Unlimited<'a>(&'a mut threads::ThreadCollective);
 
 #[cfg(feature = "std")]
 impl Unlimited<'_> {
     fn call<T>(&mut self, call: impl FnOnce(&mut threads::ThreadCollective) -> T) -> T {
-        let refused = REFUSED.replace(usize::MAX);
+        let (refused, held) = (REFUSED.replace(usize::MAX), HELD.get());
         let result = call(self.0);
         REFUSED.set(refused);
+        HELD.set(held);
         result
     }
 }
@@ -208,6 +213,9 @@ impl Collective for Unlimited<'_> {
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
         self.call(|group| group.all_reduce_sum(values))
     }
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_reduce_sum_bf16(values))
+    }
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
         self.call(|group| group.all_gather(buffer))
     }
@@ -219,6 +227,15 @@ impl Collective for Unlimited<'_> {
     }
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
         self.call(|group| group.reduce_scatter_sum(lens, values))
+    }
+    fn all_to_all(
+        &mut self,
+        send: &[u8],
+        send_lens: &[u64],
+        received: &mut [u8],
+        received_lens: &[u64],
+    ) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_to_all(send, send_lens, received, received_lens))
     }
 }
 

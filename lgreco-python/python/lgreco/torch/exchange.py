@@ -97,9 +97,9 @@ class HostExchange:
         self._is_delivered = False
         self._failure: Exception | None = None
         self._work: Started | None = None
-        self._held: Request | None = None
-        """The last collective of a bucket over nodes. It is held until all buckets have reached theirs, because ranks of a node may
-        perform different numbers of collectives before."""
+        self._is_held = False
+        """Whether only the last collective of a bucket over nodes is left. It is held until all buckets have reached theirs, because
+        ranks of a node may perform different numbers of collectives before."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False
@@ -134,21 +134,17 @@ class HostExchange:
     def go_on(self) -> bool:
         if self._work is not None:
             self._work.wait()
-        request, was_held = self._held, self._held is not None
+        self._work, was_held = None, self._is_held
+        request = self._next()
+        self._is_held = request is None and self.bucket is not None and self.bucket.is_paused
         if request is None:
-            request = self._next()
-        self._work = self._held = None
-        if request is None:
-            return False
-        if request.is_last and not was_held:
-            self._held = request
-            return True
+            return self._is_held
         group = self._group
         if self._nodes is None:
             self._rounds -= 1
         else:
             # After a failure the number of collectives is unknown until the last one.
-            group, self._rounds = self._nodes.group(request), 0 if request.is_last else 1
+            group, self._rounds = self._nodes.group(request), 0 if was_held else 1
         self.is_lost = True
         try:
             self._work = start(request, group)
@@ -164,6 +160,9 @@ class HostExchange:
         try:
             return self.bucket.next()
         except LgrecoError as error:
+            if self.bucket.is_paused:
+                # The other ranks do not know of this error, and wait for the last collective.
+                raise MemoryError(str(error)) from error
             if self._failure is None:
                 raise
             if isinstance(self._failure, LgrecoError):
@@ -173,10 +172,10 @@ class HostExchange:
             raise told from self._failure
 
     def is_flying(self) -> bool:
-        return self._work is not None or self._held is not None
+        return self._work is not None or self._is_held
 
     def is_held(self) -> bool:
-        return self._held is not None
+        return self._is_held
 
     def is_done(self) -> bool:
         return self._work is not None and self._work.is_completed()
@@ -192,7 +191,7 @@ class HostExchange:
             with contextlib.suppress(RuntimeError):
                 self._work.wait()
             self._work = None
-        self._held = None
+        self._is_held = False
         if self.is_lost and self not in _LOST:
             _LOST.append(self)
         if not self.future.done():

@@ -246,9 +246,12 @@ class Steps:
         while left:
             left = [exchange for exchange in left if self._go_on(exchange) and not exchange.is_held()]
         held = [exchange for exchange in step.exchanges if exchange.is_held()]
-        for exchange in held:
+        # Two last collectives at a time, because each takes memory for the bucket's means.
+        for at, exchange in enumerate(held):
             self._go_on(exchange)
-        for exchange in held:
+            if at > 0:
+                self._complete(held[at - 1])
+        for exchange in held[-1:]:
             self._complete(exchange)
         for exchange in step.exchanges:
             exchange.close(self._controller)

@@ -276,15 +276,13 @@ fn overlapped(
         // The last collectives of the buckets come at the end, in the same order on all ranks.
         while buckets.iter().any(|(bucket, ..)| !bucket.is_last()) {
             for (bucket, gradients, _) in buckets.iter_mut().filter(|(bucket, ..)| !bucket.is_last()) {
-                bucket.next(gradients).map(drop).unwrap();
-                if !bucket.is_last() {
-                    let (group, request) = bucket.request().unwrap().unwrap();
+                if let Some((group, request)) = bucket.next_but_last(gradients).unwrap() {
                     perform(group, request, node, peers);
                 }
             }
         }
         for (bucket, gradients, result) in &mut buckets {
-            let (group, request) = bucket.request().unwrap().unwrap();
+            let (group, request) = bucket.next(gradients).unwrap().unwrap();
             perform(group, request, node, peers);
             *result = Some(bucket.next(gradients).map(|next| assert!(next.is_none())));
         }

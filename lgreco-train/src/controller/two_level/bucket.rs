@@ -11,14 +11,18 @@
 //!
 //! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of its node report
 //! it to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
+//!
+//! Between the messages inside the node, this rank's shards of the gradients hold its means, and the peers exchange them there.
+//! So a bucket has memory for messages inside the node only while such a message is under way. `advance.rs` has the order.
 
-use super::layer::Layer;
-use super::messages::{FAULT, Fault, Messages, judge_faults};
+use super::layer::{Layer, shards};
+use super::messages::{FAULT, Fault, Messages};
 use super::{Group, Topology};
+#[cfg(doc)]
+use crate::CoreError;
 use crate::Error;
 use crate::controller::Bucket as Shards;
-use crate::controller::bucket::Progress;
-use crate::exchange::{Agreement, Part, Request, Round, Slip, judge};
+use crate::exchange::{Agreement, Part, Request, Round};
 use crate::gradient::ValuesMut;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -34,6 +38,8 @@ pub(super) enum Stage {
     /// The shards are exchanged between nodes. The collective of this part is under way.
     Exchanging(Option<Part>),
     Telling,
+    /// Only the last message is left. It has no memory yet.
+    Paused,
     Gathering,
     /// Gradients are means; zeros or NaN if some rank's gradient was not finite.
     Done,
@@ -99,9 +105,14 @@ impl Bucket {
         Ok(all)
     }
 
-    /// Whether the collective under way is the bucket's last.
+    /// Whether the collective under way is the bucket's last, or the next one is.
     pub fn is_last(&self) -> bool {
-        matches!(self.stage, Stage::Gathering | Stage::Done | Stage::Failed)
+        self.is_paused() || matches!(self.stage, Stage::Gathering | Stage::Done | Stage::Failed)
+    }
+
+    /// Whether [`next_but_last`](Bucket::next_but_last) has come to the bucket's last collective.
+    pub fn is_paused(&self) -> bool {
+        self.stage == Stage::Paused
     }
 
     /// Declares that a layer has no gradient on this rank in this step. The values that are submitted for it count as zeros. If no
@@ -164,8 +175,7 @@ impl Bucket {
     /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
     /// collectives. The ranks of a node may ask for different numbers before the bucket's last collective. There are two ways to
     /// keep the order. Either each bucket has its own process groups. Or the last collectives wait until all buckets have reached
-    /// theirs, and then start in the same order on all ranks. [`is_last`](Bucket::is_last) recognises the last one, and
-    /// [`request`](Bucket::request) returns it again.
+    /// theirs, and then start in the same order on all ranks; see [`next_but_last`](Bucket::next_but_last).
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
     /// [`NonFinite`](super::super::NonFinite). Residuals stay unchanged.
@@ -176,273 +186,73 @@ impl Bucket {
     /// it, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after
     /// an error.
     ///
+    /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones that were submitted;
+    /// [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
+    /// [blocking](super::TwoLevel::step). After these errors the bucket is as before the call, which may be repeated.
+    ///
     /// # Complexity
     /// The time of the exchange of this rank's shards, and two passes over the gradients.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<(Group, Request<'b>)>, Error> {
         self.advance(gradients)?;
-        if matches!(self.stage, Stage::Exchanging(_)) {
-            let nodes = self.topology.nodes;
-            let bytes = self.request()?.map_or(0.0, |(_, request)| request.wire_bytes(nodes));
-            self.shards.note_wire(bytes);
+        if self.is_paused() {
+            self.advance(gradients)?;
         }
-        self.request()
+        self.noted_request(gradients)
     }
 
-    /// Returns the request of the last call of [`next`](Bucket::next) again.
+    /// Like [`next`](Bucket::next), but also returns `None` before the bucket's last collective. [`is_paused`](Bucket::is_paused) is
+    /// then true, and `next` returns that collective. Until then the bucket has no memory for it, so many buckets can wait for
+    /// theirs.
     ///
     /// # Errors
-    /// Only the errors of [`next`](Bucket::next).
-    pub fn request(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
+    /// The errors of [`next`](Bucket::next).
+    pub fn next_but_last<'b>(
+        &'b mut self,
+        gradients: &'b mut [ValuesMut<'_>],
+    ) -> Result<Option<(Group, Request<'b>)>, Error> {
+        if !self.is_paused() {
+            self.advance(gradients)?;
+        }
+        self.noted_request(gradients)
+    }
+
+    /// The collective under way. Counts its bytes if it is for the peers.
+    fn noted_request<'b>(
+        &'b mut self,
+        gradients: &'b mut [ValuesMut<'_>],
+    ) -> Result<Option<(Group, Request<'b>)>, Error> {
+        if matches!(self.stage, Stage::Exchanging(_)) {
+            let nodes = self.topology.nodes;
+            let bytes = self.request(gradients)?.map_or(0.0, |(_, request)| request.wire_bytes(nodes));
+            self.shards.note_wire(bytes);
+        }
+        self.request(gradients)
+    }
+
+    fn request<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<(Group, Request<'b>)>, Error> {
         let words = bytemuck::cast_slice_mut(&mut self.words);
         Ok(Some(match self.stage {
             Stage::Greeting => (Group::Node, Request::AllGather { buffer: words }),
             Stage::Telling => (Group::Peers, Request::AllGather { buffer: words }),
-            Stage::Reducing => (Group::Node, self.messages.reduction.request()),
+            Stage::Reducing => (Group::Node, self.messages.reduce()),
             Stage::Exchanging(Some(Part::Dense { place })) => {
-                let mut shards = self.messages.shards(&self.layers, &self.topology);
+                let mut shards = shards(&self.layers, gradients, self.topology.local);
                 let ValuesMut::F32(values) = shards.swap_remove(place as usize) else { return Ok(None) };
                 (Group::Peers, Request::AllReduceSum { values })
             }
             Stage::Exchanging(Some(part)) => (Group::Peers, self.shards.request(part)?),
-            Stage::Gathering => {
-                let len = self.messages.bytes.iter().sum::<u64>() as usize / 8;
-                let is_even = self.messages.is_even();
-                let Messages { bytes, means, .. } = &mut self.messages;
-                let buffer = bytemuck::cast_slice_mut(&mut means[..len]);
-                let request = match is_even {
-                    true => Request::AllGather { buffer },
-                    false => Request::AllGatherEach { lens: bytes, buffer },
-                };
-                (Group::Node, request)
-            }
-            Stage::Open | Stage::Submitted | Stage::Exchanging(None) | Stage::Done | Stage::Failed => return Ok(None),
+            Stage::Gathering => (Group::Node, self.messages.gather()),
+            _ => return Ok(None),
         }))
     }
 
     /// Whether the bucket has no elements on any rank.
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.layers.iter().all(|layer| layer.shape.elements() == 0)
     }
 
     /// Whether this rank and its peers have nothing to exchange.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.layers.iter().all(|layer| layer.len(self.topology.local) == 0)
-    }
-
-    /// Advances from one collective to the next.
-    fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        match self.stage {
-            Stage::Open => {
-                return Err(Error::StepOrder {
-                    what: "the bucket has no gradients yet",
-                    expected: "`submit` before `next`",
-                });
-            }
-            Stage::Failed => {
-                return Err(Error::StepOrder { what: "the bucket has failed", expected: "`close` and another bucket" });
-            }
-            Stage::Done => return Ok(()),
-            // An empty bucket is not exchanged, so no other rank waits.
-            Stage::Submitted if self.is_empty() => {
-                self.begin_exchange()?;
-                self.exchange();
-                return self.finish(gradients);
-            }
-            Stage::Submitted => {
-                match self.agreement {
-                    Agreement::Needed => self.begin_greeting(),
-                    Agreement::Reached => self.begin_reducing(),
-                }
-                return Ok(());
-            }
-            Stage::Greeting => {
-                let slips = self.words.as_chunks::<FAULT>().0.iter().map(|words| Slip::read(bytemuck::bytes_of(words)));
-                self.differs = slips.clone().any(|slip| slip.fingerprint != self.fingerprint);
-                if self.differs
-                    && let Err(error) = judge(self.own, slips)
-                {
-                    self.note(error);
-                }
-                self.begin_reducing();
-                return Ok(());
-            }
-            // The ranks of the node differ, so nothing was summed.
-            Stage::Reducing if self.differs => self.begin_exchange()?,
-            Stage::Reducing => {
-                match judge(self.own, self.messages.reduction.statuses(&self.topology).into_iter()) {
-                    Ok(()) => self.messages.average(&mut self.layers, &self.topology),
-                    Err(error) => self.note(error),
-                }
-                self.begin_exchange()?;
-            }
-            Stage::Exchanging(_) => {}
-            Stage::Telling => {
-                self.hear_peers();
-                self.begin_gathering();
-                return Ok(());
-            }
-            Stage::Gathering => return self.finish(gradients),
-        }
-        self.exchange();
-        Ok(())
-    }
-
-    /// Whether the ranks of the node have found that they exchange the same layers.
-    pub(super) fn has_met(&self) -> bool {
-        !self.differs && !matches!(self.stage, Stage::Open | Stage::Submitted | Stage::Greeting)
-    }
-
-    /// Ends a bucket that the caller closes in the middle of its exchange.
-    pub(super) fn give_up(&mut self) {
-        // If the exchange between nodes has failed on this rank only, the controller already reports that.
-        if self.stage == Stage::Submitted {
-            self.shards.failure = self.shards.failure.or(self.own);
-        }
-        let is_over = matches!(self.stage, Stage::Open | Stage::Submitted | Stage::Done | Stage::Failed);
-        if is_over || self.shards.progress == Progress::FailedAlone {
-            return;
-        }
-        let found = (self.fault.code != 0).then(|| Error::of_peer(self.fault.rank, self.fault.code));
-        self.shards.give_up(self.own.or(found));
-    }
-
-    fn own_slip(&self) -> Slip {
-        Slip { code: self.own.map_or(0, |error| error.code().into()), fingerprint: self.fingerprint }
-    }
-
-    fn begin_greeting(&mut self) {
-        self.words = vec![0; FAULT * self.topology.per_node as usize];
-        let slip = self.own_slip();
-        let own = &mut self.words[FAULT * self.topology.local as usize..][..FAULT];
-        slip.write(bytemuck::cast_slice_mut(own));
-        self.stage = Stage::Greeting;
-    }
-
-    fn begin_reducing(&mut self) {
-        // The collective is performed nevertheless, so that all nodes start the same collectives in the same order.
-        if self.differs {
-            self.messages.reduction.without_values();
-            self.stage = Stage::Reducing;
-            return;
-        }
-        if self.own.is_some() {
-            self.messages.reduction.clear();
-        }
-        self.messages.reduction.put_status(self.own_slip(), &self.topology);
-        self.stage = Stage::Reducing;
-    }
-
-    /// Records an error that the ranks of the node have found.
-    fn note(&mut self, error: Error) {
-        let rank = self.topology.rank();
-        let error = self.topology.of_node(error);
-        self.fault = match error {
-            Error::Peer { rank, code } => Fault { code: code.into(), rank, alone: false },
-            error => Fault::new(error, rank),
-        };
-        if let Error::PeerPlan { .. } = error {
-            self.own = Some(error);
-        }
-    }
-
-    /// Submits this rank's shards to the exchange between nodes, or tells the peers of the failure.
-    fn begin_exchange(&mut self) -> Result<(), Error> {
-        self.stage = Stage::Exchanging(None);
-        let has_peers = !self.is_alone();
-        if self.fault.code != 0 && has_peers {
-            // Peers get the code of the rank that failed.
-            return self.shards.submit_failure(Error::Trainer { code: self.fault.code as u32 });
-        }
-        for layer in self.layers.iter().filter(|layer| !layer.present && has_peers) {
-            self.shards.withhold(layer.index)?;
-        }
-        self.shards.submit(&mut self.messages.shards(&self.layers, &self.topology))
-    }
-
-    /// Advances the exchange between nodes.
-    fn exchange(&mut self) {
-        let mut shards = self.messages.shards(&self.layers, &self.topology);
-        let advanced = match self.fault.code {
-            0 => self.shards.next_part(&mut shards),
-            _ if shards.iter().all(|shard| shard.values().is_empty()) => Ok(None),
-            _ => self.shards.next_part(&mut []),
-        };
-        let is_broken = self.shards.progress == Progress::Broken;
-        let found = match advanced {
-            Ok(Some(part)) => {
-                self.stage = Stage::Exchanging(Some(part));
-                return;
-            }
-            Ok(None) if !is_broken => {
-                self.begin_gathering();
-                return;
-            }
-            Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
-            Err(error) if self.shards.progress == Progress::FailedAlone => {
-                // Peers have ended the exchange. The controller reports the error to them before the next step.
-                self.own = Some(error);
-                self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
-                self.begin_gathering();
-                return;
-            }
-            Err(error) => error,
-        };
-        let known = match (self.fault.code, found) {
-            (0, Error::Peer { .. }) => Fault::default(),
-            (0, error) => {
-                let error = self.topology.of_peers(error);
-                if !is_broken {
-                    self.own = Some(error);
-                }
-                Fault::new(error, self.topology.rank())
-            }
-            _ => self.fault,
-        };
-        self.fault = Fault::new(found, self.topology.rank());
-        self.words = known.words().repeat(self.topology.nodes as usize);
-        self.stage = Stage::Telling;
-    }
-
-    /// Adopts the failure that the first failing peer reports.
-    fn hear_peers(&mut self) {
-        let faults = || self.words.as_chunks::<FAULT>().0.iter().map(|words| Fault::read(words));
-        if let Err(Error::Peer { rank, .. }) = judge(None, faults().map(Fault::slip)) {
-            self.fault = faults().nth(rank as usize).unwrap_or(self.fault);
-        }
-    }
-
-    fn begin_gathering(&mut self) {
-        if self.differs {
-            self.messages.without_means();
-        }
-        self.messages.put_fault(self.fault, &self.topology);
-        self.stage = Stage::Gathering;
-    }
-
-    /// Ends the bucket. All ranks know now whether any has failed.
-    fn finish(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        let judged = match self.is_empty() {
-            true => self.own.map_or(Ok(()), Err),
-            false => judge_faults(self.own, self.messages.faults()),
-        };
-        let Err(error) = judged else {
-            self.messages.deliver(&self.layers, gradients, &self.topology)?;
-            self.stage = Stage::Done;
-            return Ok(());
-        };
-        let mut found = self.messages.faults().filter(|fault| fault.code != 0);
-        if !self.is_empty() && found.next().is_some_and(|fault| fault.alone) {
-            self.stage = Stage::Failed;
-            return Err(error);
-        }
-        // A bucket without elements has no messages. The next bucket or step reports its error.
-        self.shards.revoke(error, self.is_empty());
-        if self.shards.progress != Progress::Broken {
-            self.stage = Stage::Failed;
-            return Err(error);
-        }
-        self.shards.fill_broken(gradients);
-        self.stage = Stage::Done;
-        Ok(())
     }
 }

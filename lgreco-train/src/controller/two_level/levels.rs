@@ -325,8 +325,25 @@ impl LevelsBucket {
         })
     }
 
-    /// Whether the collective under way is the bucket's last, with two levels. False with one level.
-    pub fn is_last(&self) -> bool {
-        matches!(self, LevelsBucket::Two(bucket) if bucket.is_last())
+    /// Like [`next`](LevelsBucket::next), but with two levels also returns `None` before the bucket's last collective; see
+    /// [`Bucket::next_but_last`].
+    ///
+    /// # Errors
+    /// The errors of [`Bucket::next`](controller::Bucket::next).
+    pub fn next_but_last<'b>(
+        &'b mut self,
+        gradients: &'b mut [ValuesMut<'_>],
+    ) -> Result<Option<(Option<Group>, Request<'b>)>, Error> {
+        Ok(match self {
+            LevelsBucket::One(bucket) => bucket.next(gradients)?.map(|request| (None, request)),
+            LevelsBucket::Two(bucket) => {
+                bucket.next_but_last(gradients)?.map(|(group, request)| (Some(group), request))
+            }
+        })
+    }
+
+    /// Whether [`next_but_last`](LevelsBucket::next_but_last) has come to the bucket's last collective. False with one level.
+    pub fn is_paused(&self) -> bool {
+        matches!(self, LevelsBucket::Two(bucket) if bucket.is_paused())
     }
 }

@@ -2,14 +2,17 @@
 //!
 //! In the last one, an all-gather, each rank's part has its [`Fault`], 16 bytes, and the means of its shards in their layers' types,
 //! each padded to a multiple of 8 bytes.
+//!
+//! A bucket has memory for one message, and only from the first call that writes to it until its results are read. Between the two
+//! messages, this rank's means stand in the gradients, in the place of its shards.
 
 use super::Topology;
 use super::layer::Layer;
-use super::reduction::Reduction;
+use super::reduction::{Reduction, words};
 use crate::Error;
 use crate::controller::buffers::{grow, take};
 use crate::controller::tensor::check_layer;
-use crate::exchange::{Slip, judge};
+use crate::exchange::{Request, Slip, judge};
 use crate::gradient::{Bf16, Dtype, F16, ValuesMut};
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
@@ -58,38 +61,56 @@ pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = 
     }
 }
 
-/// The memory of a bucket's messages.
+/// A bucket's messages, and their memory.
 #[derive(Default)]
 pub(super) struct Messages {
     pub reduction: Reduction,
-    /// Bytes of each rank's means. The next field has the means.
+    /// Bytes of each rank's part of the last message.
     pub bytes: Vec<u64>,
-    pub means: Vec<u64>,
+    /// Memory of the message under way.
+    memory: Vec<u64>,
+    /// Whether the memory is kept for the next message, because buckets come one at a time.
+    keeps: bool,
 }
 
 impl Messages {
-    /// Allocates memory for the messages of a bucket. Gradients are sent as `dtype`.
+    /// Messages that keep their memory. It is then enough for both messages of each bucket that [`reserve`](Messages::reserve) was
+    /// called for.
+    pub(super) fn kept() -> Messages {
+        Messages { keeps: true, ..Messages::default() }
+    }
+
+    /// Prepares the messages of a bucket, and allocates memory for the first. Gradients are sent as `dtype`.
     pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
+        self.measure(layers, topology, dtype);
+        let last = if self.keeps { words(&self.bytes) } else { 0 };
+        grow(&mut self.memory, self.reduction.words().max(last))
+    }
+
+    /// The number of words that the larger message of a bucket takes.
+    pub(super) fn most_words(layers: &[Layer], topology: &Topology, dtype: Dtype) -> usize {
+        let mut messages = Messages::default();
+        messages.measure(layers, topology, dtype);
+        messages.reduction.words().max(words(&messages.bytes))
+    }
+
+    fn measure(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) {
         let words = |local: u32| layers.iter().map(|layer| layer.words(local)).sum::<usize>() + FAULT;
         self.bytes.clear();
         self.bytes.extend((0..topology.per_node).map(|local| 8 * words(local) as u64));
-        self.reduction.reserve(layers, topology, dtype)?;
-        grow(&mut self.means, self.bytes.iter().sum::<u64>() as usize / 8)
+        self.reduction.measure(layers, topology, dtype);
     }
 
-    /// Leaves only the faults in the all-gather at the end, because the node's ranks differ in the bucket's layers.
-    pub(super) fn without_means(&mut self) {
-        self.bytes.fill(8 * FAULT as u64);
+    /// Frees the memory of a message, after its results were read.
+    pub(super) fn release(&mut self) {
+        if !self.keeps {
+            self.memory = Vec::new();
+        }
     }
 
     /// Whether the means of all ranks have the same number of bytes.
     pub(super) fn is_even(&self) -> bool {
         self.bytes.windows(2).all(|two| two[0] == two[1])
-    }
-
-    pub(super) fn means(&mut self) -> &mut [u64] {
-        let len = self.bytes.iter().sum::<u64>() as usize / 8;
-        &mut self.means[..len]
     }
 
     /// Writes this rank's gradients for the first message. A layer without a gradient counts as zeros.
@@ -103,93 +124,132 @@ impl Messages {
         topology: &Topology,
     ) -> Result<(), Error> {
         check(layers, gradients)?;
-        self.reduction.fill(layers, gradients, topology)
+        self.reduction.fill(&mut self.memory, layers, gradients, topology)
     }
 
-    /// Turns this rank's sums into the means of its node, in the layers' types. Records which layers have a gradient on some rank
-    /// of the node.
-    pub(super) fn average(&mut self, layers: &mut [Layer], topology: &Topology) {
-        let local = topology.local;
-        let (mut sums, divisor) = self.reduction.sums(layers.len(), topology);
-        let mut means = own_means(&self.bytes, &mut self.means, topology);
-        let _ = take(&mut means, FAULT);
-        for layer in layers.iter() {
-            let sums = take(&mut sums, layer.len(local));
-            let words = take(&mut means, layer.words(local));
-            view(layer, words, local).write(sums.iter().map(|sum| sum / divisor));
+    /// Completes the first message with this rank's status. A rank that has failed sends zeros in place of its gradients.
+    pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
+        if slip.code != 0 {
+            self.memory.fill(0);
+        }
+        self.reduction.put_status(&mut self.memory, slip, topology);
+    }
+
+    /// Leaves only one value or status per rank in the first message, because the node's ranks differ in the bucket's layers.
+    pub(super) fn without_values(&mut self) {
+        self.memory.fill(0);
+        self.reduction.without_values();
+    }
+
+    /// The collective of the first message.
+    pub(super) fn reduce(&mut self) -> Request<'_> {
+        self.reduction.request(&mut self.memory)
+    }
+
+    /// The statuses of all ranks of the node, after the first message.
+    pub(super) fn statuses(&mut self, topology: &Topology) -> Vec<Slip> {
+        self.reduction.statuses(&mut self.memory, topology)
+    }
+
+    /// Writes the means of this rank's node to its shards in the gradients, after the first message. Records which layers have a
+    /// gradient on some rank of the node.
+    pub(super) fn average(&mut self, layers: &mut [Layer], gradients: &mut [ValuesMut<'_>], topology: &Topology) {
+        let (mut sums, divisor) = self.reduction.sums(&mut self.memory, layers.len(), topology);
+        for (layer, gradient) in layers.iter().zip(gradients) {
+            let range = layer.range(topology.local);
+            let sums = take(&mut sums, range.len());
+            gradient.part(range).write(sums.iter().map(|sum| sum / divisor));
         }
         for layer in layers {
             layer.present = take(&mut sums, 1).iter().any(|&count| count > 0.0);
         }
     }
 
-    /// This rank's shards. They hold the means of its node, and after the exchange the means over all nodes.
-    pub(super) fn shards(&mut self, layers: &[Layer], topology: &Topology) -> Vec<ValuesMut<'_>> {
-        let mut means = own_means(&self.bytes, &mut self.means, topology);
-        let _ = take(&mut means, FAULT);
-        let shards = layers.iter().map(|layer| {
-            let words = take(&mut means, layer.words(topology.local));
-            view(layer, words, topology.local)
-        });
-        shards.collect()
+    /// Allocates memory for the last message, and writes this rank's part: its fault, or the means in its shards of the gradients.
+    /// If the node's ranks differ in the bucket's layers, the message has only faults.
+    ///
+    /// # Errors
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    pub(super) fn put_means(
+        &mut self,
+        fault: Fault,
+        layers: &[Layer],
+        gradients: &mut [ValuesMut<'_>],
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        grow(&mut self.memory, words(&self.bytes))?;
+        let mut part = part_of(&self.bytes, &mut self.memory, topology.local);
+        take(&mut part, FAULT).copy_from_slice(&fault.words());
+        if fault.code == 0 {
+            for (layer, gradient) in layers.iter().zip(gradients) {
+                let to = take(&mut part, layer.words(topology.local));
+                copy(view(layer, to, topology.local), gradient.part(layer.range(topology.local)));
+            }
+        }
+        Ok(())
     }
 
-    /// Writes this rank's fault before its means.
-    pub(super) fn put_fault(&mut self, fault: Fault, topology: &Topology) {
-        own_means(&self.bytes, &mut self.means, topology)[..FAULT].copy_from_slice(&fault.words());
+    /// Leaves only the faults in the last message, because the node's ranks differ in the bucket's layers.
+    pub(super) fn without_means(&mut self) {
+        self.bytes.fill(8 * FAULT as u64);
     }
 
-    /// The faults of all ranks of the node.
+    /// The collective of the last message.
+    pub(super) fn gather(&mut self) -> Request<'_> {
+        let is_even = self.is_even();
+        let Messages { bytes, memory, .. } = self;
+        let buffer = bytemuck::cast_slice_mut(&mut memory[..words(bytes)]);
+        match is_even {
+            true => Request::AllGather { buffer },
+            false => Request::AllGatherEach { lens: bytes, buffer },
+        }
+    }
+
+    /// The faults of all ranks of the node, after the last message.
     pub(super) fn faults(&self) -> impl Iterator<Item = Fault> + Clone + '_ {
         let starts = self.bytes.iter().scan(0, |end, &bytes| {
             let start = *end;
             *end += bytes as usize / 8;
             Some(start)
         });
-        starts.map(|start| Fault::read(&self.means[start..]))
+        starts.map(|start| Fault::read(&self.memory[start..]))
     }
 
-    /// Writes all ranks' means to the gradients.
-    ///
-    /// # Errors
-    /// The errors of gradients that do not fit their layers.
-    pub(super) fn deliver(
-        &mut self,
-        layers: &[Layer],
-        gradients: &mut [ValuesMut<'_>],
-        topology: &Topology,
-    ) -> Result<(), Error> {
-        check(layers, gradients)?;
-        let mut means = self.means();
-        for local in 0..topology.per_node {
-            let _ = take(&mut means, FAULT);
+    /// Writes the means of the other ranks' shards to the gradients, after the last message.
+    pub(super) fn deliver(&mut self, layers: &[Layer], gradients: &mut [ValuesMut<'_>], topology: &Topology) {
+        for local in (0..topology.per_node).filter(|&local| local != topology.local) {
+            let mut part = part_of(&self.bytes, &mut self.memory, local);
+            let _ = take(&mut part, FAULT);
             for (layer, gradient) in layers.iter().zip(&mut *gradients) {
-                let words = take(&mut means, layer.words(local));
-                let range = layer.range(local);
-                match (view(layer, words, local), gradient) {
-                    (ValuesMut::F32(from), ValuesMut::F32(to)) => to[range].copy_from_slice(from),
-                    (ValuesMut::F16(from), ValuesMut::F16(to)) => to[range].copy_from_slice(from),
-                    (ValuesMut::Bf16(from), ValuesMut::Bf16(to)) => to[range].copy_from_slice(from),
-                    // `check` has compared the types.
-                    _ => {}
-                }
+                let from = take(&mut part, layer.words(local));
+                copy(gradient.part(layer.range(local)), view(layer, from, local));
             }
         }
-        Ok(())
     }
 }
 
-fn check(layers: &[Layer], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+/// `Err` unless the gradients have the lengths and element types of the layers.
+pub(super) fn check(layers: &[Layer], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
     expect_len("gradients, one per layer", layers.len(), gradients.len())?;
     let mut both = layers.iter().zip(gradients);
     both.try_for_each(|(layer, gradient)| check_layer(layer.index, layer.shape, layer.dtype, gradient.values()))
 }
 
-/// This rank's part of the means.
-fn own_means<'a>(bytes: &[u64], means: &'a mut [u64], topology: &Topology) -> &'a mut [u64] {
-    let local = topology.local as usize;
-    let start = bytes[..local].iter().sum::<u64>() as usize / 8;
-    &mut means[start..][..bytes[local] as usize / 8]
+/// A local rank's part of the last message.
+fn part_of<'a>(bytes: &[u64], memory: &'a mut [u64], local: u32) -> &'a mut [u64] {
+    let local = local as usize;
+    &mut memory[words(&bytes[..local])..][..bytes[local] as usize / 8]
+}
+
+/// Copies values of the same type.
+fn copy(to: ValuesMut<'_>, from: ValuesMut<'_>) {
+    match (to, from) {
+        (ValuesMut::F32(to), ValuesMut::F32(from)) => to.copy_from_slice(from),
+        (ValuesMut::F16(to), ValuesMut::F16(from)) => to.copy_from_slice(from),
+        (ValuesMut::Bf16(to), ValuesMut::Bf16(from)) => to.copy_from_slice(from),
+        // `check` has compared the types.
+        _ => {}
+    }
 }
 
 /// A shard's values in these words.

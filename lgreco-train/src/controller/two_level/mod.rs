@@ -8,7 +8,7 @@
 //! A [`TwoLevel`] has a [`Controller`] for the exchange with the peers, and adds the messages inside the node. The controller's
 //! layers are this rank's shards. [`TwoLevel::controller`] returns it, for the plans, metrics and residuals of the shards. Every
 //! group of peers plans for its own shards. `division.rs` cuts layers into shards, `messages.rs` and `reduction.rs` have the messages
-//! inside the node, and `bucket.rs` the order of collectives.
+//! inside the node, and `bucket.rs` and `advance.rs` the order of collectives.
 //!
 //! The result is the mean of all nodes' means. The mean of a node is a sum in f32, divided once, and rounded to the layer's type. With
 //! the [`reduce_dtype`](crate::search::Search::reduce_dtype) bf16, the ranks of a node send each other their gradients as bf16.
@@ -41,9 +41,12 @@
 //! options, layers and steps.
 //!
 //! # Memory
-//! In addition to the memory of the shards' [`Controller`], each bucket in flight takes an f32 per element, and the memory of its
-//! means. Blocking steps keep this memory for the largest bucket. It is allocated at the first step.
+//! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while that
+//! message is under way: an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and the bytes of its
+//! gradients while means are gathered. Means stand in the gradients, and peers exchange them there. Blocking steps keep memory for the
+//! messages of the largest bucket. It is allocated at the first step.
 
+mod advance;
 mod bucket;
 mod control;
 mod division;
@@ -62,7 +65,6 @@ use super::{Config, Controller, MemoryUse, Tensor};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
-use crate::gradient::Dtype;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -134,19 +136,9 @@ pub struct TwoLevel {
     failure: Option<Error>,
     /// Messages of the node's ranks before a step.
     words: Vec<u64>,
-    /// Memory of closed buckets, for later buckets of the same layers.
-    spare: Vec<Spare>,
     /// Memory of the buckets of blocking steps, which are exchanged one at a time. It is enough for each of them. `None` before the
     /// first blocking step.
     blocking: Option<Messages>,
-}
-
-/// The memory of a closed bucket.
-struct Spare {
-    layers: Vec<usize>,
-    /// The step in which the bucket was closed. Memory that a whole step did not use is freed.
-    step: u64,
-    messages: Messages,
 }
 
 impl TwoLevel {
@@ -179,7 +171,6 @@ impl TwoLevel {
             rate: 0.0,
             failure: None,
             words: vec![],
-            spare: vec![],
             blocking: None,
         };
         training.identity = checksum(&training.fields());
@@ -242,27 +233,19 @@ impl TwoLevel {
         self.controller.planning().set_settings(settings)
     }
 
-    /// Predicts the bytes that a run takes for the shards and the messages inside the node, like [`MemoryUse::of`].
-    /// `bucket_bytes` counts whole gradients.
+    /// Predicts the bytes that a run takes for the shards and the messages inside the node, like [`MemoryUse::of`]. `bucket_bytes`
+    /// counts whole gradients. At most two of the `at_once` buckets are in a message inside the node at the same time; see
+    /// [`Bucket::next_but_last`].
     ///
     /// # Errors
     /// The errors of [`MemoryUse::of`].
     pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
-        let per_node = self.topology.per_node as usize;
-        let bucket_bytes = bucket_bytes.unwrap_or(self.config.bucket_bytes);
-        let of_shards = MemoryUse::of(&self.controller, Some(bucket_bytes.div_ceil(per_node)), at_once)?;
-        let elements = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.shape().elements() as u64).sum::<u64>();
-        let (elements, own) = (elements(&self.layers), elements(self.controller.tensors()));
-        let all: u64 = self.layers.iter().map(Tensor::bytes).sum();
-        let bytes = (bucket_bytes as u64).saturating_mul(at_once as u64).min(all);
-        // Gradients are an f32 per element. As bf16, the shards of the other ranks are sent; this rank's shard is a sum in f32, and
-        // comes from each other rank. Means have their layers' types.
-        let gradients = match self.config.search.reduce_dtype {
-            Dtype::Bf16 => 2 * elements + 2 * per_node as u64 * own,
-            _ => 4 * elements,
-        };
-        let messages = bytes as f64 * (gradients + all) as f64 / all.max(1) as f64;
-        Ok(MemoryUse { exchange: of_shards.exchange + messages as u64, ..of_shards })
+        let groups = bucket_bytes.map(|bytes| Groups::new(&self.layers, bytes));
+        let ranges = &groups.as_ref().unwrap_or(&self.controller.scheduler.groups).ranges;
+        let dtype = self.config.search.reduce_dtype;
+        let words = |range: &Range<usize>| Messages::most_words(&self.list(range.clone()), &self.topology, dtype);
+        let messages: Vec<u64> = ranges.iter().map(|range| 8 * words(range) as u64).collect();
+        MemoryUse::of_groups(&self.controller, groups.as_ref(), at_once, &messages)
     }
 
     /// The options and layers that the ranks of a node must have in common.

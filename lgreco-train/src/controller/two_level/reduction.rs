@@ -12,34 +12,40 @@
 use super::Topology;
 use super::layer::Layer;
 use crate::Error;
-use crate::controller::buffers::{grow, take};
+use crate::controller::buffers::take;
 use crate::controller::tensor::expect_finite;
 use crate::exchange::{Request, Round, Slip, scale_part};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, ValuesMut};
 use alloc::vec::Vec;
 
-/// The memory of the message.
+/// Lengths of the message's parts. The caller has its memory.
 #[derive(Default)]
 pub(super) struct Reduction {
     /// Whether shards are sent as bf16.
     halves: bool,
     /// Size of each rank's part: its number of f32, or the bytes that are sent to it.
     lens: Vec<u64>,
-    /// With f32 all parts, with bf16 only the sums of this rank's shards and the numbers of ranks with a gradient.
-    sums: Vec<f32>,
     /// Number of elements of this rank's shards.
     own_len: usize,
-    /// With bf16, the bytes that each other rank sends. The next field has the bytes.
+    /// Number of f32 sums in the memory: with f32 all parts, with bf16 only the sums of this rank's shards and, per layer, the number
+    /// of ranks with a gradient.
+    sums_len: usize,
+    /// With bf16, the bytes that each other rank sends.
     received_lens: Vec<u64>,
-    received: Vec<u64>,
-    sent: Vec<u64>,
     /// With bf16, this rank's status.
     status: Option<Slip>,
 }
 
+/// The parts of the message's memory. The last two are for bf16.
+struct Places<'a> {
+    sums: &'a mut [f32],
+    sent: &'a mut [u64],
+    received: &'a mut [u64],
+}
+
 impl Reduction {
-    /// Allocates memory for a bucket of these layers, whose shards are sent as `dtype`.
-    pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
+    /// Computes the lengths for a bucket of these layers, whose shards are sent as `dtype`.
+    pub(super) fn measure(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) {
         let (ranks, own) = (0..topology.per_node, topology.local);
         let values = |local: u32| layers.iter().map(|layer| layer.len(local)).sum::<usize>();
         (self.halves, self.own_len) = (dtype == Dtype::Bf16, values(own));
@@ -48,14 +54,29 @@ impl Reduction {
         if !self.halves {
             let beside = layers.len() + topology.per_node as usize;
             self.lens.extend(ranks.map(|local| (values(local) + beside) as u64));
-            return grow(&mut self.sums, self.lens.iter().sum::<u64>() as usize);
+            self.sums_len = self.lens.iter().sum::<u64>() as usize;
+            return;
         }
         let bytes = |local: u32| (part_start(layers.len()) + 2 * values(local)).next_multiple_of(8) as u64;
         self.lens.extend(ranks.clone().map(|local| if local == own { 0 } else { bytes(local) }));
         self.received_lens.extend(ranks.map(|local| if local == own { 0 } else { bytes(own) }));
-        grow(&mut self.sums, self.own_len + layers.len())?;
-        grow(&mut self.sent, words(&self.lens))?;
-        grow(&mut self.received, words(&self.received_lens))
+        self.sums_len = self.own_len + layers.len();
+    }
+
+    /// The number of words of the message's memory.
+    pub(super) fn words(&self) -> usize {
+        let apart = if self.halves { words(&self.lens) + words(&self.received_lens) } else { 0 };
+        self.sums_len.div_ceil(2) + apart
+    }
+
+    fn places<'a>(&self, memory: &'a mut [u64]) -> Places<'a> {
+        let (sums, rest) = memory.split_at_mut(self.sums_len.div_ceil(2));
+        let sums = &mut bytemuck::cast_slice_mut(sums)[..self.sums_len];
+        if !self.halves {
+            return Places { sums, sent: &mut [], received: &mut [] };
+        }
+        let (sent, rest) = rest.split_at_mut(words(&self.lens));
+        Places { sums, sent, received: &mut rest[..words(&self.received_lens)] }
     }
 
     /// Leaves only one value or status per rank, because the node's ranks differ in the bucket's layers.
@@ -64,13 +85,6 @@ impl Reduction {
         for len in self.lens.iter_mut().chain(&mut self.received_lens) {
             *len = (*len).min(least);
         }
-        self.clear();
-    }
-
-    /// Leaves zeros in place of this rank's gradients.
-    pub(super) fn clear(&mut self) {
-        self.sums.fill(0.0);
-        self.sent.fill(0);
     }
 
     /// Writes this rank's gradients. A layer without a gradient counts as zeros.
@@ -78,17 +92,17 @@ impl Reduction {
     /// # Errors
     /// The errors of gradients that are not finite.
     pub(super) fn fill(
-        &mut self,
+        &self,
+        memory: &mut [u64],
         layers: &[Layer],
         gradients: &[ValuesMut<'_>],
         topology: &Topology,
     ) -> Result<(), Error> {
         let share = self.share(topology);
-        let Reduction { halves, lens, sums, sent, .. } = self;
-        let (mut sums, mut sent) = (&mut sums[..], &mut sent[..]);
-        for (local, &len) in (0..).zip(&*lens) {
+        let Places { mut sums, mut sent, .. } = self.places(memory);
+        for (local, &len) in (0..).zip(&self.lens) {
             let present = layers.iter().map(|layer| u8::from(layer.present));
-            if *halves && local != topology.local {
+            if self.halves && local != topology.local {
                 let part: &mut [u8] = bytemuck::cast_slice_mut(take(&mut sent, len as usize / 8));
                 let (head, values) = part.split_at_mut(part_start(layers.len()));
                 head[Slip::LEN..].iter_mut().zip(present).for_each(|(to, present)| *to = present);
@@ -97,7 +111,7 @@ impl Reduction {
             }
             put(layers, gradients, local, share, &mut sums)?;
             take(&mut sums, layers.len()).iter_mut().zip(present).for_each(|(to, present)| *to = present.into());
-            if !*halves {
+            if !self.halves {
                 take(&mut sums, topology.per_node as usize).fill(0.0);
             }
         }
@@ -105,33 +119,34 @@ impl Reduction {
     }
 
     /// Writes this rank's status to the part of each rank of the node.
-    pub(super) fn put_status(&mut self, slip: Slip, topology: &Topology) {
+    pub(super) fn put_status(&mut self, memory: &mut [u64], slip: Slip, topology: &Topology) {
         self.status = Some(slip);
+        let Places { sums, sent, .. } = self.places(memory);
         let mut end = 0;
         for &len in self.lens.iter().filter(|&&len| len > 0) {
             let start = end;
             end += len as usize;
             if self.halves {
-                slip.write(bytemuck::cast_slice_mut(&mut self.sent[start / 8..]));
+                slip.write(bytemuck::cast_slice_mut(&mut sent[start / 8..]));
                 continue;
             }
-            let statuses = &mut self.sums[end - topology.per_node as usize..end];
+            let statuses = &mut sums[end - topology.per_node as usize..end];
             statuses.fill(0.0);
             statuses[topology.local as usize] = slip.to_sum();
         }
     }
 
     /// The collective.
-    pub(super) fn request(&mut self) -> Request<'_> {
+    pub(super) fn request<'a>(&'a self, memory: &'a mut [u64]) -> Request<'a> {
+        let Places { sums, sent, received } = self.places(memory);
         if !self.halves {
             let len = self.lens.iter().sum::<u64>() as usize;
-            return Request::ReduceScatterSum { lens: &self.lens, values: &mut self.sums[..len] };
+            return Request::ReduceScatterSum { lens: &self.lens, values: &mut sums[..len] };
         }
-        let (sent, received) = (words(&self.lens), words(&self.received_lens));
         Request::AllToAll {
-            send: bytemuck::cast_slice_mut(&mut self.sent[..sent]),
+            send: bytemuck::cast_slice_mut(sent),
             send_lens: &self.lens,
-            received: bytemuck::cast_slice_mut(&mut self.received[..received]),
+            received: bytemuck::cast_slice_mut(received),
             received_lens: &self.received_lens,
         }
     }
@@ -153,8 +168,8 @@ impl Reduction {
     }
 
     /// The parts that this rank has received as bf16, in the order of ranks. Its own part is empty.
-    fn received(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.received[..];
+    fn received<'a>(&self, received: &'a [u64]) -> impl Iterator<Item = &'a [u8]> {
+        let mut rest = received;
         self.received_lens.iter().map(move |&len| {
             let (part, left) = rest.split_at(len as usize / 8);
             rest = left;
@@ -163,23 +178,26 @@ impl Reduction {
     }
 
     /// The statuses of all ranks of the node, after the collective.
-    pub(super) fn statuses(&self, topology: &Topology) -> Vec<Slip> {
+    pub(super) fn statuses(&self, memory: &mut [u64], topology: &Topology) -> Vec<Slip> {
+        let Places { sums, received, .. } = self.places(memory);
         if self.halves {
             let own = self.status.unwrap_or(Slip { code: 0, fingerprint: 0 });
-            return self.received().map(|part| if part.is_empty() { own } else { Slip::read(part) }).collect();
+            let parts = self.received(received);
+            return parts.map(|part| if part.is_empty() { own } else { Slip::read(part) }).collect();
         }
         let end = self.start(topology) + self.lens[topology.local as usize] as usize;
-        self.sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum)).collect()
+        sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum)).collect()
     }
 
     /// The sums of this rank's shards, after the collective, and then, per layer, the number of ranks with a gradient. The second
     /// result is the number by which the sums must be divided to be means.
-    pub(super) fn sums(&mut self, layers: usize, topology: &Topology) -> (&mut [f32], f32) {
+    pub(super) fn sums<'a>(&self, memory: &'a mut [u64], layers: usize, topology: &Topology) -> (&'a mut [f32], f32) {
+        let Places { sums, received, .. } = self.places(memory);
         if self.halves {
-            self.add_received(layers);
+            self.add_received(layers, sums, received);
         }
         let (start, divisor) = (self.start(topology), topology.per_node as f32 * self.share(topology));
-        (&mut self.sums[start..], divisor)
+        (&mut sums[start..], divisor)
     }
 
     /// The power of two by which values are multiplied before they are summed. Values that are rounded to bf16 need a bit more room.
@@ -188,10 +206,9 @@ impl Reduction {
         1.0 / (room * topology.per_node.next_power_of_two()) as f32
     }
 
-    fn add_received(&mut self, layers: usize) {
-        let mut all = core::mem::take(&mut self.sums);
-        let (sums, counts) = all.split_at_mut(self.own_len);
-        for part in self.received().filter(|part| !part.is_empty()) {
+    fn add_received(&self, layers: usize, sums: &mut [f32], received: &[u64]) {
+        let (sums, counts) = sums.split_at_mut(self.own_len);
+        for part in self.received(received).filter(|part| !part.is_empty()) {
             let (head, values) = part.split_at(part_start(layers));
             for (sum, x) in sums.iter_mut().zip(bytemuck::cast_slice::<u8, Bf16>(values)) {
                 *sum += x.to_f32();
@@ -200,7 +217,6 @@ impl Reduction {
                 *count += f32::from(present);
             }
         }
-        self.sums = all;
     }
 }
 
@@ -209,8 +225,8 @@ fn part_start(layers: usize) -> usize {
     Slip::LEN + layers.next_multiple_of(8)
 }
 
-/// The number of words that parts of these sizes take.
-fn words(lens: &[u64]) -> usize {
+/// The number of words in parts of so many bytes.
+pub(super) fn words(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize / 8
 }
 

@@ -4,7 +4,7 @@ use super::bucket::{self, Bucket};
 use super::control::{Stage, fault_message};
 use super::layer::Layer;
 use super::messages::{Fault, Messages};
-use super::{Group, Spare, Topology, TwoLevel};
+use super::{Group, Topology, TwoLevel};
 #[cfg(doc)]
 use crate::CoreError;
 use crate::Error;
@@ -36,15 +36,7 @@ impl TwoLevel {
             true => self.controller.open(layers)?,
             false => self.controller.open_agreed(layers)?,
         };
-        let messages = match self.spare.iter().position(|spare| spare.layers == layers) {
-            Some(at) => self.spare.swap_remove(at).messages,
-            None => {
-                // Buckets have other layers than before, so some memory is no longer needed.
-                self.spare.pop();
-                Messages::default()
-            }
-        };
-        self.lend(layers, agreement, shards, messages)
+        self.lend(layers, agreement, shards, Messages::default())
     }
 
     fn lend(
@@ -75,7 +67,8 @@ impl TwoLevel {
         })
     }
 
-    fn list(&self, layers: impl Iterator<Item = usize>) -> Vec<Layer> {
+    /// The layers of a bucket.
+    pub(super) fn list(&self, layers: impl Iterator<Item = usize>) -> Vec<Layer> {
         layers.map(|layer| Layer::new(layer, &self.layers[layer], self.topology.per_node)).collect()
     }
 
@@ -83,7 +76,7 @@ impl TwoLevel {
     fn provide_once(&mut self) -> Result<(), Error> {
         self.controller.provide_once()?;
         if self.blocking.is_none() {
-            let mut messages = Messages::default();
+            let mut messages = Messages::kept();
             for range in &self.controller.scheduler.groups.ranges {
                 messages.reserve(&self.list(range.clone()), &self.topology, self.config.search.reduce_dtype)?;
             }
@@ -102,13 +95,6 @@ impl TwoLevel {
     /// # Errors
     /// The errors of [`Controller::close`](super::super::Controller::close).
     pub fn close(&mut self, mut bucket: Bucket) -> Result<(), Error> {
-        let messages = core::mem::take(&mut bucket.messages);
-        let (layers, step) = (bucket.layers().collect(), self.controller.steps());
-        self.spare.push(Spare { layers, step, messages });
-        self.take_back(bucket)
-    }
-
-    fn take_back(&mut self, mut bucket: Bucket) -> Result<(), Error> {
         bucket.give_up();
         if bucket.has_met() && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect());
@@ -124,9 +110,7 @@ impl TwoLevel {
     /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] when no step is under way.
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         self.expect_open()?;
-        let step = self.controller.steps();
         let report = self.controller.finish_step()?;
-        self.spare.retain(|spare| spare.step == step);
         self.stage = Stage::Idle;
         Ok(report)
     }
@@ -296,7 +280,7 @@ impl TwoLevel {
             let mut bucket = self.lend(&layers, Agreement::Reached, shards, messages)?;
             let exchanged = bucket.run(&mut gradients[range], perform);
             self.blocking = Some(core::mem::take(&mut bucket.messages));
-            self.take_back(bucket)?;
+            self.close(bucket)?;
             exchanged?;
         }
         Ok(())
