@@ -1,5 +1,6 @@
 """Saved states of outer steps, also when workers leave or join."""
 
+import copy
 import io
 import pathlib
 from typing import Any
@@ -141,6 +142,76 @@ def _refused(rank: int) -> None:
 
 def test_states_that_do_not_fit_change_nothing() -> None:
     on_ranks(1, _refused)
+
+
+def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
+    """Rank 1 loads a state that differs, and the right one after four steps. Returns the errors by step, and the start at the end."""
+    model, told = Linear(), []
+    fragments = 2 if how == "turn" else 1
+    outer = OuterStep(model, every=4, fragments=fragments, **TOPK)
+    train(model, outer, rank, range(12))
+    good = copy.deepcopy(outer.state_dict())
+    train(model, outer, rank, range(12, 16))
+    (*_, last) = good["fragments"]
+    other = {**good, "steps": good["steps"] + 2 if how in ("steps", "turn") else good["steps"]}
+    if how in ("starts", "velocities"):
+        changed = [values.clone() for values in last[how]]
+        changed[0].view(-1)[3] += 1.0
+        other["fragments"] = [*good["fragments"][:-1], {**last, how: changed}]
+    if how == "damaged":
+        other["fragments"] = [{**last, "layers": {name: part.flip(0) for name, part in last["layers"].items()}}]
+    if how in ("turn", "new"):
+        outer = OuterStep(model, every=4, fragments=fragments, **TOPK)
+    if rank == 0 or how != "alone":
+        try:
+            outer.load_state_dict(other if rank == 1 else good)
+        except LgrecoError as error:
+            assert how == "damaged" and rank == 1 and "magic" in str(error)
+    steps = 1 if how == "turn" else 4
+    for at in range(steps):
+        try:
+            train(model, outer, rank, range(20 + at, 21 + at))
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+    outer.load_state_dict(good)
+    train(model, outer, rank, range(24, 28))
+    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+
+
+@pytest.mark.parametrize("how, words", [
+    ("starts", "3: rank 1 and rank 0 have loaded OuterStep states with different parameters after the last outer step"),
+    ("velocities", "3: rank 1 and rank 0 have loaded OuterStep states with different velocities"),
+    ("alone", "3: rank 0 has loaded an OuterStep state since the last outer step, and rank 1 has not"),
+    ("damaged", "3: rank 0 has loaded an OuterStep state since the last outer step, and rank 1 has not"),
+    ("turn", "0: rank 1 goes on after step 14, and rank 0 after step 12"),
+    ("new", None),
+])
+def test_ranks_compare_the_states_that_they_load(how: str, words: str | None) -> None:
+    """In the next outer step, all ranks raise the same error. After all have loaded the same, they continue alike."""
+    (first, start), (second, other) = on_ranks(2, _differing, how)
+    expected = [] if words is None else [f"{words}: load on all ranks what they saved after the same step"]
+    assert first == second == expected
+    assert start.any() and torch.equal(start, other)
+
+
+def _other_steps(rank: int) -> list[str]:
+    """Ranks load states of different steps, between the same outer steps. Returns the errors."""
+    model, told = Linear(), []
+    outer = OuterStep(model, every=4, **TOPK)
+    train(model, outer, rank, range(9))
+    saved = copy.deepcopy(outer.state_dict())
+    outer.load_state_dict({**saved, "steps": 9 + rank})
+    for at in range(9 + rank, 12):
+        try:
+            train(model, outer, rank, range(at, at + 1))
+        except LgrecoError as error:
+            told.append(str(error))
+    return told
+
+
+def test_ranks_compare_the_steps_of_the_states_that_they_load() -> None:
+    for told in on_ranks(2, _other_steps):
+        assert [text.split(":")[0] for text in told] == ["rank 1 and rank 0 have loaded OuterStep states of different steps"]
 
 
 def _told_of_plans(rank: int) -> list[int]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Loaded
-from lgreco.torch.collectives import ExchangeError
+from lgreco.torch.collectives import ExchangeError, gather
 from lgreco.torch.layers import Layer, local
 from lgreco.torch.loads import LoadedWeights
 from lgreco.torch.options import Options
@@ -98,6 +98,12 @@ class Fragment(Training):
         if self.has_sent:
             raise LgrecoError("an outer step is on its way: finish() it first")
 
+    def gathered(self, number: int) -> list[int]:
+        """All ranks' numbers. Raises RuntimeError when the network has failed."""
+        numbers = torch.full((self._group.size(),), number, dtype=torch.int64)
+        gather(numbers, self._group).wait()
+        return numbers.tolist()  # type: ignore[no-any-return]
+
     # Weights that are changed by other means than training
 
     def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
@@ -135,6 +141,9 @@ class Fragment(Training):
         self._expect_whole()
         sent, buffer, unmade = self._pseudo_gradients()
         self._loaded.send(changed or unmade, is_changed=changed is not None)
+        if not self._delayed:
+            # Ranks that have loaded a state agree on the step before they exchange. If others have not, no exchange can end.
+            self._expect_alike()
         exchanged = self._exchanged(buffer) if buffer.numel() > 0 else []
         self._begin(list(range(len(self.names))), buffer, exchanged, False, failure=unmade)
         self._outer = Sent(sent, buffer)
@@ -182,7 +191,8 @@ class Fragment(Training):
                 while exchange.is_flying() and not exchange.is_last() and self._go_on(exchange):
                     pass
             # Ending the step changes residuals. Checks that may refuse the outer step must come before.
-            self._expect_alike()
+            if self._delayed:
+                self._expect_alike()
             self._finish_step()
             self._end_step()
             self._make(sent)
@@ -268,14 +278,13 @@ class Fragment(Training):
         if [values.shape for values in saved] != [place.shape for place in places]:
             raise ValueError("the state's fragments have other layers")
         loaded = super().load_state_dict(state, residuals)
-        self._loaded.forget()
-        self._loaded.give_up()
         for place, values in zip(places, saved):
             place.copy_(values)
         return loaded
 
-    def mend(self) -> None:
-        """Ends ``Torn``, because all fragments have loaded a state."""
+    def end_load(self, steps: int) -> None:
+        """Ends the load of a state from after ``steps`` inner steps, and ``Torn``, because all fragments have loaded theirs."""
+        self._loaded.note_state(steps, self._starts, self._velocities)
         self._outer = Ready()
 
 

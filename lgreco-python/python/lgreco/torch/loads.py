@@ -26,16 +26,24 @@ def checksum(parameters: Iterable[torch.Tensor]) -> str:
     return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
+_PARTS = {
+    "steps": "of different steps",
+    "starts": "with different parameters after the last outer step",
+    "velocities": "with different velocities",
+}
+"""The parts that are the same in all ranks' OuterStep states, with the words for states that differ in them."""
+
+
 class LoadedWeights:
-    """The weights that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
+    """The weights and the state that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._loaded: dict[int, str] = {}
-        """Hashes of the values that were loaded since hashes were last sent, by parameter."""
+        self._loaded: dict[int | str, str] = {}
+        """Hashes of the values that were loaded since hashes were last sent, by parameter, or by part of a loaded state."""
         self._lacks_some = False
         """Whether weights with unknown values were loaded."""
-        self._sent: dict[int, str] = {}
+        self._sent: dict[int | str, str] = {}
         """Hashes sent in an outer step that is under way or has failed. The next outer step sends them too."""
         self._sent_lacks_some = False
         self._under_way: tuple[Started, torch.Tensor, LgrecoError | None] | None = None
@@ -45,6 +53,12 @@ class LoadedWeights:
         """Records the values that were loaded into a parameter."""
         part = values.cpu().reshape(-1).view(torch.uint8)
         self._loaded[parameter] = hashlib.sha256(part.numpy().tobytes()).hexdigest()
+
+    def note_state(self, steps: int, starts: Iterable[torch.Tensor], velocities: Iterable[torch.Tensor]) -> None:
+        """Records a loaded state, which replaces all weights that were loaded before."""
+        self.forget()
+        self.give_up()
+        self._loaded.update(steps=str(steps), starts=checksum(starts), velocities=checksum(velocities))
 
     def note_unknown(self) -> None:
         """Records that weights with unknown values were loaded."""
@@ -66,10 +80,12 @@ class LoadedWeights:
         if failure is None and self._sent_lacks_some:
             is_changed = True
             failure = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
-        loaded = int(hashlib.sha256(repr(sorted(self._sent.items())).encode()).hexdigest()[:15], 16)
-        told = torch.zeros(2 * self._group.size(), dtype=torch.int64)
-        at = 2 * self._group.rank()
-        told[at : at + 2] = torch.tensor([loaded, 0 if failure is None else _CHANGED if is_changed else _FAILED])
+        weights = sorted((at, values) for at, values in self._sent.items() if isinstance(at, int))
+        outcome = 0 if failure is None else _CHANGED if is_changed else _FAILED
+        own = [outcome, _word(weights), *(_word(self._sent.get(part)) for part in _PARTS)]
+        told = torch.zeros(len(own) * self._group.size(), dtype=torch.int64)
+        at = len(own) * self._group.rank()
+        told[at : at + len(own)] = torch.tensor(own)
         self._under_way = gather(told, self._group), told, failure
 
     def compare(self) -> LgrecoError | None:
@@ -80,12 +96,14 @@ class LoadedWeights:
         assert self._under_way is not None
         (work, told, failure), self._under_way = self._under_way, None
         work.wait()
-        all_loaded, all_failed = told.view(-1, 2).T.tolist()
-        for rank in range(self._group.size()):
-            if failure is None and all_failed[rank]:
-                why = "its model has changed since the OuterStep was made" if all_failed[rank] == _CHANGED else "its own error says why"
+        first: list[int]
+        first, *_ = every = told.view(self._group.size(), -1).tolist()
+        for rank, own in enumerate(every):
+            if failure is None and own[0]:
+                why = "its model has changed since the OuterStep was made" if own[0] == _CHANGED else "its own error says why"
                 failure = LgrecoError(f"rank {rank} cannot make the outer step: {why}")
-            if failure is None and all_loaded[rank] != all_loaded[0]:
+            failure = failure or _differing_states(rank, own[2:], first[2:])
+            if failure is None and own[1] != first[1]:
                 what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
                 failure = LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
         if failure is None:
@@ -95,6 +113,24 @@ class LoadedWeights:
     def give_up(self) -> None:
         """Drops the comparison of an outer step that has failed."""
         self._under_way = None
+
+
+def _word(value: object) -> int:
+    """A hash that fits an int64; 0 for None."""
+    return 0 if value is None else int(hashlib.sha256(repr(value).encode()).hexdigest()[:15], 16)
+
+
+def _differing_states(rank: int, own: list[int], first: list[int]) -> LgrecoError | None:
+    """The error if a rank's hashes of a loaded state differ from rank 0's."""
+    if own == first:
+        return None
+    if any(own) != any(first):
+        loaded, other = (rank, 0) if any(own) else (0, rank)
+        what = f"rank {loaded} has loaded an OuterStep state since the last outer step, and rank {other} has not"
+    else:
+        differing = next(words for words, here, there in zip(_PARTS.values(), own, first) if here != there)
+        what = f"rank {rank} and rank 0 have loaded OuterStep states {differing}"
+    return LgrecoError(f"{what}: load on all ranks what they saved after the same step")
 
 
 class Loads:

@@ -164,6 +164,8 @@ class OuterStep(Reports, Checkpointed[None]):
         self._model, self._process_group = weakref.ref(model), process_group
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
+        self._has_begun = False
+        """Whether a step was taken with this object."""
         self._resumes = False
         """Whether a state was loaded since the last step. Weights that are loaded then belong to it."""
         before = checksum(self._own())
@@ -193,7 +195,13 @@ class OuterStep(Reports, Checkpointed[None]):
         Raises LgrecoError on all ranks when a parameter was not finite on one, and ExchangeError when the network has
         failed. With a ``delay`` they are raised when the means are due. Parameters and residuals are then unchanged,
         and the outer step has ended. An ExchangeError ends all outer steps that are under way.
+
+        The next outer step after ranks have loaded states or weights that differ raises LgrecoError on all ranks. If
+        the states are of different steps, the first step already does.
         """
+        if not self._has_begun:
+            self._expect_same_steps()
+            self._has_begun = True
         self.steps += 1
         self._resumes = False
         count, received = len(self._fragments), []
@@ -222,6 +230,21 @@ class OuterStep(Reports, Checkpointed[None]):
         Raises the errors of ``step``.
         """
         self._all(lambda fragment, _: self._receive(fragment) if fragment.has_sent else None)
+
+    def _expect_same_steps(self) -> None:
+        """Raises on all ranks if they have loaded states of different steps.
+
+        Their fragments would have their turns at different times, and ranks would wait for each other.
+        """
+        fragment = self._fragments[0]
+        try:
+            every = fragment.gathered(self.steps)
+        except RuntimeError as error:
+            raise fragment._abandoned(error) from error
+        for rank, steps in enumerate(every):
+            if steps != every[0]:
+                what = f"rank {rank} goes on after step {steps}, and rank 0 after step {every[0]}"
+                raise LgrecoError(f"{what}: load on all ranks what they saved after the same step")
 
     def _receive(self, fragment: Fragment) -> None:
         self._reshard()
@@ -383,7 +406,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 raise
         self.steps, self._resumes = state["steps"], True
         for fragment in self._fragments:
-            fragment.mend()
+            fragment.end_load(self.steps)
         if residuals is not None:
             self._reshard()
             for fragment in self._fragments:
