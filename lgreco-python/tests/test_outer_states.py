@@ -1,6 +1,7 @@
 """Saved states of outer steps, also when workers leave or join."""
 
 import copy
+import gc
 import io
 import pathlib
 from typing import Any
@@ -212,6 +213,31 @@ def _other_steps(rank: int) -> list[str]:
 def test_ranks_compare_the_steps_of_the_states_that_they_load() -> None:
     for told in on_ranks(2, _other_steps):
         assert [text.split(":")[0] for text in told] == ["rank 1 and rank 0 have loaded OuterStep states of different steps"]
+
+
+def _held(rank: int) -> None:
+    """A load fails in the second fragment. Everything is unchanged, and the error keeps no copies of states alive."""
+    model = Linear()
+    outer = OuterStep(model, every=2, fragments=2, **TOPK)
+    train(model, outer, rank, range(6))
+    first, second = outer.state_dict()["fragments"]
+    train(model, outer, rank, range(6, 8))
+
+    def alive() -> int:
+        gc.collect()
+        return sum(x.numel() * x.element_size() for x in gc.get_objects() if type(x) is torch.Tensor)
+
+    for wrong, expected in (({"starts": None}, TypeError), ({"starts": [torch.zeros(1)]}, ValueError)):
+        state = {"steps": 6, "fragments": [first, {**second, **wrong}]}
+        before, bytes_before = str(outer.state_dict()), alive()
+        with pytest.raises(expected) as raised:
+            outer.load_state_dict(state)
+        assert alive() <= bytes_before and raised.value.__traceback__ is not None
+        assert str(outer.state_dict()) == before
+
+
+def test_a_load_that_fails_leaves_nothing() -> None:
+    on_ranks(1, _held)
 
 
 def _told_of_plans(rank: int) -> list[int]:

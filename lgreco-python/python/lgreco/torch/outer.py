@@ -394,23 +394,37 @@ class OuterStep(Reports, Checkpointed[None]):
                 "the model was loaded before the OuterStep was made, which has replaced its parameters by rank 0's: first make the "
                 "OuterStep, then load the model, then this state"
             )
+        steps = int(state["steps"])
         before = [None if fragment._is_lost() else fragment.as_it_is() for fragment in self._fragments]
-        for index, fragment in enumerate(self._fragments):
-            try:
+        changed = 0
+        try:
+            for index, fragment in enumerate(self._fragments):
                 of_others = None if residuals is None else [other["fragments"][index] for other in taken]
-                fragment.load_state_dict(state["fragments"][index], of_others)
-            except Exception:
-                for changed, kept in zip(self._fragments[:index], before):
-                    if kept is not None:
-                        changed.load_state_dict(kept)
-                raise
-        self.steps, self._resumes = state["steps"], True
+                # A load that fails changes nothing, but an interrupt may come in the middle.
+                changed = index + 1
+                try:
+                    fragment.load_state_dict(state["fragments"][index], of_others)
+                except Exception:
+                    changed = index
+                    raise
+        except BaseException:
+            self._take_load_back(before[:changed])
+            raise
+        finally:
+            before.clear()  # The error's traceback would keep these copies alive.
+        self.steps, self._resumes = steps, True
         for fragment in self._fragments:
             fragment.end_load(self.steps)
         if residuals is not None:
             self._reshard()
             for fragment in self._fragments:
                 fragment.start_anew()
+
+    def _take_load_back(self, before: list[dict[str, Any] | None]) -> None:
+        """Restores the fragments' states from before a load that has failed, except those that were lost by an interrupt."""
+        for fragment, kept in zip(self._fragments, before):
+            if kept is not None:
+                fragment.load_state_dict(kept)
 
 
 def _averaged(model: torch.nn.Module) -> LgrecoError | None:

@@ -315,6 +315,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             else:
                 whose = f"this is rank {rank}, and the state is that of rank {saved}, whose residuals that one takes over"
             raise LgrecoError(f"{whose}: load each rank's own, or say by residuals= whose this one takes over, [] for none")
+        gradients, sent = map(int, state["bytes"])
+        scale = float(state.get("scale", self._controller.scale))
         plan = [to_bytes(state["run"])] + [to_bytes(part) for part in state["layers"].values()]
         residual_parts = [to_bytes(part) for other in taken for part in other["layers"].values()]
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
@@ -322,10 +324,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             self._device.forget()
             self._device.observed.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
-        self._bytes = list(state["bytes"])
+        self._bytes = [gradients, sent]
         # The next step rescales residuals to the scaler's scale, so the scaler may be loaded later. Older states have
         # no scale.
-        self._controller.note_scale(state.get("scale", self._controller.scale))
+        self._controller.note_scale(scale)
         self._state = Between()
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
             if names:
