@@ -118,14 +118,16 @@ impl Controller {
         if given_up {
             self.late = self.late.or(Some(GIVEN_UP));
         }
+        let skipped = totals.broken && self.scheduler.config.non_finite == NonFinite::Skip;
         let outcome = match given_up || has_bucket(BucketStatus::Failed) {
             true => Outcome::Failed,
-            false if !totals.broken => Outcome::Exchanged,
-            false if self.scheduler.config.non_finite == NonFinite::Skip => Outcome::Skipped,
-            false => Outcome::PassedThrough,
+            false if skipped => Outcome::Skipped,
+            false if totals.broken => Outcome::PassedThrough,
+            false => Outcome::Exchanged,
         };
-        if outcome == Outcome::Skipped {
-            // The caller applies none of the means, not even the means of buckets without NaN.
+        if skipped {
+            // The callers apply none of the means, not even the means of buckets without NaN. A rank on which another bucket has
+            // failed restores its residuals too, because that bucket may have failed on this rank alone.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {

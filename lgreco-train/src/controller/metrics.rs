@@ -57,7 +57,8 @@ pub enum Outcome {
     /// The exchange of some bucket has failed on every rank. Its gradients are undefined, and the gradients of the other buckets
     /// are means. This happens only if the trainer exchanges the buckets itself. The bucket may have failed on this rank only: if
     /// [`Bucket::next`](super::Bucket::next) says so, or if the bucket was [closed](super::Controller::close) in the middle of its
-    /// exchange. The next bucket or step then fails on all ranks.
+    /// exchange. The next bucket or step then fails on all ranks. If gradients of another bucket were not finite under
+    /// [`NonFinite::Skip`](super::NonFinite), no mean may be applied, and residuals are the same as before the step.
     Failed,
 }
 

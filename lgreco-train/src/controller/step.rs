@@ -40,7 +40,8 @@ impl Controller {
     /// These errors come during the exchange: [`Error::LayerNotFinite`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
     /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
     /// step works. With [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once,
-    /// and on all ranks at the next bucket or step. The next step also reports [`Error::LayerNotFinite`] of a residual; that step may
+    /// and on all ranks at the next bucket or step. Under [`NonFinite::Skip`], the other ranks skip a step whose later bucket reports
+    /// it, and all residuals are the same as before the step. The next step also reports [`Error::LayerNotFinite`] of a residual; that step may
     /// be repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
@@ -97,13 +98,9 @@ impl Controller {
                 }
             }
         }
-        match failed_alone {
-            None => self.finish_step(),
-            Some(error) => {
-                self.end_step();
-                Err(error)
-            }
-        }
+        // If the other ranks skip the step, this one does so too, even if it has failed.
+        let report = self.finish_step()?;
+        failed_alone.map_or(Ok(report), Err)
     }
 
     /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. All ranks are told about it and fail, so

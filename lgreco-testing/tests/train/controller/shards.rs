@@ -115,6 +115,49 @@ fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
     assert_eq!(all, [[exchanged, told, exchanged], [too_large, too_large, exchanged]]);
 }
 
+/// Rank 1 fails alone in the middle bucket. The last bucket tells rank 0, and all ranks skip the step. None keeps a residual of it.
+#[test]
+fn a_rank_that_has_failed_alone_restores_the_residuals_of_a_step_that_all_skip() {
+    let too_large = Error::LayerOverflow { layer: 1, index: 3, value: 99968.0 };
+    for blocking in [true, false] {
+        let results = threads::run(2, |mut worker| {
+            let keep = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
+            let mut config = config(Method::TopK, Policy::Fixed(vec![keep; 3]));
+            (config.route, config.non_finite, config.bucket_bytes) = (Route::Sharded, NonFinite::Skip, 0);
+            let tensor = |(name, dtype)| Tensor::new(name, &[4, 1], dtype).unwrap().with_shards(&[2, 4]);
+            let tensors = [("first", Dtype::F32), ("middle", Dtype::F16), ("last", Dtype::F32)].map(tensor);
+            let mut controller = Controller::new(config, tensors.into(), worker.rank(), worker.world_size()).unwrap();
+            let mut step = |blocking: bool, middle: [f32; 4]| {
+                let (first, middle, last) = (&mut [1.0, 2.0, 3.0, 4.0], &mut middle.map(F16::from_f32), &mut [1.0; 4]);
+                let mut gradients = [ValuesMut::F32(first), ValuesMut::F16(middle), ValuesMut::F32(last)];
+                let result = if blocking {
+                    controller.step(&mut worker, &mut gradients, 1.0).map(|report| report.outcome)
+                } else {
+                    agree(&mut controller, &mut worker, 1.0).unwrap();
+                    let exchanged = [0, 1, 2].map(|layer| {
+                        let mut bucket = controller.open(&[layer]).unwrap();
+                        let exchanged = bucket.exchange(&mut worker, &mut gradients[layer..=layer]);
+                        controller.close(bucket).unwrap();
+                        exchanged
+                    });
+                    let outcome = controller.finish_step().unwrap().outcome;
+                    let failed = exchanged.into_iter().find_map(Result::err);
+                    assert_eq!(failed.is_some(), outcome == Outcome::Failed);
+                    failed.map_or(Ok(outcome), Err)
+                };
+                (result, [0, 1, 2].map(|layer| residual(&controller, layer)), controller.non_finite_steps())
+            };
+            (0..2).for_each(|_| drop(step(true, [1.0; 4])));
+            let (exchanged, before, _) = step(blocking, [1.0, 1.0, 60000.0, 50000.0]);
+            assert!(exchanged == Ok(Outcome::Exchanged) && before.iter().flatten().filter(|&&x| x != 0.0).count() >= 4);
+            let (result, after, count) = step(blocking, [0.0, 0.0, 0.0, 50000.0]);
+            assert_eq!((after, count), (before, 1), "blocking: {blocking}, rank {}", worker.rank());
+            result
+        });
+        assert_eq!(results, [Ok(Outcome::Skipped), Err(too_large)]);
+    }
+}
+
 /// NaN in the shard reports the overflow to the loss scaler. All ranks then continue with the same buckets and settings.
 #[test]
 fn a_mean_too_large_for_one_shard_is_passed_through() {
