@@ -47,18 +47,26 @@ fn report(table: &NamedTable, frontier: &Frontier, took: f64) -> String {
             if point.proven() { "proven".into() } else { "not proven".into() },
         ]);
     }
-    let points = counted(frontier.points.len() as u64, "point");
-    let which = match (frontier.complete, frontier.points.iter().filter(|point| !point.proven()).count()) {
-        (true, _) => format!("{points}: the whole frontier"),
-        (false, 0) => format!("{points}, their sizes spread by equal factors: there are more"),
-        (false, open) => format!("{points}, of which {open} not proven: others may be missing"),
-    };
+    let which = which(frontier);
     let metric = printable(table.metric());
     format!(
         "{}\nfrontier      {which}\nmetric        {metric}\ntime          solving {}\n",
         rows.render(),
         seconds(took)
     )
+}
+
+/// Says which points of the frontier were found.
+fn which(frontier: &Frontier) -> String {
+    let points = counted(frontier.points.len() as u64, "point");
+    let open = frontier.points.iter().filter(|point| !point.proven()).count();
+    match frontier {
+        Frontier { complete: true, .. } => format!("{points}: the whole frontier"),
+        Frontier { proven: true, .. } => format!("{points}, their sizes spread by equal factors: there are more"),
+        // A plan without a proof is not among the points, because one of them beats it.
+        _ if open == 0 => format!("{points}, all proven, but not all sizes between them: others may be missing"),
+        _ => format!("{points}, of which {open} not proven: others may be missing"),
+    }
 }
 
 fn json(table: &NamedTable, frontier: &Frontier, seconds: f64) -> String {
@@ -75,7 +83,29 @@ fn json(table: &NamedTable, frontier: &Frontier, seconds: f64) -> String {
     };
     let points: Vec<Value> = frontier.points.iter().map(point).collect();
     let layers: Vec<_> = (0..table.layers()).map(|layer| table.name(layer)).collect();
-    let value = json!({"version": 1, "metric": table.metric(), "layers": layers, "complete": frontier.complete, "points": points,
+    let value = json!({"version": 1, "metric": table.metric(), "layers": layers, "complete": frontier.complete, "proven": frontier.proven,
+        "points": points,
         "seconds": {"solve": seconds}});
     format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lgreco::plan::{Constraints, Merged};
+    use lgreco::table::{Choice, Table};
+
+    #[test]
+    fn points_that_may_be_missing_are_told() {
+        let choices = [(4, 0.0), (2, 1.0), (4, 0.0), (2, 3.0)].map(|(size, error)| Choice { size, error });
+        let table = Table::new(&choices, &[2, 4]).unwrap();
+        let merged = Merged::new(&table, &Constraints::default()).unwrap();
+        let whole = merged.frontier(9, Limits::default()).unwrap();
+        assert_eq!(which(&whole), "3 points: the whole frontier");
+        let some = merged.frontier(2, Limits::default()).unwrap();
+        assert_eq!(which(&some), "2 points, their sizes spread by equal factors: there are more");
+        // The only plan without a proof was left out.
+        let open = Frontier { complete: false, proven: false, ..whole };
+        assert_eq!(which(&open), "3 points, all proven, but not all sizes between them: others may be missing");
+    }
 }

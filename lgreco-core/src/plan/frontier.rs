@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 /// let frontier = Merged::new(&table, &Constraints::default())?.frontier(100, Limits::default())?;
 /// let points = frontier.points.iter().map(|point| (point.plan.summary().size, point.plan.summary().error));
 /// assert_eq!(points.collect::<Vec<_>>(), [(70, 3.0), (100, 1.0), (140, 0.0)]);
-/// assert!(frontier.complete && frontier.points.iter().all(|point| point.proven()));
+/// assert!(frontier.complete && frontier.proven && frontier.points.iter().all(|point| point.proven()));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,9 @@ pub struct Frontier {
     pub points: Vec<Point>,
     /// Whether `points` is proved to contain all points of the frontier.
     pub complete: bool,
+    /// Whether all computed plans are proved, including those that were left out because another plan beats them. If `proven` is
+    /// true and `complete` is false, the frontier has more points.
+    pub proven: bool,
 }
 
 /// A plan on the frontier, with its bounds.
@@ -50,7 +53,7 @@ impl Merged<'_> {
     /// constant factor. Errors that differ by less than [`Proof::RESOLUTION`] count as equal.
     ///
     /// The exact solver may reach its `limits`. Then [`Point::proven`] is false for that point, and points near it may be
-    /// missing.
+    /// missing. If another plan beats the point, it is left out, and [`Frontier::proven`] tells that points may be missing.
     ///
     /// # Errors
     /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`]
@@ -77,7 +80,8 @@ impl Merged<'_> {
         }
         let ended = size(&points) == smallest || points.len() < most;
         // This comes before dominated points are removed: an unproved point may hide others, even if it is dominated.
-        let complete = ended && points.iter().all(Point::proven);
+        let mut proven = points.iter().all(Point::proven);
+        let complete = ended && proven;
         if !ended {
             points.truncate(1);
             let (largest, steps) = (size(&points), most - 1);
@@ -88,8 +92,9 @@ impl Merged<'_> {
                     Err(error) => return Err(error),
                 }
             }
+            proven &= points.iter().all(Point::proven);
         }
-        Ok(Frontier { points: undominated(points), complete })
+        Ok(Frontier { points: undominated(points), complete, proven })
     }
 
     /// Finds the least error within `size` bits, then the smallest plan with that error.
