@@ -4,7 +4,7 @@ mod common;
 
 use common::{METHODS, Tensor, f32_bytes, failure_in, file, safetensors, stdout_in};
 use lgreco::file::PlanFile;
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -193,6 +193,27 @@ fn a_growing_file_is_followed() {
     // Replaces the file by the file of another run.
     std::fs::write(&path, step(0)).unwrap();
     wait_for(&page, "<dd>0, followed</dd>");
+}
+
+/// The newest line is shown although no other line follows, and the pipe stays open.
+#[test]
+fn the_newest_line_of_a_pipe_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["watch", "-", "--every", "0.3", "--html", "run.html"];
+    let mut running = watching(folder.path(), Stdio::piped(), &args);
+    let mut input = running.0.stdin.take().unwrap();
+    let output = running.0.stdout.take().unwrap();
+    let rows = std::thread::spawn(move || {
+        let lines = std::io::BufReader::new(output).lines().map(|line| line.unwrap());
+        lines.filter(|line| line.trim_start().starts_with('7')).count()
+    });
+    for at in 0..8 {
+        input.write_all(step(at).as_bytes()).unwrap();
+    }
+    wait_for(&folder.path().join("run.html"), "<dd>7, followed</dd>");
+    drop(input);
+    assert!(running.0.wait().unwrap().success());
+    assert_eq!(rows.join().unwrap(), 1);
 }
 
 #[test]

@@ -44,7 +44,10 @@ fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), 
     let (mut run, mut shown, mut is_new) = (Run::default(), None::<Instant>, false);
     out.write_all(Run::head().as_bytes())?;
     loop {
-        let waits = match source.next()? {
+        // A line that is not shown yet is shown after a while, even if no other line follows.
+        let since = shown.map_or(Duration::ZERO, |time| time.elapsed());
+        let wait = (is_new && !watch.once).then(|| every.saturating_sub(since));
+        let waits = match source.next(wait)? {
             Next::Line(line) => {
                 let wrong = |what| Failure::bad_input(format_args!("{}: line {}: {what}", source.name, source.lines));
                 run.add(&line).map_err(wrong)?;
@@ -64,7 +67,7 @@ fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), 
             page(watch, &source, &run, Some(refresh))?;
             (shown, is_new) = (Some(Instant::now()), false);
         }
-        if waits {
+        if waits && source.is_file() {
             std::thread::sleep(every);
         }
     }
