@@ -16,15 +16,19 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     erased(work, |work| run(py, work))
 }
 
-/// Like [`detached`], on a pool of its own, so that work on the usual pool does not wait for this work. The pool ends with it.
-pub(crate) fn detached_aside<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    fn run(py: Python<'_>, work: Work<'_>) {
-        py.detach(|| match new_pool() {
-            Some(pool) => pool.install(work),
-            None => work(),
-        });
+/// The pool of one plan. Steps, which work on the usual pool, do not wait for the plan. The pool ends with this.
+pub(crate) struct PlanPool(Option<ThreadPool>);
+
+impl PlanPool {
+    /// Starts as many threads as the usual pool has.
+    pub(crate) fn new() -> PlanPool {
+        PlanPool(new_pool("plan"))
     }
-    erased(work, |work| run(py, work))
+
+    /// Runs `work` on this pool. If no threads could be started, the calling thread runs it.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        erased(work, |work| run_on(self.0.as_ref(), work))
+    }
 }
 
 /// A type-erased closure to be called once.
@@ -46,7 +50,11 @@ pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn run_on_cores(work: Work<'_>) {
-    match pool() {
+    run_on(pool().as_deref(), work);
+}
+
+fn run_on(pool: Option<&ThreadPool>, work: Work<'_>) {
+    match pool {
         Some(pool) => pool.install(work),
         None => work(),
     }
@@ -55,15 +63,17 @@ fn run_on_cores(work: Work<'_>) {
 fn pool() -> Option<Arc<ThreadPool>> {
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     if pool.is_none() {
-        *pool = new_pool().map(Arc::new);
+        *pool = new_pool("step").map(Arc::new);
     }
     pool.clone()
 }
 
-fn new_pool() -> Option<ThreadPool> {
+/// A pool whose threads are named `lgreco-step-0` or `lgreco-plan-0` and so on.
+fn new_pool(purpose: &'static str) -> Option<ThreadPool> {
     let of = |name| env::var(name).ok()?.parse().ok().filter(|&threads| threads > 0);
     let threads = of("RAYON_NUM_THREADS").or_else(|| of("OMP_NUM_THREADS")).unwrap_or(0);
-    ThreadPoolBuilder::new().num_threads(threads).build().ok()
+    let named = move |thread| format!("lgreco-{purpose}-{thread}");
+    ThreadPoolBuilder::new().num_threads(threads).thread_name(named).build().ok()
 }
 
 /// Drops the pool in a process that was just forked and does not have its threads.

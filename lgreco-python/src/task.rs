@@ -1,6 +1,6 @@
 //! The work of a decision, which any thread may do.
 
-use crate::cores::detached_aside;
+use crate::cores::PlanPool;
 use crate::error::LgrecoError;
 use lgreco_train::backend::Parallel;
 use lgreco_train::controller;
@@ -19,7 +19,7 @@ impl PlanTask {
     /// Measures and plans while steps go on; can be called once.
     fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
         let task = self.take()?;
-        Ok(PlanResult(Some(detached_aside(py, || task.run(&mut Parallel)))))
+        Ok(PlanResult(Some(py.detach(|| PlanPool::new().run(|| task.run(&mut Parallel))))))
     }
 }
 

@@ -2,7 +2,7 @@
 //! by address, as in `device`.
 
 use crate::controller::Controller;
-use crate::cores::{detached, on_cores};
+use crate::cores::{PlanPool, detached};
 use crate::device::Device;
 use crate::error::{LgrecoError, refused_by_device as refused};
 use crate::task::{PlanResult, PlanTask};
@@ -92,8 +92,8 @@ impl Window {
     ) -> PyResult<PlanResult> {
         let task = task.take()?;
         let mut observed = OnDevice { cuda: device.inner(), window: &self.window, allocate, failed: None };
-        // The plan must not run on the pool's threads. They would wait for the device, but compressors need them.
-        let result = py.detach(|| task.run_with(&mut observed, &mut OnCores));
+        // Only layers without gradients on the device are measured on the pool's threads. This thread waits for the device.
+        let result = py.detach(|| task.run_with(&mut observed, &mut OnCores(PlanPool::new())));
         match observed.failed {
             None => Ok(PlanResult(Some(result))),
             Some(Failed::Python(error)) => Err(error),
@@ -166,16 +166,16 @@ impl Observed for OnDevice<'_> {
     }
 }
 
-/// The backend of all cores; each call runs on the pool's threads.
-struct OnCores;
+/// The backend of all cores; each call runs on the plan's pool.
+struct OnCores(PlanPool);
 
 impl Backend for OnCores {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
-        on_cores(|| Parallel.workspace_len(jobs))
+        self.0.run(|| Parallel.workspace_len(jobs))
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        on_cores(|| Parallel.measure(jobs, workspace, rows))
+        self.0.run(|| Parallel.measure(jobs, workspace, rows))
     }
 
     fn encode(
@@ -186,10 +186,10 @@ impl Backend for OnCores {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, CoreError> {
-        on_cores(|| Parallel.encode(setting, gradient, stream, workspace, payload))
+        self.0.run(|| Parallel.encode(setting, gradient, stream, workspace, payload))
     }
 
     fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
-        on_cores(|| Parallel.decode(payload, values))
+        self.0.run(|| Parallel.decode(payload, values))
     }
 }

@@ -1,15 +1,20 @@
 """Several threads of one process. Without a GIL they run at the same time."""
 
+import os
+import pathlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from ranks import on_ranks
 from test_training import make, train
+from torch.nn.parallel import DistributedDataParallel
 
 import lgreco
+from lgreco.torch import LGreCoState, lgreco_hook
 
 
 def _gradients(seed: int) -> dict[str, torch.Tensor]:
@@ -26,6 +31,38 @@ def test_plans_on_several_threads_are_those_of_one() -> None:
     assert len({error for _, error in alone}) == 12
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(plan, range(12))) == alone
+
+
+def _seconds_of(name: str) -> tuple[int, float]:
+    """The threads of this process whose names begin with ``name``: how many there are, and their seconds of processor time."""
+    count, seconds = 0, 0.0
+    for thread in pathlib.Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().startswith(name):
+            count, seconds = count + 1, seconds + 1e-9 * int((thread / "schedstat").read_text().split()[0])
+    return count, seconds
+
+
+def _planned(rank: int) -> tuple[int, float, float]:
+    """Runs a plan. Returns the number of the steps' threads, their seconds meanwhile, and the seconds of all threads."""
+    os.environ["RAYON_NUM_THREADS"] = "2"
+    options: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "lead": 1}
+    ddp = DistributedDataParallel(torch.nn.Linear(1024, 512))
+    state = LGreCoState(None, ddp, **options)
+    ddp.register_comm_hook(state, lgreco_hook)
+    tasks: list[Any] = []
+    state._planning.begin = lambda controller: tasks.append(controller.take_plan_task())  # type: ignore[method-assign]
+    while not any(tasks):
+        ddp(torch.randn(4, 1024)).square().mean().backward()
+    (task,) = filter(None, tasks)
+    (count, before), all_before = _seconds_of("lgreco-step"), time.process_time()
+    task.run()
+    return count, _seconds_of("lgreco-step")[1] - before, time.process_time() - all_before
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/schedstat").exists(), reason="the system does not tell the time of a thread")
+def test_plans_are_made_on_threads_of_their_own() -> None:
+    for count, of_steps, of_all in on_ranks(1, _planned):
+        assert count == 2 and of_all > 0.02 and of_steps < 0.1 * of_all
 
 
 def _watched(rank: int, is_watched: bool) -> tuple[torch.Tensor, int]:
