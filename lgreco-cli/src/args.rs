@@ -9,7 +9,7 @@ pub use output::{Output, Target};
 pub use watch::Watch;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use lgreco::search::{Method, Metric, Width};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -176,6 +176,7 @@ pub struct Limits {
 
 /// What to compare.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("compared").args(["method", "methods"]))]
 pub struct Compare {
     /// Gradients, as for `plan`. Without gradients, the command uses the built-in sample.
     pub gradients: Option<PathBuf>,
@@ -183,16 +184,20 @@ pub struct Compare {
     /// its own default.
     #[arg(long, value_parser = method())]
     pub method: Option<Method>,
+    /// Compare plans that choose one of several methods for each layer, as for `plan`. The uniform setting is the default of
+    /// the first method.
+    #[arg(long, value_name = "METHOD,...", value_delimiter = ',', value_parser = method())]
+    pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
     /// The method's parameter in the uniform setting, as for `plan`.
-    #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter, requires = "method")]
+    #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter, requires = "compared")]
     pub default: Option<f64>,
     /// The candidate parameters, as for `plan`.
-    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "method")]
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "compared")]
     pub range: Option<RangeArg>,
     /// The widths of TopK's values, as for `plan`.
-    #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "method")]
+    #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "compared")]
     pub widths: Vec<Width>,
     #[command(flatten)]
     pub limits: Limits,

@@ -25,11 +25,11 @@ pub struct Point {
     pub size: u64,
 }
 
-/// The plans for one method's table within the same limit.
+/// The plans for the table of one or several methods within the same limit.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Name of the method.
-    pub method: &'static str,
+    /// Name of the method, or names such as `qsgd,topk`.
+    pub method: String,
     /// The metric of the errors.
     pub metric: &'static str,
     /// The error budget or the size limit.
@@ -364,7 +364,7 @@ pub fn compared(comparisons: &[Comparison]) -> String {
                 Limit::Size(limit) => (times(comparison.uniform.error, scheme.error), size_share(scheme.size, limit)),
             };
             rows.add([
-                comparison.method.into(),
+                comparison.method.clone(),
                 limit.into(),
                 scheme.name.into(),
                 grouped(scheme.size),
@@ -382,11 +382,11 @@ pub fn compared(comparisons: &[Comparison]) -> String {
                 Limit::Error(error) => format!("infeasible (smallest error {error})"),
                 Limit::Size(size) => format!("infeasible (smallest size {})", exact_bits(size)),
             };
-            let (method, limit) = (comparison.method.into(), limit.into());
+            let (method, limit) = (comparison.method.clone(), limit.into());
             rows.add([method, limit, told, dash(), dash(), dash(), dash(), dash(), dash(), String::new()]);
         }
     }
-    let mut times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
+    let mut times: Vec<_> = comparisons.iter().map(|comparison| (&*comparison.method, comparison.measure)).collect();
     times.dedup();
     let gain = "within an error, how many times smaller than uniform; within a size, how many times less error";
     format!("{}\n{}", rows.render(), aligned(&[("gain", gain.into()), ("measuring", times_taken(&times))]))
@@ -453,7 +453,7 @@ mod tests {
             seconds: None,
         };
         let mut comparison = Comparison {
-            method: "qsgd",
+            method: "qsgd".into(),
             metric: "l2",
             limit: Limit::Error(1.0),
             uncompressed: 1,
@@ -479,7 +479,7 @@ mod tests {
             seconds: None,
         };
         let comparison = Comparison {
-            method: "qsgd",
+            method: "qsgd".into(),
             metric: "l2",
             limit: Limit::Size(9),
             uncompressed: 1,

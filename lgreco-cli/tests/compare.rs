@@ -150,3 +150,27 @@ fn with_nothing_feasible_there_is_no_result() {
     let (code, line) = failure_in(folder.path(), &["compare", "--alpha", "0"]);
     assert!(code == 1 && line.contains("qsgd: infeasible") && line.contains("topk: infeasible"), "{line}");
 }
+
+#[test]
+fn several_methods_are_compared_as_one() {
+    let comparisons = compare(&["--methods", "eden,topk", "--default", "3"]);
+    assert_eq!(comparisons.len(), 2);
+    let exact = |comparisons: &[Value]| {
+        let schemes = comparisons[0]["schemes"].as_array().unwrap();
+        let names: Vec<_> = schemes.iter().map(|s| s["scheme"].as_str().unwrap()).collect();
+        assert_eq!(names, ["uniform", "dp", "exact"]);
+        (comparisons[0]["budget"].as_f64(), schemes[2]["size"].as_u64().unwrap())
+    };
+    let both = exact(&comparisons);
+    assert_eq!(comparisons[0]["method"], "eden,topk");
+    // The budget is that of uniform EDEN, and a choice of methods never needs more bits.
+    let alone = compare(&["--method", "eden"]);
+    let schemes = alone[0]["schemes"].as_array().unwrap();
+    let size = schemes.iter().find(|s| s["scheme"] == "exact").unwrap()["size"].as_u64().unwrap();
+    assert!(both.0 == alone[0]["budget"].as_f64() && both.1 <= size, "{both:?}, {size}");
+    let single = compare(&["--methods", "topk"]);
+    assert_eq!(single[0]["schemes"].as_array().unwrap().len(), 5);
+    let folder = tempfile::tempdir().unwrap();
+    let (code, line) = failure_in(folder.path(), &["compare", "--method", "topk", "--methods", "eden,qsgd"]);
+    assert!(code == 2 && line.contains("cannot be used with"), "{line}");
+}

@@ -14,33 +14,38 @@ use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     solve::expect_multiple(compare.limits)?;
-    let methods = compare.method.map_or_else(|| Method::COMPARED.to_vec(), |method| vec![method]);
-    let search =
-        |&method| model::build_search(&[method], &compare.candidates, compare.default, compare.range, &compare.widths);
-    let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
+    let all: Vec<Vec<Method>> = match (compare.method, &*compare.methods) {
+        (Some(method), _) => vec![vec![method]],
+        (None, []) => Method::COMPARED.iter().map(|&method| vec![method]).collect(),
+        (None, methods) => vec![methods.to_vec()],
+    };
+    let search = |methods: &Vec<Method>| {
+        model::build_search(methods, &compare.candidates, compare.default, compare.range, &compare.widths)
+    };
+    let searches = all.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
     let model = model::Model::open(compare.gradients.as_deref())?;
     write::distinct(model.files(), Target::file(compare.json.as_ref()))?;
     let (outcomes, _) = model.measure(&searches, compare.candidates.backend)?;
     let (mut comparisons, mut infeasible) = (Vec::new(), Vec::new());
-    for ((method, search), outcome) in methods.into_iter().zip(searches).zip(outcomes) {
+    for ((methods, search), outcome) in all.iter().zip(searches).zip(outcomes) {
         let model::Outcome { measured, facts, seconds: measure } = outcome;
-        let metric = search.metric;
+        let (metric, names) = (search.metric, model::names(methods));
         let failed = |error| {
             let named = measured.table.name_error(error);
-            Failure::from_core(&error, format_args!("{}: {}: {named}", model.name, method.name()))
+            Failure::from_core(&error, format_args!("{}: {names}: {named}", model.name))
         };
         let table = measured.table.view();
         for budget in budgets(compare.limits, &measured.defaults) {
             let limit = budget.limit(&table).map_err(failed)?;
             let uniform = chosen(&table, limit, "uniform", || Ok(measured.defaults.clone())).map_err(failed)?;
             let mut schemes = vec![Scheme { seconds: None, ..uniform }];
-            let smallest = match choosers(method, metric, &measured, compare.levels, limit) {
+            let smallest = match choosers(methods, metric, &measured, compare.levels, limit) {
                 Ok(others) => {
                     schemes.extend(others);
                     None
                 }
                 Err(error @ (Error::Infeasible { .. } | Error::SizeInfeasible { .. })) => {
-                    infeasible.push(format!("{}: {error}", method.name()));
+                    infeasible.push(format!("{names}: {error}"));
                     match error {
                         Error::SizeInfeasible { smallest, .. } => Some(Limit::Size(smallest)),
                         Error::Infeasible { smallest, .. } => Some(Limit::Error(smallest)),
@@ -50,7 +55,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
                 Err(error) => return Err(failed(error)),
             };
             comparisons.push(Comparison {
-                method: method.name(),
+                method: names.clone(),
                 metric: metric.name(),
                 limit,
                 uncompressed: facts.sizes.iter().sum(),
@@ -86,7 +91,7 @@ fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
 
 /// Plans of all solvers and baselines within a limit, except the uniform setting.
 fn choosers(
-    method: Method,
+    methods: &[Method],
     metric: Metric,
     measured: &Measured,
     levels: u32,
@@ -98,7 +103,8 @@ fn choosers(
     let clusters = table.iter().map(<[_]>::len).max().unwrap_or(1).min(MOST_CLUSTERS);
 
     let mut schemes = Vec::new();
-    if method != Method::Hybrid {
+    // k-means gives layers the option of the same index, which must be the same setting in all layers.
+    if methods.len() == 1 && methods != [Method::Hybrid] {
         schemes.push(chosen(table, limit, "k-means", || {
             let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
             let mut options = vec![0; table.layers()];
@@ -106,7 +112,7 @@ fn choosers(
             Ok(options)
         })?);
     }
-    if method == Method::TopK {
+    if methods == [Method::TopK] {
         schemes.push(chosen(table, limit, "global top-k", || {
             let (mut workspace, mut options) =
                 (vec![0; baseline::global_topk_workspace_len(table)], vec![0; table.layers()]);

@@ -164,6 +164,11 @@ pub fn search(source: &Source) -> Result<Search, Failure> {
     build_search(methods, &source.candidates, source.default, source.range, &source.widths)
 }
 
+/// The names of methods, such as `qsgd,topk`.
+pub fn names(methods: &[Method]) -> String {
+    methods.iter().map(|method| method.name()).collect::<Vec<_>>().join(",")
+}
+
 pub fn build_search(
     methods: &[Method],
     candidates: &Candidates,
@@ -171,7 +176,7 @@ pub fn build_search(
     range: Option<RangeArg>,
     widths: &[Width],
 ) -> Result<Search, Failure> {
-    let names = methods.iter().map(|method| method.name()).collect::<Vec<_>>().join(",");
+    let names = names(methods);
     let flag = if methods.len() > 1 { "--methods" } else { "--method" };
     let of_method = |error: Error| Failure::bad_input(format_args!("{flag} {names}: {error}"));
     let mut search = Search::of(methods).map_err(of_method)?;
