@@ -142,3 +142,30 @@ fn the_frontier_is_printed_and_written() {
     let count = serde_json::from_slice::<Value>(&written).unwrap()["points"].as_array().unwrap().len();
     assert!(report.contains(&format!("{count} points: ")) && count > 3, "{report}");
 }
+
+#[test]
+fn settings_of_outside_compressors_are_kept_as_text() {
+    let table = |first: &str| {
+        let options = format!(
+            r#"[{{"label":"a","setting":"{first}","size":80,"error":0}},{{"label":"b","setting":"mine 3","size":40,"error":1}},
+            {{"label":"c","setting":"other 2 0.25","size":30,"error":2}},{{"label":"d","setting":"other 1 7","size":20,"error":4}}]"#
+        );
+        let layer = |name: &str| format!(r#"{{"name":"{name}","elements":10,"default":1,"options":{options}}}"#);
+        let layers = [layer("fc1"), layer("fc2")].join(",");
+        file("table.json", format!(r#"{{"version":1,"metric":"l2","layers":[{layers}]}}"#).as_bytes()).0
+    };
+    let settings = |args: &[&str]| -> Vec<String> {
+        let text = stdout_in(table("qsgd 8").path(), &[&["solve", "table.json", "--json", "-"], args].concat());
+        let plan: Value = serde_json::from_str(&text).unwrap();
+        plan["layers"].as_array().unwrap().iter().map(|layer| layer["setting"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(settings(&["--budget", "2"]), ["mine 3", "mine 3"]);
+    assert_eq!(settings(&["--budget", "4", "--fix", "fc1=qsgd 8"]), ["qsgd 8", "other 1 7"]);
+    assert_eq!(settings(&["--budget", "8", "--fix", "fc1=other 2 0.25"]), ["other 2 0.25", "other 1 7"]);
+    let report = stdout_in(table("qsgd 8").path(), &["solve", "table.json", "--frontier"]);
+    assert!(report.contains("the whole frontier"), "{report}");
+    for (wrong, told) in [("qsgd 99", "bits"), ("Mine 3", "Mine"), ("mine 3 4", "expected"), ("dense 1", "expected")] {
+        let (code, line) = failure_in(table(wrong).path(), &["solve", "table.json"]);
+        assert!(code == 2 && line.contains("layer 0 (`fc1`), option ") && line.contains(told), "{line}");
+    }
+}

@@ -7,6 +7,7 @@ mod devices;
 mod frontier;
 mod measure;
 mod model;
+mod outside;
 mod plan;
 mod solve;
 mod watch;

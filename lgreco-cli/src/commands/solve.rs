@@ -1,6 +1,6 @@
 //! `lgreco solve`: plans for a given table. The command `plan` also uses the functions of this module.
 
-use super::{constraints, emit, timed, write};
+use super::{constraints, emit, outside, timed, write};
 use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving};
 use crate::facts::Facts;
 use crate::failure::Failure;
@@ -53,7 +53,7 @@ pub fn read<'a>(
         std::fs::read(path)
     };
     let bytes = bytes.map_err(|error| wrong(&error))?;
-    let file = TableFile::parse(&bytes).map_err(|error| wrong(&error))?;
+    let file = outside::read(&bytes).map_err(|error| wrong(&error))?;
     Ok((name, file))
 }
 

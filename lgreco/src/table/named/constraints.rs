@@ -3,7 +3,11 @@
 use super::{NamedError, NamedTable};
 use crate::compress::Setting;
 use crate::plan::{Constraints, Merged};
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 
 /// # Groups and fixed options
 /// [`merged`](NamedTable::merged) prepares the table for planning within them.
@@ -113,8 +117,13 @@ impl NamedTable {
     pub fn find_option(&self, layer: usize, text: &str) -> Option<u32> {
         let labelled = self.labels(layer).iter().position(|label| label == text);
         let option = labelled.or_else(|| {
-            let setting: Setting = text.parse().ok()?;
-            self.settings[self.options(layer)].iter().position(|&known| known == Some(setting))
+            let setting: Option<Setting> = text.parse().ok();
+            let is_meant = |known: &Setting| match known {
+                // Without the list of outside methods, only their text can be compared.
+                Setting::Own(known) => known.to_string() == text,
+                known => Some(*known) == setting,
+            };
+            self.settings[self.options(layer)].iter().position(|known| known.as_ref().is_some_and(is_meant))
         });
         option.map(|option| option as u32)
     }
