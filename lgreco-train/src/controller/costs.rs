@@ -28,6 +28,8 @@ pub(super) struct Costs {
     pub tries: bool,
     /// The present settings, by layer.
     pub present: Vec<Setting>,
+    /// Layers and settings whose payload length depends on the values, with the measured bits.
+    pub lens: Vec<(usize, Setting, u64)>,
     /// Elements of all layers.
     pub elements: f64,
     /// Seconds of a typical step's exchange.
@@ -171,13 +173,21 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
+    /// Bits of a layer's payload, measured if they depend on the values and the setting was a candidate.
+    fn bits(&self, layer: usize, setting: &Setting, tensor: &Tensor) -> Result<u64, Error> {
+        let varying = self.lens.iter().filter(|_| !setting.has_fixed_len());
+        let measured = varying.filter(|(of, known, _)| *of == layer && known == setting).map(|(.., bits)| *bits).next();
+        let most = || setting.exchanged_len(tensor.shape, tensor.dtype, self.reduce_dtype);
+        Ok(measured.map_or_else(|| most().map(|len| 8 * len as u64), Ok)?)
+    }
+
     /// The timing that a decision reports: measured seconds, and the seconds expected under two lists of `settings`, the plan's and
     /// the default ones.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);
-            for (setting, tensor) in settings.iter().zip(tensors) {
-                let bits = 8 * setting.exchanged_len(tensor.shape, tensor.dtype, self.reduce_dtype)? as u64;
+            for (layer, (setting, tensor)) in settings.iter().zip(tensors).enumerate() {
+                let bits = self.bits(layer, setting, tensor)?;
                 wire += self.wire_bytes(setting, tensor, bits) * self.line.per_byte;
                 computing += self.computing(setting, tensor);
             }
@@ -196,5 +206,44 @@ impl Costs {
             compressed: plan.iter().filter(|&&setting| setting != Setting::Dense).count() as u32,
             layers: tensors.len() as u32,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compress::hard_threshold::HardThreshold;
+    use crate::compress::topk::TopK;
+
+    /// A plan's seconds follow the measured lengths of payloads whose length depends on the values.
+    #[test]
+    fn measured_lengths_count() {
+        let tensors =
+            [Tensor::new("a", &[64, 64], Dtype::F32).unwrap(), Tensor::new("b", &[64, 64], Dtype::F32).unwrap()];
+        let hard = Setting::HardThreshold(HardThreshold { lambda: 0.5, values: Dtype::F32 });
+        let top = Setting::TopK(TopK { keep: 16, values: Dtype::F32 });
+        let costs = |lens: &[(usize, Setting, u64)]| Costs {
+            line: Line { constant: 0.0, per_byte: 1.0 },
+            compute: Compute::default(),
+            route: Route::AllGather,
+            reduce_dtype: Dtype::F32,
+            world: 2,
+            tries: false,
+            present: vec![Setting::Dense; 2],
+            lens: lens.to_vec(),
+            elements: 8192.0,
+            measured: 0.0,
+            computing: 0.0,
+        };
+        let seconds = |lens: &[_], settings: [Setting; 2]| {
+            let timing = costs(lens).timing(&tensors, [&settings, &[Setting::Dense; 2]]).unwrap();
+            (timing.plan - timing.plan_computing).round()
+        };
+        let most = hard.payload_len(tensors[0].shape, Dtype::F32).unwrap() as f64;
+        // With two ranks, each byte of a payload crosses the link once.
+        assert_eq!(seconds(&[], [hard; 2]), 2.0 * most);
+        assert_eq!(seconds(&[(1, hard, 8 * 100)], [hard; 2]), most + 100.0);
+        let fixed = top.payload_len(tensors[0].shape, Dtype::F32).unwrap() as f64;
+        assert_eq!(seconds(&[(0, hard, 8 * 100)], [hard, top]), 100.0 + fixed);
     }
 }

@@ -179,6 +179,7 @@ impl Meter {
             world,
             tries: !self.elsewhere,
             present: self.present.clone(),
+            lens: Vec::new(),
             elements: tensors.iter().map(|tensor| tensor.shape.elements() as f64).sum(),
             measured: typical.map_or(0.0, |typical| typical.seconds * self.slowest.seconds),
             computing,

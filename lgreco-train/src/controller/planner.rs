@@ -102,6 +102,7 @@ impl Planner<'_> {
             offers.refer_to(&settings)?;
         }
         if let Some((costs, trials)) = measured_costs {
+            costs.lens = offers.varying_lens();
             if let Some(clock) = self.config.clock.filter(|_| costs.tries) {
                 *trials = costs.try_out(offers.options(), self.tensors, means, clock, backend)?;
             }
@@ -282,6 +283,13 @@ impl Offers {
     fn options(&self) -> impl Iterator<Item = (usize, &Setting)> + Clone {
         let settings = |place: usize| self.settings[self.start(place)..self.ends[place]].iter();
         self.layers.iter().enumerate().flat_map(move |(place, &layer)| settings(place).map(move |it| (layer, it)))
+    }
+
+    /// Layers and settings whose payload length depends on the values, with the measured bits.
+    fn varying_lens(&self) -> Vec<(usize, Setting, u64)> {
+        let options = self.options().zip(&self.choices);
+        let len = |((layer, setting), choice): ((usize, &Setting), &table::Choice)| (layer, *setting, choice.size);
+        options.filter(|((_, setting), _)| !setting.has_fixed_len()).map(len).collect()
     }
 
     /// Replaces bits by picoseconds. `seconds` returns the seconds for a layer of the model, a setting, and the bits of its
