@@ -102,7 +102,7 @@ class Fragment(Training):
         """All ranks' numbers. Raises RuntimeError when the network has failed."""
         numbers = torch.full((self._group.size(),), number, dtype=torch.int64)
         gather(numbers, self._group).wait()
-        return numbers.tolist()  # type: ignore[no-any-return]
+        return numbers.tolist()
 
     # Weights that are changed by other means than training
 
