@@ -123,6 +123,43 @@ def test_nodes_may_be_any_groups(nodes: list[list[int]], places: list[list[int]]
             assert torch.equal(of["sums"][name], found[0]["sums"][name]), f"{name}: ranks differ"
 
 
+class _Parts(torch.nn.Module):
+    """Some layers have fewer elements than a node has ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in {"scalar": (), "few": (1,), "none": (0,), "odd": (33, 40), "rows": (1, 2000)}.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, rank: int, at: int) -> torch.Tensor:
+        return sum((p * self.gradient(p, rank, at)).sum() for p in self.parameters())  # type: ignore[return-value]
+
+    @staticmethod
+    def gradient(p: torch.Tensor, rank: int, at: int) -> torch.Tensor:
+        return torch.full(p.shape, 1.0 + rank * at)
+
+
+def _parts(rank: int, bucket_mb: float) -> list[torch.Tensor]:
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    ddp = DDP(_Parts(), bucket_cap_mb=bucket_mb)  # type: ignore[arg-type]
+    state = LGreCoState(None, ddp, start_iter=2, settings={"odd": "qsgd 8", "rows": "qsgd 4"})
+    ddp.register_comm_hook(state, lgreco_hook)
+    found = []
+    for at in range(6):
+        ddp.zero_grad()
+        ddp(rank, at).backward()
+        found.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]))  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize("bucket_mb", [1e-6, 1.0], ids=["a bucket per layer", "one bucket"])
+def test_shards_may_be_empty(bucket_mb: float) -> None:
+    # Ranks of a node then perform different numbers of collectives between nodes.
+    for found in on_ranks(WORLD, _parts, bucket_mb):
+        for at, means in enumerate(found):
+            torch.testing.assert_close(means, torch.full(means.shape, 1.0 + 1.5 * at))
+
+
 def _spoilt(rank: int, failing: int) -> tuple[str, int | None, bool]:
     ddp, state = make()
     for at in range(4):

@@ -240,7 +240,7 @@ class Steps:
         step = self._state
         if not isinstance(step, UnderWay):
             return
-        left = [exchange for exchange in step.exchanges if exchange.is_flying()]
+        left = [exchange for exchange in step.exchanges if exchange.is_flying() and not exchange.is_held()]
         # All ranks start collectives in this order: first each bucket's second collective, then each bucket's third,
         # and so on.
         while left:
