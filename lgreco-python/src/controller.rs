@@ -9,7 +9,7 @@ use crate::report::Report;
 use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::controller::two_level::{Levels, Topology};
+use lgreco_train::controller::two_level::{Levels, LevelsBucket, Topology};
 use lgreco_train::controller::{
     self, Budget, Config, Contents, Feedback, MemoryUse, Metrics, NonFinite, Policy, Tensor,
 };
@@ -54,8 +54,12 @@ fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [u
 pub(crate) struct Controller {
     /// Threads that wait for or hold this lock have released the interpreter's lock, so no deadlock is possible.
     controller: Mutex<Levels>,
-    pub(crate) tensors: Arc<[Tensor]>,
+    /// The whole layers.
+    tensors: Arc<[Tensor]>,
+    /// What this rank exchanges with others: in training over nodes its shards, else the layers.
+    pub(crate) exchanged: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
+    /// This rank's place in the group that exchanges them.
     pub(crate) place: Place,
     /// The loss scale of the residuals' values, as the bits of an f64.
     scale: AtomicU64,
@@ -116,6 +120,21 @@ impl Controller {
         self.attempt(py, |controller| on_cores(|| work(controller)))
     }
 
+    /// Opens a bucket with what `open` lends. Its gradients are those of `tensors`.
+    fn lend(
+        &self,
+        bucket: &mut Bucket,
+        tensors: &Arc<[Tensor]>,
+        open: impl FnOnce() -> PyResult<LevelsBucket>,
+    ) -> PyResult<()> {
+        if bucket.bucket.is_some() {
+            return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
+        }
+        let (tensors, names) = (tensors.clone(), self.names.clone());
+        *bucket = Bucket { bucket: Some(open()?), tensors, names, gradients: Gradients::default() };
+        Ok(())
+    }
+
     pub(crate) fn raised(&self, py: Python<'_>, error: Error) -> PyErr {
         raised(py, error, &self.names)
     }
@@ -167,17 +186,24 @@ impl Controller {
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let config = options.config(loss_scaling, &tensors, &names)?;
         let nodes = place.map(|[nodes, node, per_node, local]| Topology { nodes, node, per_node, local });
-        let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
+        let place = match nodes {
+            Some(Topology { nodes, node, .. }) => Place { rank: node, world_size: nodes },
+            None => Place { rank, world_size },
+        };
+        let (seed, feedback) = (config.search.seed, config.feedback);
         let (reduce_dtype, non_finite) = (config.search.reduce_dtype, config.non_finite);
         let of_budget = config.clone();
         let made = detached(py, || Levels::new(config, tensors.clone(), [rank, world_size], nodes));
         let controller = made.map_err(|error| raised(py, error, &names))?;
+        let tensors: Arc<[Tensor]> = tensors.into();
+        let exchanged = match nodes {
+            Some(_) => controller.controller().tensors().into(),
+            None => tensors.clone(),
+        };
         // A budget in bits counts the bits of a rank's shards.
-        let exchanged = controller.controller().tensors();
         expect_room(&of_budget, exchanged.iter().map(|tensor| (tensor.name(), tensor.dims(), tensor.dtype())))?;
-        let (controller, tensors) = (Mutex::new(controller), tensors.into());
-        let scale = AtomicU64::new(1f64.to_bits());
-        Ok(Controller { controller, tensors, names, place, scale, seed, feedback, reduce_dtype, non_finite })
+        let (controller, scale) = (Mutex::new(controller), AtomicU64::new(1f64.to_bits()));
+        Ok(Controller { controller, tensors, exchanged, names, place, scale, seed, feedback, reduce_dtype, non_finite })
     }
 
     /// Begins a step, unless the learning rate is invalid. The caller then reports the error with the first bucket, which
@@ -197,13 +223,21 @@ impl Controller {
 
     /// Lends these layers to a bucket that is not open.
     fn open(&self, py: Python<'_>, layers: Vec<usize>, bucket: &mut Bucket) -> PyResult<()> {
-        if bucket.bucket.is_some() {
-            return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
-        }
-        let opened = self.step(py, |levels| levels.open(&layers))?;
-        let (tensors, names) = (self.tensors.clone(), self.names.clone());
-        *bucket = Bucket { bucket: Some(opened), tensors, names, gradients: Gradients::default() };
-        Ok(())
+        self.lend(bucket, &self.tensors, || self.step(py, |levels| levels.open(&layers)))
+    }
+
+    /// Lends this rank's shards of these layers to a bucket that is not open.
+    fn open_shards(&self, py: Python<'_>, layers: Vec<usize>, bucket: &mut Bucket) -> PyResult<()> {
+        self.lend(bucket, &self.exchanged, || self.step(py, |levels| levels.open_shards(&layers)))
+    }
+
+    /// Number of elements of each local rank's shard of a layer, in training over nodes. All elements without nodes.
+    fn shard_lens(&self, py: Python<'_>, layer: usize) -> PyResult<Vec<usize>> {
+        let layer = self.check(layer)?;
+        Ok(self.with_levels(py, |levels| match levels {
+            Levels::One(_) => vec![self.tensors[layer].shape().elements()],
+            Levels::Two(training) => training.shards(layer).into_iter().flatten().map(|shard| shard.len()).collect(),
+        }))
     }
 
     /// Takes the layers back from a bucket.
@@ -228,7 +262,7 @@ impl Controller {
             return Err(LgrecoError::new_err("one address per layer"));
         }
         layers.iter().try_for_each(|&layer| self.check(layer).map(drop))?;
-        let tensors = &self.tensors;
+        let tensors = &self.exchanged;
         let places = layers.iter().zip(addresses);
         let places =
             places.map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));

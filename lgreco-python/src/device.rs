@@ -75,7 +75,7 @@ fn described<'a>(
     layers: &[usize],
     settings: Option<&[String]>,
 ) -> PyResult<(Vec<DeviceLayer<'a>>, ExchangeConfig)> {
-    let tensors = &controller.tensors;
+    let tensors = &controller.exchanged;
     let given = settings.map(parsed).transpose()?;
     if given.as_ref().is_some_and(|given| given.len() != layers.len()) {
         return Err(LgrecoError::new_err("one setting per layer"));
@@ -110,7 +110,7 @@ fn described<'a>(
 fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
     let mut residuals = room(controller, layers);
     controller.attempt(py, |own| {
-        let mut parts = parts(&controller.tensors, layers, &mut residuals);
+        let mut parts = parts(&controller.exchanged, layers, &mut residuals);
         parts.try_for_each(|(layer, part)| own.residual(layer, part))
     })?;
     Ok(residuals)
@@ -118,7 +118,7 @@ fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyRe
 
 /// Returns zeros for the values of these layers.
 fn room(controller: &Controller, layers: &[usize]) -> Vec<f32> {
-    vec![0f32; layers.iter().map(|&layer| controller.tensors[layer].shape().elements()).sum()]
+    vec![0f32; layers.iter().map(|&layer| controller.exchanged[layer].shape().elements()).sum()]
 }
 
 /// Iterates over the layers with their parts of the consecutive values.
@@ -244,7 +244,7 @@ impl Device {
         let read = detached(py, || bucket.bucket.residuals_before(cuda, before as u32, &mut residuals));
         read.map_err(|error| refused(py, error, &bucket.names))?;
         controller.attempt(py, |own| {
-            let parts = parts(&controller.tensors, &bucket.layers, &mut residuals);
+            let parts = parts(&controller.exchanged, &bucket.layers, &mut residuals);
             parts.enumerate().try_for_each(|(place, (layer, part))| {
                 if forgotten.as_ref().is_some_and(|forgotten| forgotten.contains(&place)) {
                     part.fill(0.0);
@@ -287,6 +287,12 @@ impl Bucket {
     #[getter]
     fn forgetful(&self) -> Vec<usize> {
         self.forgetful.clone()
+    }
+
+    /// Device address of an f32 that is 1 after a step that failed on some rank, else 0.
+    #[getter]
+    fn found_inf(&self) -> u64 {
+        self.bucket.found_inf_address()
     }
 
     /// Device address and number of bytes of the outcome of the steps.

@@ -25,7 +25,7 @@ pub(crate) struct Window {
 }
 
 fn layers(controller: &Controller) -> Vec<(Shape, Dtype)> {
-    controller.tensors.iter().map(|tensor| (tensor.shape(), tensor.dtype())).collect()
+    controller.exchanged.iter().map(|tensor| (tensor.shape(), tensor.dtype())).collect()
 }
 
 #[pymethods]
@@ -74,7 +74,7 @@ impl Window {
     ) -> PyResult<()> {
         let cuda = device.inner();
         for layer in layers {
-            let mut mean = vec![0f32; controller.tensors[controller.check(layer)?].shape().elements()];
+            let mut mean = vec![0f32; controller.exchanged[controller.check(layer)?].shape().elements()];
             let read = detached(py, || cuda.window_mean(&self.window, layer, &mut mean));
             read.map_err(|error| refused(py, error, &self.names))?;
             controller.attempt(py, |controller| controller.external().set_observed(layer, &mean))?;

@@ -200,6 +200,13 @@ class Controller:
     def open(self, layers: list[int], bucket: Bucket) -> None:
         """Lends layers to a bucket for an exchange; all ranks open the same layers in the same order."""
 
+    def open_shards(self, layers: list[int], bucket: Bucket) -> None:
+        """Like ``open``, but lends this rank's shards, for an exchange with its peers alone. The gradients are then the means of
+        the node's ranks."""
+
+    def shard_lens(self, layer: int) -> list[int]:
+        """Number of elements of each local rank's shard of a layer, in training by two levels. All elements without nodes."""
+
     def close(self, bucket: Bucket) -> None:
         """Takes the layers back from a bucket."""
 
@@ -331,6 +338,10 @@ class Controller:
 @final
 class DeviceBucket:
     """Layers that are exchanged together in a device's memory, under their settings when the bucket was made."""
+
+    @property
+    def found_inf(self) -> int:
+        """Device address of a float32 that is 1 after a step that failed on some rank, else 0."""
 
     @property
     def outcome(self) -> tuple[int, int]:

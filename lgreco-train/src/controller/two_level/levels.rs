@@ -156,13 +156,22 @@ impl Levels {
         })
     }
 
+    /// Lends this rank's shards of these layers, for an exchange with its peers alone. The caller has summed the gradients of the
+    /// node's ranks. With one level, it lends whole layers.
+    ///
+    /// # Errors
+    /// The errors of [`Controller::open`].
+    pub fn open_shards(&mut self, layers: &[usize]) -> Result<LevelsBucket, Error> {
+        Ok(LevelsBucket::One(self.controller_mut().open(layers)?))
+    }
+
     /// Takes a bucket back.
     ///
     /// # Errors
     /// The errors of [`Controller::close`].
     pub fn close(&mut self, bucket: LevelsBucket) -> Result<(), Error> {
         match (self, bucket) {
-            (Levels::One(controller), LevelsBucket::One(bucket)) => controller.close(bucket),
+            (levels, LevelsBucket::One(bucket)) => levels.controller_mut().close(bucket),
             (Levels::Two(training), LevelsBucket::Two(bucket)) => training.close(bucket),
             _ => Err(Error::StepOrder {
                 what: "the bucket is not lent by this controller",

@@ -194,8 +194,24 @@ impl TwoLevel {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn shard(&self, layer: usize) -> Option<Range<usize>> {
-        let tensor = self.layers.get(layer)?;
-        Some(Division::new(tensor.shape(), self.topology.per_node).range(self.topology.local))
+        self.shards(layer)?.nth(self.topology.local as usize)
+    }
+
+    /// The shards of layer `layer` on all ranks of a node, in the order of local ranks. `None` when there is no such layer.
+    ///
+    /// ```
+    /// # use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
+    /// # use lgreco_train::{gradient::Dtype, search::{Method, Search}};
+    /// let place = Topology { nodes: 2, node: 0, per_node: 2, local: 1 };
+    /// let layers = vec![Tensor::new("weight", &[5, 10], Dtype::F32)?];
+    /// let training = TwoLevel::new(Config::new(Search::new(Method::Eden)), layers, place)?;
+    /// assert!(training.shards(0).is_some_and(|shards| shards.eq([0..30, 30..50])));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn shards(&self, layer: usize) -> Option<impl Iterator<Item = Range<usize>>> {
+        let per_node = self.topology.per_node;
+        let division = Division::new(self.layers.get(layer)?.shape(), per_node);
+        Some((0..per_node).map(move |local| division.range(local)))
     }
 
     /// This rank's place among the nodes.
