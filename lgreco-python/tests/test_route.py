@@ -30,9 +30,11 @@ QUANTISED, HYBRID = frozenset({"qsgd", "eden"}), frozenset({"hybrid"})
         (4, 1, QUANTISED, False, ALL_GATHER),
         (2, 2, HYBRID, True, TWO_LEVEL),
         (2, 2, QUANTISED, True, TWO_LEVEL),
-        (2, 2, QUANTISED, False, ALL_GATHER),
+        (2, 2, QUANTISED, False, TWO_LEVEL),
+        (2, 2, HYBRID, False, TWO_LEVEL),
         (4, 8, HYBRID, True, TWO_LEVEL),
         (4, 8, QUANTISED, True, BOTH),
+        (4, 8, QUANTISED, False, TWO_LEVEL),
     ],
 )
 def test_the_fewest_bytes_leave_each_node(nodes: int, per_node: int, methods: frozenset[str], on_host: bool, expected: Route) -> None:

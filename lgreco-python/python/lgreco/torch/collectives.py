@@ -139,6 +139,23 @@ def complete(request: Request, group: dist.ProcessGroup) -> None:
         place.copy_(copy)
 
 
+def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
+    """Starts a reduce-scatter of equal parts. The sums of this rank's part come to ``own``."""
+    return _All([dist.reduce_scatter_tensor(own, parts.view(-1), group=group, async_op=True)])
+
+
+def all_to_all(received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup) -> Started:
+    """Starts an all-to-all of equal parts."""
+    received, sent = (values.view(torch.uint8).view(-1) for values in (received, sent))
+    return _All([dist.all_to_all_single(received, sent, group=group, async_op=True)])
+
+
+def all_gather(parts: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> Started:
+    """Starts an all-gather of equal parts. ``own`` is this rank's part, and is not among ``parts`` yet."""
+    parts, own = (values.view(torch.uint8).view(-1) for values in (parts, own))
+    return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
+
+
 def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
     """Starts the all-gather of equal parts. This rank's part is already in place."""
     own = parts.chunk(group.size())[group.rank()].clone()

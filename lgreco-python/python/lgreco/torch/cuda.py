@@ -115,6 +115,6 @@ def _obstacle(options: Mapping[str, Any]) -> str | None:
     """The first option under which gradients cannot be exchanged in a GPU's memory; None if there is none."""
     obstacles = {
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
-        "route": (options.get("route") or "all_gather") not in ("all_gather", "sharded"),
+        "route": (options.get("route") or "all_gather") not in ("all_gather", "two_level", "sharded"),
     }
     return next((name for name, there in obstacles.items() if there), None)

@@ -125,7 +125,7 @@ class LGreCoState(Training):
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
         two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,
         compressed, with the ranks that have the same local rank on other nodes. The default is the route that sends the fewest
-        bytes between nodes; rank 0 logs it. On a GPU the default is all-gather.
+        bytes between nodes; rank 0 logs it. On a GPU it is never scatter-reduce.
     node_group
         The group of this node's ranks, for ``route="two_level"``. By default, nodes are blocks of LOCAL_WORLD_SIZE
         ranks, as torchrun numbers them. Errors then number ranks node by node.
@@ -263,8 +263,6 @@ class LGreCoState(Training):
         beside = None
         if self._uncompressed:
             beside = "policy='uncompressed'"
-        elif cuda is not None:
-            beside = "gradients on a GPU"
         elif route not in (None, "two_level"):
             beside = f"route={route!r}"
         elif route is None and methods == {"powersgd"}:
@@ -273,8 +271,8 @@ class LGreCoState(Training):
             refused = refused or LgrecoError(f"node_group is given, which has no effect beside {beside}: leave it out, or give route=\"two_level\"")
 
         def routed(own: dist.ProcessGroup) -> tuple[Nodes | None, str]:
-            may = cuda is None and not self._uncompressed and refused is None
-            return routed_over(own, route, node_group, methods, may, self._uncompressed)
+            may = not self._uncompressed and refused is None
+            return routed_over(own, route, node_group, methods, may, cuda is not None, self._uncompressed)
 
         super().__init__(process_group, layers, cuda, besides, refused, routed, **told)
         self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)

@@ -2,7 +2,8 @@
 
 The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the GPU. A step
 never waits for the GPU: its outcome is copied to the host after the step, and read when the next step begins. Gradients for the
-next plan are also kept and measured on the GPU (``observed.py``).
+next plan are also kept and measured on the GPU (``observed.py``). In training over nodes, the layers here are this rank's shards
+(``node_buckets.py``).
 
 With a GradScaler, gradients that are not finite are no error. The means of their bucket become NaN on all ranks, and
 the scaler detects them. When the scale changes, residuals are moved to the host, undone and rescaled there, and moved
@@ -18,14 +19,15 @@ import torch.distributed as dist
 from lgreco._lgreco import Controller, Device, LgrecoError, peer_error
 from lgreco.torch.checkpoint import to_bytes
 from lgreco.torch.cuda import Cuda
-from lgreco.torch.device_exchange import DeviceExchange, ResidentBucket
-from lgreco.torch.groups import own_group, release_with
+from lgreco.torch.device_exchange import NOT_FINITE, DeviceExchange, Failing, ResidentBucket
+from lgreco.torch.exchange import BucketExchange
+from lgreco.torch.groups import release_with
 from lgreco.torch.observed import Observed
 from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
-_NOT_FINITE = 101
-"""The permanent error code of a gradient that is not finite."""
+_TRAINER = 103
+"""The code by which other ranks hear of an error without a code, which one of the user's objects has raised."""
 
 
 class Buckets:
@@ -35,24 +37,28 @@ class Buckets:
         self,
         cuda: Cuda,
         controller: Controller,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
         host: dist.ProcessGroup,
         is_scaled: bool,
         is_timed: bool,
         metrics_every: int,
     ) -> None:
+        """``group`` exchanges the buckets, and ``host`` has the same ranks and works in the host's memory."""
         self.cuda = cuda
         self._is_scaled = is_scaled
         self._metrics_every = metrics_every
-        self.group = own_group(group, cuda.backend)
-        release_with(self, self.group)
+        self.group = group
+        release_with(self, group)
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
+        self._everyone = host
+        """The ranks that hear of a failure together."""
         self._controller = controller
         self._device: Device | None = None
         self._buckets: dict[tuple[int, ...], ResidentBucket] = {}
         self._refused: set[tuple[int, ...]] = set()
-        self._failed: list[ResidentBucket] = []
+        self._failed: list[Failing] = []
+        """The buckets that failed in the last step, in the same order on all ranks that hear of it."""
         self._has_observed = False
         """Whether gradients of the last step were kept for the next plan."""
         self.observed = Observed(cuda, controller)
@@ -70,9 +76,13 @@ class Buckets:
         assert self._device is not None
         return self._device
 
-    def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
+    def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> BucketExchange | None:
         """Makes the exchange of a bucket. Returns None, on all ranks, if the host must compress it. The controller then has its
         residuals."""
+        return self.resident(layers, buffer, gradients)
+
+    def resident(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
+        """Makes the exchange of a bucket with the ranks of ``group``. Returns None, on all of them, if the host must compress it."""
         key = tuple(layers)
         if key in self._refused:
             return None
@@ -96,11 +106,8 @@ class Buckets:
         """Makes a bucket under the present settings, with the old bucket's residuals. None if some rank cannot make
         it."""
         # A bucket that was not in the last step is replaced by a new one.
-        for other, bucket in list(self._buckets.items()):
-            lags = other == key and bucket.step != self._controller.steps
-            if lags or (other != key and not set(other).isdisjoint(key)):
-                self.device.take_home(self._controller, bucket.bucket, bucket.step)
-                del self._buckets[other]
+        old = self._buckets.get(key)
+        self._take_home(key, unless=None if old is None or old.step != self._controller.steps else key)
         made: ResidentBucket | None = None
         why = "another rank cannot"
         try:
@@ -114,18 +121,28 @@ class Buckets:
         if made is not None and could.item() == 1:
             self._buckets[key] = made
             return made
-        if (old := self._buckets.get(key)) is not None:
-            self.device.take_home(self._controller, old.bucket, old.step)
-            del self._buckets[key]
+        self._take_home(key)
+        self._refuse(key, why)
+        return None
+
+    def _take_home(self, layers: tuple[int, ...], unless: tuple[int, ...] | None = None) -> None:
+        """Drops the buckets that have some of these layers, and gives the controller their residuals. ``unless`` is a bucket that
+        stays."""
+        for key, bucket in list(self._buckets.items()):
+            if key != unless and (key == layers or not set(key).isdisjoint(layers)):
+                self.device.take_home(self._controller, bucket.bucket, bucket.step)
+                del self._buckets[key]
+
+    def _refuse(self, key: tuple[int, ...], why: str) -> None:
+        """From now on the host compresses this bucket."""
         self._refused.add(key)
         names = f"{len(key)} layers from number {key[0]} on" if key else "no layers"
         _LOG.warning("a bucket of %s is copied to the host to be compressed: %s", names, why)
-        return None
 
     def _make(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket:
         at = buffer.data_ptr()
         for gradient in gradients:
-            if gradient.data_ptr() != at:
+            if gradient.nbytes > 0 and gradient.data_ptr() != at:
                 raise LgrecoError("its gradients do not follow one another without gaps")
             at += gradient.nbytes
         layers = list(key)
@@ -153,7 +170,7 @@ class Buckets:
             self._controller.observe([layers[place] for place in places], addresses)
         except LgrecoError as error:
             # The GPU also detects gradients that are not finite, and reports them to all ranks.
-            if error.code != _NOT_FINITE:
+            if error.code != NOT_FINITE:
                 raise
 
     def begin_step(self) -> None:
@@ -201,14 +218,14 @@ class Buckets:
         if not failed:
             return None
         error = self._worst(failed)
-        for bucket in failed:
-            bucket.refusal = None
+        for failure in failed:
+            failure.refusal = None
         if error is not None:
             self.bring_home()
             self.forget()
         return error
 
-    def _found_alone(self, bucket: ResidentBucket) -> bool:
+    def _found_alone(self, bucket: Failing) -> bool:
         """Whether only this rank knows of the failure of the last step."""
         _, error, alone = bucket.fault
         if alone:
@@ -222,51 +239,67 @@ class Buckets:
         alone, self._alone = self._alone, None
         return alone
 
-    def _worst(self, failed: list[ResidentBucket]) -> LgrecoError | None:
+    def _worst(self, failed: list[Failing]) -> LgrecoError | None:
         """Agrees on the first error of the buckets that failed on some rank.
 
         None if the loss is scaled and the only errors are gradients that are not finite.
         """
         own = [bucket.refusal or bucket.fault[1] for bucket in failed]
-        codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
-        told = torch.tensor([0 if error is None else error.code for error in own])
-        dist.all_gather_into_tensor(codes, told, group=self._host)
+        rank, world = self._number(self._everyone.rank()), self._everyone.size()
+        codes = torch.zeros(world * len(failed), dtype=torch.int64)
+        codes.view(world, -1)[rank] = torch.tensor([0 if error is None else error.code or _TRAINER for error in own])
+        dist.all_reduce(codes, group=self._everyone)
         for of_ranks, mine, bucket in zip(codes.view(-1, len(failed)).T.tolist(), own, failed):
             first = bucket.fault[0]
             at_fault = [rank for rank, code in enumerate(of_ranks) if code != 0]
-            worse = [rank for rank in at_fault if of_ranks[rank] != _NOT_FINITE]
+            worse = [rank for rank in at_fault if of_ranks[rank] != NOT_FINITE]
             if self._is_scaled and at_fault and not worse:
                 continue
             named = worse or at_fault or [first or 0]
-            return mine if mine is not None and self._host.rank() in named else peer_error(named[0], of_ranks[named[0]])
+            return mine if mine is not None and rank in named else peer_error(named[0], of_ranks[named[0]])
         return None
+
+    def _number(self, rank: int) -> int:
+        """The number by which errors name a rank of ``_everyone``."""
+        return rank
 
     def _settle(self) -> None:
         """Between steps: reads the outcome of the last step."""
-        for layers, bucket in self._buckets.items():
-            if bucket.outcome is None:
-                continue
-            outcome, bucket.outcome = to_bytes(bucket.outcome()), None
-            failed, first, error, alone = bucket.bucket.fault(outcome)
-            bucket.fault = (first, error, alone)
-            errors, bucket.errors = bucket.errors, None
-            if errors is not None and not failed:
-                # As on the host, layers whose residual was held are not measured.
-                for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
-                    if relative is not None:
-                        self._controller.record_error(layer, relative)
-            if failed:
-                self._failed.append(bucket)
-            elif bucket.refusal is not None:
-                self._untold = bucket.refusal
-            else:
-                bucket.is_to_forget = True
+        self._read_outcomes()
         if self._failed and self.times is not None:
             self.times.forget_step()
         if self._has_observed and self._failed:
             self._controller.forget_observed()
             self.observed.forget()
         self._has_observed = False
+
+    def _read_outcomes(self) -> None:
+        """Reads the outcomes of all buckets, and lists those that failed."""
+        for layers, bucket in self._buckets.items():
+            if self._has_failed(layers, bucket):
+                self._failed.append(bucket)
+
+    def _has_failed(self, layers: tuple[int, ...], bucket: ResidentBucket, is_revoked: bool = False) -> bool:
+        """Reads the outcome of a bucket. ``is_revoked`` says that the bucket has failed in another group of ranks."""
+        if bucket.outcome is None:
+            return False
+        outcome, bucket.outcome = to_bytes(bucket.outcome()), None
+        failed, first, error, alone = bucket.bucket.fault(outcome)
+        bucket.fault = (first, error, alone)
+        bucket.is_revoked = is_revoked and not failed
+        errors, bucket.errors = bucket.errors, None
+        if failed or is_revoked:
+            return True
+        if errors is not None:
+            # As on the host, layers whose residual was held are not measured.
+            for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
+                if relative is not None:
+                    self._controller.record_error(layer, relative)
+        if bucket.refusal is not None:
+            self._untold = bucket.refusal
+        else:
+            bucket.is_to_forget = True
+        return False
 
     def bring_home(self, taken_back: bool = False) -> None:
         """Between steps: copies the GPU's residuals to the controller. Waits for the GPU.
@@ -277,7 +310,7 @@ class Buckets:
         self._settle()
         taken_back = taken_back and self._taken_out != self._controller.steps
         for bucket in self._buckets.values():
-            before = self._controller.steps - int(taken_back)
+            before = self._controller.steps - int(taken_back or bucket.is_revoked)
             forgotten = bucket.forgotten() if bucket.is_to_forget and not taken_back else []
             self.device.take_home(self._controller, bucket.bucket, before, forgotten)
 
@@ -286,7 +319,7 @@ class Buckets:
         self._taken_out, self.is_behind = self._controller.steps, True
         for bucket in self._buckets.values():
             self.device.take_out(self._controller, bucket.bucket)
-            bucket.is_to_forget = False
+            bucket.is_to_forget = bucket.is_revoked = False
         self.is_behind = False
 
     def _catch_up(self) -> None:

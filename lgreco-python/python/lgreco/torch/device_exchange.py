@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from lgreco.torch.device import Buckets
 
 _LOG = logging.getLogger("lgreco")
-_OUT_OF_MEMORY = 7
-"""The error code for missing memory, which never changes."""
+OUT_OF_MEMORY = 7
+"""The permanent error code of missing memory."""
+NOT_FINITE = 101
+"""The permanent error code of a gradient that is not finite."""
 
 
 class Residuals:
@@ -53,9 +55,10 @@ class Held:
     not wait.
     """
 
-    def __init__(self, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
+    def __init__(self, residuals: Residuals, is_zero: list[torch.Tensor]) -> None:
+        """``is_zero`` says of each layer whether its residual is held."""
         self._residuals = residuals
-        self._is_zero = [gradient.any().logical_not() for gradient in gradients]
+        self._is_zero = is_zero
         self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, residuals.lens)])
         self._kept = residuals.current()
 
@@ -109,20 +112,29 @@ class Errors:
         return [error if math.isfinite(error) else nothing for error in errors]
 
 
-class ResidentBucket:
+class Failing:
+    """What this rank knows of a bucket's failure in the last step."""
+
+    def __init__(self) -> None:
+        self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
+        """The failure on the GPU: the first rank at fault, the error, and whether only this rank knows of it."""
+        self.refusal: LgrecoError | None = None
+        """This rank's own error, from before the exchange or during it."""
+
+
+class ResidentBucket(Failing):
     """A bucket with its memory on the GPU. It is reused in every step until its settings change."""
 
     def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
+        super().__init__()
         self.bucket = bucket
         self.memory = memory
         self.step = step
         """The number of the bucket's next step."""
         self.outcome: Callable[[], torch.Tensor] | None = None
         """Returns the GPU's status record of the last step; None once the host has read it."""
-        self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
-        """The failure of the last step: the first rank at fault, the error, and whether only this rank knows of it."""
-        self.refusal: LgrecoError | None = None
-        """This rank's own error in the last step, from before the exchange or during it."""
+        self.is_revoked = False
+        """Whether the last step succeeded here, but failed in another group of ranks, so that its residuals do not count."""
         self.is_to_forget = False
         """Whether the last step's residuals of layers without error feedback must still be cleared."""
         self.held: Held | None = None
@@ -145,9 +157,11 @@ class DeviceExchange:
         self._is_measured = is_measured
         self.future = buckets.cuda.future()
         self._buckets = buckets
-        self._bucket = bucket
+        self.bucket = bucket
         self._buffer: torch.Tensor | None = buffer
         self._work: Started | None = None
+        self.is_zero: list[torch.Tensor] | None = None
+        """Whether each layer has no gradient in this step, if that does not follow from the gradients here."""
 
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Does nothing: the controller need not lend layers, because the residuals are on the GPU."""
@@ -157,7 +171,7 @@ class DeviceExchange:
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         assert self._buffer is not None
-        device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
+        device, own, address = self._buckets.device, self.bucket, self._buffer.data_ptr()
         with self._buckets.cuda.stream(), self._buckets.computing():
             if failure is None:
                 failure = self._keep(gradients, hold_zeros)
@@ -169,15 +183,16 @@ class DeviceExchange:
 
     def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
         """Prepares held residuals and the measurement of errors. Returns the error if residuals cannot be held."""
-        own = self._bucket
+        own = self.bucket
         residuals = Residuals(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
         try:
             if hold_zeros:
-                own.held = Held(residuals, gradients)
+                is_zero = self.is_zero or [gradient.any().logical_not() for gradient in gradients]
+                own.held = Held(residuals, is_zero)
                 own.held.put_aside()
         except (MemoryError, RuntimeError) as error:
             told = LgrecoError(f"residuals cannot be held on the GPU: {error}")
-            told.code = _OUT_OF_MEMORY
+            told.code = OUT_OF_MEMORY
             return told
         if self._is_measured:
             own.errors = self._measuring(lambda: Errors(self._buckets.cuda, residuals, gradients))
@@ -193,7 +208,7 @@ class DeviceExchange:
             return None
 
     def go_on(self) -> bool:
-        cuda, own, times = self._buckets.cuda, self._bucket, self._buckets.times
+        cuda, own, times = self._buckets.cuda, self.bucket, self._buckets.times
 
         def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
             return cuda.part(own.memory, address, length, dtype)
@@ -246,9 +261,9 @@ class DeviceExchange:
             with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
                 self._work.wait()
             self._work = None
-        if self._bucket.held is not None:
+        if self.bucket.held is not None:
             with self._buckets.cuda.stream():
-                self._bucket.held.put_back()
+                self.bucket.held.put_back()
         if not self.future.done():
             self.future.set_exception(error)  # type: ignore[arg-type]
 

@@ -22,8 +22,10 @@ class BucketExchange(Protocol):
 
     future: torch.futures.Future[torch.Tensor]
     """Its result is the buffer, once that holds the means."""
-    is_lost: bool
-    """Whether an interrupt came while a collective was started. That collective cannot be waited for."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an interrupt came while a collective was started. That collective cannot be waited for."""
 
     @property
     def lends(self) -> bool:
@@ -125,7 +127,9 @@ class HostExchange:
             if self._on_device:
                 self._host = self.buffer.cpu()
             start_of_buffer = self.buffer.data_ptr()
-            self.bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
+            # An empty gradient has no address.
+            offsets = [g.data_ptr() - start_of_buffer if g.numel() > 0 else 0 for g in gradients]
+            self.bucket.submit([self._host.data_ptr() + offset for offset in offsets], hold_zeros)
         except Exception as error:
             self._failure = error
             self.bucket.submit_failure(isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)))

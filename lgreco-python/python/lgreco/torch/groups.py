@@ -41,15 +41,15 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     return _new(ranks, of, backend, _is_world(of))
 
 
-def part_of(parts: list[list[int]], of: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Makes a Gloo group of each part of a group's ranks, and returns this rank's. All ranks of ``of`` must call it together.
+def part_of(parts: list[list[int]], of: dist.ProcessGroup, backend: str = "gloo") -> dist.ProcessGroup:
+    """Makes a group of each part of a group's ranks, and returns this rank's. All ranks of ``of`` must call it together.
 
     A group orders its ranks by their numbers.
     """
     rank, is_world = dist.get_rank(), _is_world(of)
     # If all processes take part, each makes every group. Otherwise PyTorch before 2.15 would name groups by the number of groups on
     # each rank, which may differ.
-    made = [_new(part, of, "gloo", is_world) for part in parts if is_world or rank in part]
+    made = [_new(part, of, backend, is_world) for part in parts if is_world or rank in part]
     return next(group for group in made if isinstance(group, dist.ProcessGroup))
 
 

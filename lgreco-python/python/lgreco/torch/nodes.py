@@ -16,8 +16,10 @@ class Nodes:
     def __init__(self, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> None:
         """``nodes`` are ranks among all processes."""
         self.ranks = [list(node) for node in nodes]
+        self.by_local_rank = [list(peers) for peers in zip(*self.ranks)]
+        """The ranks of each group of peers."""
         self.node = part_of(self.ranks, group)
-        self.peers = part_of([list(peers) for peers in zip(*self.ranks)], group)
+        self.peers = part_of(self.by_local_rank, group)
 
     @property
     def place(self) -> list[int]:
@@ -32,8 +34,8 @@ class Nodes:
 class _Told(NamedTuple):
     """A rank's statement about its node, for the other ranks."""
 
-    choice: tuple[str | None, bool]
-    """The ``route`` that it was given, and whether it may average in two levels at all."""
+    choice: tuple[str | None, bool, bool]
+    """The ``route`` that it was given, whether it may average in two levels at all, and whether its gradients stay on a GPU."""
     mates: list[int] | None
     """The ranks of the node group that the user has given."""
     local_size: str | None
@@ -41,10 +43,10 @@ class _Told(NamedTuple):
 
 
 def nodes_of(
-    group: dist.ProcessGroup, route: str | None, may: bool, node_group: dist.ProcessGroup | None
+    group: dist.ProcessGroup, route: str | None, may: bool, on_gpu: bool, node_group: dist.ProcessGroup | None
 ) -> list[list[int]] | None:
     """The ranks of each node. None unless there are at least two nodes of equal size, with at least two ranks each. None also if
-    ranks differ in ``route`` or in ``may``; ``agree`` then names the difference. The result is the same on all ranks.
+    ranks differ in ``route``, ``may`` or ``on_gpu``; ``agree`` then names the difference. The result is the same on all ranks.
 
     ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
     LOCAL_WORLD_SIZE ranks, as torchrun numbers them.
@@ -52,7 +54,7 @@ def nodes_of(
     Raises LgrecoError on all ranks for node groups that are not nodes of equal size, and if ``route`` needs nodes.
     """
     mates = None if node_group is None else dist.get_process_group_ranks(node_group)
-    told = _Told((route, may), mates, os.environ.get("LOCAL_WORLD_SIZE"))
+    told = _Told((route, may, on_gpu), mates, os.environ.get("LOCAL_WORLD_SIZE"))
     every: list[_Told] = [told] * group.size()
     with meeting(group):
         dist.all_gather_object(every, told, group=group)

@@ -44,16 +44,15 @@ def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
 def choose(nodes: int, per_node: int, methods: frozenset[str], on_host: bool) -> Route:
     """The route that sends the fewest bytes between nodes, among those with nearly the same error.
 
-    Only all-gather works on a GPU. Scatter-reduce compresses means again, which adds little error under QSGD and EDEN.
+    Scatter-reduce compresses means again, which adds little error under QSGD and EDEN. It works only on the host.
     """
     routes = [Route("all_gather", "all_gather")]
-    if on_host:
-        is_scattered = bool(methods) and methods <= _SCATTERED
-        if per_node > 1:
-            routes.append(Route("two_level", "all_gather"))
-            if is_scattered and nodes >= _SCATTERED_FROM:
-                routes.append(Route("two_level", "scatter_reduce"))
-        if is_scattered and nodes * per_node >= _SCATTERED_FROM:
+    if per_node > 1:
+        routes.append(Route("two_level", "all_gather"))
+    if on_host and methods and methods <= _SCATTERED:
+        if per_node > 1 and nodes >= _SCATTERED_FROM:
+            routes.append(Route("two_level", "scatter_reduce"))
+        if nodes * per_node >= _SCATTERED_FROM:
             routes.append(Route("scatter_reduce", "scatter_reduce"))
     return min(routes, key=lambda route: payloads_per_link(route, nodes, per_node))
 
@@ -85,19 +84,21 @@ def routed_over(
     node_group: dist.ProcessGroup | None,
     methods: frozenset[str],
     may_two_levels: bool,
+    on_gpu: bool,
     uncompressed: bool,
 ) -> tuple[Nodes | None, str]:
     """The nodes if gradients are averaged in two levels, else None; and the route of payloads, between nodes or between all
     ranks."""
     # PowerSGD's factors are summed by rings, which cross each link once. With two levels, each shard has its own factors.
     may_two_levels = may_two_levels and (given is not None or methods != {"powersgd"})
-    nodes = nodes_of(own, given, may_two_levels, node_group)
+    nodes = nodes_of(own, given, may_two_levels, on_gpu, node_group)
     if given not in (None, "two_level"):
         return None, given
     if uncompressed:
         return None, "all_gather"
     count, per_node = (own.size(), 1) if nodes is None else (len(nodes), len(nodes[0]))
-    route = choose(count, per_node, methods, may_two_levels)
+    may = may_two_levels or nodes is None
+    route = choose(count, per_node, methods, not on_gpu) if may else Route("all_gather", "all_gather")
     if given is None and own.rank() == 0 and count * per_node > 1:
         _LOG.info("%s", described(route, count, per_node))
     if nodes is None or route.name != "two_level":

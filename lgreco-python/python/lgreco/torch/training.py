@@ -19,6 +19,7 @@ from lgreco.torch.device import Buckets
 from lgreco.torch.effects import without_effect
 from lgreco.torch.groups import agree, own_group, release_with
 from lgreco.torch.layers import Layer
+from lgreco.torch.node_buckets import NodeBuckets
 from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Options, Scaler, deciding, expect, in_order, name_of
 from lgreco.torch.planning import default_lead
@@ -123,7 +124,12 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         if settings is not None and own.rank() == 0:
             _warn_of_larger(layers, settings)
         every: int = options.get("metrics_every") or 0
-        device = None if cuda is None else Buckets(cuda, controller, group, own, scale.is_scaled, is_timed, every)
+        device: Buckets | None = None
+        if cuda is not None and nodes is not None:
+            names = [layer.name for layer in layers]
+            device = NodeBuckets(cuda, controller, nodes, own, names, reduce_dtype, scale.is_scaled, is_timed, every)
+        elif cuda is not None:
+            device = Buckets(cuda, controller, own_group(group, cuda.backend), own, scale.is_scaled, is_timed, every)
         leads = bool(options.get("lead"))
         super().__init__(
             own, controller, scale, device, nodes, leads=leads, is_timed=is_timed, optimizer=optimizer, on_plan=on_plan

@@ -1,0 +1,228 @@
+"""The exchange of one bucket over nodes of several GPUs, in their memory.
+
+The ranks of a node sum their gradients, and each rank gets the means of its shards over the node. It exchanges them with its peers as
+a bucket of their own (``device_exchange.py``). An all-gather inside the node completes the means. ``node_bucket.py`` has the memory of
+the messages inside the node.
+"""
+
+import contextlib
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from lgreco._errors import of_layer
+from lgreco._lgreco import Bucket, Controller, LgrecoError
+from lgreco.torch.collectives import Started
+from lgreco.torch.device_exchange import NOT_FINITE, OUT_OF_MEMORY, DeviceExchange, Failing, ResidentBucket
+from lgreco.torch.exchange import HostExchange
+from lgreco.torch.node_bucket import NodeBucket
+
+if TYPE_CHECKING:
+    from lgreco.torch.node_buckets import NodeBuckets
+
+
+class ShardsOnHost(HostExchange):
+    """The exchange of this rank's shards with its peers in the host's memory, for settings without kernels."""
+
+    def open(self, controller: Controller, layers: list[int]) -> None:
+        if self.bucket is not None:
+            controller.open_shards(layers, self.bucket)
+
+
+class NodeOutcome(Failing):
+    """The outcome of a bucket's last step, which the host reads when the next step begins."""
+
+    def __init__(self, names: list[str], wholes: list[int]) -> None:
+        super().__init__()
+        self._names = names
+        self._wholes = wholes
+        """Number of elements of each layer."""
+        self.told: Callable[[], torch.Tensor] | None = None
+        """Returns the outcome of the messages inside the node; None once the host has read it."""
+        self.resident: ResidentBucket | None = None
+        """The bucket of the shards; None if the host has exchanged them."""
+        self.found: LgrecoError | None = None
+        """This rank's error in an exchange of shards on the host."""
+
+    def forget(self) -> None:
+        self.told = self.resident = self.found = self.refusal = None
+
+    def of_own(self, index: int) -> LgrecoError:
+        """The error for this rank's gradient. ``index`` is a position in the buffer."""
+        layer = 0
+        while layer + 1 < len(self._wholes) and index >= self._wholes[layer]:
+            index, layer = index - self._wholes[layer], layer + 1
+        error = of_layer(self._names[layer], f"element {index} is infinite or NaN: gradients must be finite")
+        error.code = NOT_FINITE
+        return error
+
+
+class _Stage(enum.Enum):
+    """The collective under way."""
+
+    OPEN = enum.auto()
+    REDUCING = enum.auto()
+    WITH_PEERS = enum.auto()
+    HELD = enum.auto()
+    """The peers have their means. The last collective waits until all buckets have reached theirs, because ranks of a node may
+    perform different numbers of collectives with their peers."""
+    GATHERING = enum.auto()
+    DONE = enum.auto()
+
+
+class NodeExchange:
+    """The exchange of one bucket over nodes, in the memory of GPUs."""
+
+    def __init__(
+        self, buckets: "NodeBuckets", layers: list[int], memory: NodeBucket, outcome: NodeOutcome, buffer: torch.Tensor
+    ) -> None:
+        self.future = buckets.cuda.future()
+        self._buckets = buckets
+        self._layers = layers
+        self._memory = memory
+        self._outcome = outcome
+        self._buffer: torch.Tensor | None = buffer
+        self._hold_zeros = False
+        self._stage = _Stage.OPEN
+        self._work: Started | None = None
+        self._shards: DeviceExchange | ShardsOnHost | None = None
+        self._has_failed_on_host = False
+
+    @property
+    def is_lost(self) -> bool:
+        return self._shards is not None and self._shards.is_lost
+
+    @property
+    def lends(self) -> bool:
+        return self._shards is not None and self._shards.lends
+
+    def open(self, controller: Controller, layers: list[int]) -> None:
+        """Does nothing: if the host exchanges shards, it borrows them once the node has summed them."""
+
+    def close(self, controller: Controller) -> None:
+        if self._shards is not None:
+            self._shards.close(controller)
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
+        assert self._buffer is not None
+        self._hold_zeros = hold_zeros
+        with self._buckets.cuda.stream():
+            if failure is None:
+                try:
+                    self._memory.fill(self._buffer, gradients, hold_zeros)
+                    return
+                except (MemoryError, RuntimeError) as error:
+                    failure = LgrecoError(f"gradients cannot be summed on the GPU: {error}")
+                    failure.code = OUT_OF_MEMORY
+            self._outcome.refusal = failure
+            self._memory.fail()
+
+    def go_on(self) -> bool:
+        with self._buckets.cuda.stream():
+            if self._work is not None:
+                self._work.wait()
+                self._work = None
+            if self._stage is _Stage.OPEN:
+                self._work = self._memory.reduce(self._buckets.node)
+                self._stage = _Stage.REDUCING
+                return True
+            if self._stage is _Stage.REDUCING:
+                self._begin_shards()
+                self._stage = _Stage.WITH_PEERS
+            if self._stage is _Stage.WITH_PEERS:
+                if not self._shards_go_on():
+                    self._stage = _Stage.HELD
+                return True
+            if self._stage is _Stage.HELD:
+                self._work = self._memory.gather(self._has_failed(), self._buckets.node)
+                self._stage = _Stage.GATHERING
+                return True
+            if self._stage is _Stage.GATHERING:
+                assert self._buffer is not None
+                self._outcome.told = self._memory.deliver(self._buffer)
+                self._stage = _Stage.DONE
+                if self._buckets.times is not None:
+                    self._buckets.times.end()
+            return False
+
+    def _begin_shards(self) -> None:
+        """Begins the exchange with the peers."""
+        row = self._memory.average()
+        shards = list(torch.split(row, self._memory.own))
+        try:
+            on_device = self._buckets.resident(self._layers, row, shards)
+            if on_device is not None:
+                on_device.is_zero = self._memory.is_zero
+                self._outcome.resident = on_device.bucket
+                self._shards = on_device
+            else:
+                self._shards = ShardsOnHost(Bucket(), row, self._buckets.peers)
+                self._shards.open(self._buckets.controller, self._layers)
+        except LgrecoError as error:
+            # The other ranks are not told, so the step is abandoned.
+            raise RuntimeError(str(error)) from error
+        self._shards.submit(shards, self._hold_zeros, None)
+
+    def _shards_go_on(self) -> bool:
+        """Whether another collective with the peers is under way."""
+        assert self._shards is not None
+        try:
+            if self._shards.go_on():
+                return True
+            self._shards.deliver()
+        except LgrecoError as error:
+            # The host has exchanged the shards, and all peers get the error. The other ranks hear of it by the last message.
+            self._has_failed_on_host = True
+            self._memory.clear()
+            if error.peer is None:
+                self._outcome.found = error
+        return False
+
+    def _has_failed(self) -> torch.Tensor:
+        """Whether the exchange with the peers has failed, as a tensor of one number."""
+        if self._outcome.resident is not None:
+            return self._buckets.found_inf(self._outcome.resident)
+        return torch.full((1,), float(self._has_failed_on_host), device=self._buckets.cuda.device)
+
+    def is_flying(self) -> bool:
+        return self._stage not in (_Stage.OPEN, _Stage.DONE)
+
+    def is_held(self) -> bool:
+        return self._stage is _Stage.HELD
+
+    def is_done(self) -> bool:
+        """As ``DeviceExchange.is_done``."""
+        return self.is_flying()
+
+    def is_last(self) -> bool:
+        return False
+
+    def can_end(self) -> bool:
+        """Always false: means are enqueued at the end of the backward pass."""
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
+                self._work.wait()
+            self._work = None
+        if self._shards is not None:
+            self._shards.give_up(error)
+        self._stage = _Stage.DONE
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def deliver(self) -> None:
+        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
+        self._buckets.cuda.rejoin()
+
+    def let_go(self) -> None:
+        self._buffer = None
+
+    def land(self) -> None:
+        """Completes the future, unless the buffer was let go."""
+        if self._buffer is not None and not self.future.done():
+            with self._buckets.cuda.stream():
+                self.future.set_result(self._buffer)
