@@ -4,7 +4,8 @@ Trains twice under every scheme: with gradients that stay in the GPU's memory, a
 means of every step and the residuals must be equal bit for bit. PowerSGD may differ by 1e-4, and sums as bf16 of more than two
 processes by 2^-7, because they are rounded in another order. A gradient that is not finite must be an error on all ranks, or a
 skipped step under a GradScaler. Then compares the means of HSDP shards, with one node per process, and tests plans by seconds,
-whose reasons rank 0 logs. With --imitated the file runs on an imitated GPU.
+whose reasons rank 0 logs. An even number of four processes or more also trains in two levels, as two nodes. With --imitated the
+file runs on an imitated GPU.
 """
 
 import argparse
@@ -46,13 +47,22 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
+NODES: dict[str, dict[str, Any]] = {
+    "QSGD": {"method": "qsgd"},
+    "several methods": {"settings": {"first": "topk 150", "second": "eden 3", "third": "qsgd 4"}, "start_iter": 2},
+    "TopK, sums as bf16": {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
+}
+"""Schemes for two levels. Their bits are those of the host if sums inside a node have two terms, or are made of bf16."""
+
+
 def train(options: dict[str, Any], device: torch.device, spoilt: int | None = None, scaled: bool = False) -> tuple[Any, ...]:
     """Returns the state, the means of each step, the seconds of the fastest late step, and the error of the step after the spoilt
     one."""
     ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=6, enabled=scaled)
-    state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **_planned(options))
+    # From four processes on, the host's default is another route.
+    state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **_planned({"route": "all_gather"} | options))
     ddp.register_comm_hook(state, lgreco_hook)
     means, seconds, error = [], [], None
     for step in range(STEPS):
@@ -85,6 +95,32 @@ def hsdp(options: dict[str, Any], device: torch.device) -> tuple[LGreCoShardedSt
         module({name: gradient.to(device) for name, gradient in gradients(dist.get_rank(), step).items()}).backward()
         means.append(torch.cat([p.grad.to_local().flatten().cpu() for p in module.parameters()]))  # type: ignore[union-attr]
     return state, means
+
+
+def two_levels(stays: dict[str, Any], copied: dict[str, Any], device: torch.device) -> None:
+    """Averages in two levels over two nodes, which have half of the processes each."""
+    rank, half = dist.get_rank(), dist.get_world_size() // 2
+    groups = [dist.new_group(list(range(first, first + half))) for first in (0, half)]
+    nodes: dict[str, Any] = {"route": "two_level", "node_group": groups[rank // half]}
+    for scheme, options in NODES.items():
+        if half > 2 and "reduce_dtype" not in options:
+            continue
+        (on_device, found, seconds, error), (on_host, expected, seconds_copied, other) = (
+            train(options | nodes | where, device) for where in (stays, copied)
+        )
+        assert error is None and other is None and stayed(on_device) and not stayed(on_host), (error, other)
+        assert on_device.settings == on_host.settings and set(on_host.settings.values()) != {"dense"}, scheme
+        pairs = [*zip(found, expected, strict=True)]
+        pairs += [(on_device.residual(name), on_host.residual(name)) for name in on_host.names]
+        for at, (value, of_host) in enumerate(pairs):
+            assert torch.equal(value, of_host), f"two levels, {scheme}: step or residual {at} differs"
+        if rank == 0:
+            print(f"two levels, {scheme}: as on the host; backward {seconds:.5f} s, copied to the host {seconds_copied:.5f} s")
+    _, means, _, error = train({"method": "qsgd"} | nodes | stays, device, spoilt=10)
+    assert len(means) == 11 and error is not None, f"{len(means)} steps, {error}"
+    state, means, _, error = train(SCHEMES["TopK"] | nodes | stays, device, spoilt=10, scaled=True)
+    assert error is None and stayed(state), error
+    assert [bool(mean.isfinite().all()) for mean in means] == [step != 10 for step in range(STEPS)]
 
 
 def stayed(state: LGreCoState | LGreCoShardedState) -> bool:
@@ -137,6 +173,8 @@ def main() -> None:
     for step, (value, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(value, other), f"HSDP: step {step} differs"
     assert all(torch.equal(on_device.residual(name), on_host.residual(name)) for name in on_host.names), "HSDP: residuals differ"
+    if dist.get_world_size() >= 4 and dist.get_world_size() % 2 == 0:
+        two_levels(stays, copied, device)
     timed, _, _, error = train({"method": "qsgd", "objective": "seconds"} | stays, device)
     plans: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(plans, (timed.plan, timed.settings))
