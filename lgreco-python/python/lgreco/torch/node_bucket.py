@@ -67,7 +67,10 @@ class NodeBucket:
 
     def _by_layer(self, rows: torch.Tensor, shards: Sequence[list[int]]) -> list[torch.Tensor]:
         """All shards in the rows, in the order of the elements of the layers."""
-        by_rank = [torch.split(row[: sum(lens)], lens) for row, lens in zip(rows, ([of[rank] for of in shards] for rank in range(self._ranks)))]
+        by_rank = []
+        for rank, row in enumerate(rows):
+            lens = [of[rank] for of in shards]
+            by_rank.append(torch.split(row[: sum(lens)], lens))
         return [by_rank[rank][layer] for layer in range(len(shards)) for rank in range(self._ranks)]
 
     def fill(self, buffer: torch.Tensor, gradients: Sequence[torch.Tensor], hold_zeros: bool) -> None:
