@@ -45,13 +45,15 @@ class Nodes:
 
         Ring all-reduce and ring all-gather cross each node's link once. A ring all-reduce of n bytes sends
         2 (W - 1) / W n over it. A ring all-gather sends the parts of all ranks but one. An all-to-all sends its part to
-        each rank of another node.
+        each rank of another node. From four nodes on, EDEN's shards are averaged by scatter-reduce: each rank sends all parts
+        but its own, and its part of the mean to all other nodes.
         """
         others = self.world - 1
         if scheme.endswith("flat"):
             return others * sent
         if scheme.endswith("two-level"):
-            return (self.nodes - 1) * self.ranks * sent
+            is_scattered = self.nodes >= 4 and "EDEN" in scheme
+            return (2 / self.nodes if is_scattered else 1) * (self.nodes - 1) * self.ranks * sent
         if scheme == "bf16, summed in f32":
             return sent / self.world * (self.ranks * (self.world - self.ranks) + others)
         return 2 * others / self.world * sent
