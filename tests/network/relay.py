@@ -26,7 +26,7 @@ def tap(name: str) -> int:
 
 
 class Relay(threading.Thread):
-    """Passes frames between devices until the process ends. Each arrives ``delay`` seconds after it has left."""
+    """Passes frames between devices until a node's namespace is gone. Each arrives ``delay`` seconds after it has left."""
 
     def __init__(self, devices: list[int], delay: float) -> None:
         super().__init__(daemon=True)
@@ -36,6 +36,13 @@ class Relay(threading.Thread):
         """The device of each hardware address that has sent a frame."""
 
     def run(self) -> None:
+        try:
+            self._pass_frames()
+        except OSError as error:
+            if error.errno != errno.EBADFD:
+                raise
+
+    def _pass_frames(self) -> None:
         while True:
             wait = max(self._flying[0][0] - time.perf_counter(), 0.0) if self._flying else None
             ready, _, _ = select.select(self._devices, [], [], wait)
