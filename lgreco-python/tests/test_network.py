@@ -20,6 +20,7 @@ from results import (  # noqa: E402
     together,
 )
 from names import ALONE, PLAIN  # noqa: E402
+from nodes import Nodes  # noqa: E402
 from schemes import SCHEMES  # noqa: E402
 
 
@@ -75,3 +76,11 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
     assert "| never | 3.000 (3.000 to 3.000) | more than 30 (more than 30 to more than 30) | more than 15.0 s |" in table, table
     with pytest.raises(KeyError):
         steps_table(["1gbit"], ["none such"], lambda rate, scheme: found[scheme])
+
+
+def test_bytes_that_leave_a_node_in_theory() -> None:
+    # Each of eight ranks sends 100 bytes, of which 8 are summed by a ring: 2 * 7 / 8 * 8 of them leave a node.
+    assert Nodes(2, 4).in_theory("lgreco EDEN 3, flat", 100, 8) == 7 * 92 + 14
+    assert Nodes(2, 4).in_theory("lgreco EDEN 3, two-level", 25, 2) == 4 * 25
+    assert Nodes(4, 2).in_theory("lgreco EDEN 3, two-level", 50, 4) == 2 / 4 * 3 * 2 * 50
+    assert Nodes(2, 4).in_theory(PLAIN, 400, 8) == 2 * 7 / 8 * 400

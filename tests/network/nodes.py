@@ -40,8 +40,9 @@ class Nodes:
     def world(self) -> int:
         return self.nodes * self.ranks
 
-    def in_theory(self, scheme: str, sent: float) -> float:
-        """Number of bytes that leave a node in theory, if each of its ranks counts ``sent`` bytes.
+    def in_theory(self, scheme: str, sent: float, summed: float) -> float:
+        """Number of bytes that leave a node in theory, if each of its ranks counts ``sent`` bytes. Flat lgreco sums
+        ``summed`` of these bytes uncompressed.
 
         Ring all-reduce and ring all-gather cross each node's link once. A ring all-reduce of n bytes sends
         2 (W - 1) / W n over it. A ring all-gather sends the parts of all ranks but one. An all-to-all sends its part to
@@ -50,7 +51,7 @@ class Nodes:
         """
         others = self.world - 1
         if scheme.endswith("flat"):
-            return others * sent
+            return others * (sent - summed + 2 / self.world * summed)
         if scheme.endswith("two-level"):
             is_scattered = self.nodes >= 4 and "EDEN" in scheme
             return (2 / self.nodes if is_scattered else 1) * (self.nodes - 1) * self.ranks * sent
@@ -70,6 +71,6 @@ def nodes_table(nodes: Nodes, rates: list[str], schemes: list[str], found: Calla
         first = found(rates[0], scheme)
         fewer = f"{plain / first['link']:.2f} times fewer" if plain else ""
         seconds = " | ".join(f"{statistics.median(found(rate, scheme)['seconds']):.3f}" for rate in rates)
-        theory = nodes.in_theory(scheme, first["bytes"])
+        theory = nodes.in_theory(scheme, first["bytes"], first["summed"])
         lines.append(f"| {scheme} | {first['link']:,.0f} | {theory:,.0f} | {fewer} | {seconds} |")
     return "\n".join(lines)

@@ -51,6 +51,7 @@ def _rank(
     torch.manual_seed(seed)
     ddp = DDP(Transformer(text.characters, *((96, 2) if small else ())))
     parameters = sum(p.numel() for p in ddp.parameters())
+    vectors = sum(p.numel() for p in ddp.parameters() if p.dim() < 2)
     state = SCHEMES[scheme](ddp)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(10 * seed + rank)
@@ -87,7 +88,7 @@ def _rank(
         counted = None if after is None or before is None else (after - before) / steps
         per_step = counted or bytes_per_step(scheme, parameters)
         result = {"seconds": seconds, "cpu": cpu, "bytes": per_step, "curve": curve, "decisions": decisions}
-        result["link"] = through_link / steps
+        result["link"], result["summed"] = through_link / steps, 4 * vectors
         pathlib.Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)
@@ -109,7 +110,7 @@ def run(
 
     They are ``seconds`` and processor seconds (``cpu``) of each step after the warm-up, ``bytes`` per step, a ``curve``
     of (step, held-out loss), and lgreco's ``decisions`` as text. ``link`` is the number of bytes that the first node
-    sends over its link per step. If ``then`` is given, the link has this rate in the second half of the steps. With
+    sends over its link per step, and ``summed`` that of biases and norms, which lgreco does not compress. If ``then`` is given, the link has this rate in the second half of the steps. With
     ``links``, each node of ``per_node`` ranks has its own link with the rate in this list, instead of the loopback.
     Frames between nodes then take ``delay`` seconds longer.
     """
