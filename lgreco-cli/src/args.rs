@@ -33,7 +33,7 @@ Examples:
   lgreco plan grads.safetensors --method topk --budget uniform
   lgreco plan grads.safetensors --method qsgd --paper
   lgreco solve table.json --budget 12.5 --json -
-  lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
+  lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=eden 5\"
   lgreco solve table.json --frontier=50
   lgreco compare grads.safetensors
   lgreco watch steps.jsonl --html run.html
