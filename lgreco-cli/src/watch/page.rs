@@ -81,7 +81,7 @@ fn facts(run: &Run, follows: bool) -> Vec<(&'static str, String)> {
     let (whole, sent) = (sum(|layer| layer.bytes_in), sum(|layer| layer.bytes_out));
     let mut facts = vec![
         ("step", format!("{}{}", grouped(line.step), if follows { ", followed" } else { "" })),
-        ("settings", run.settings()),
+        ("layers", run.settings()),
         (
             "this step",
             format!("{}, {} fewer than uncompressed", bytes(line.bytes_out), ratio(line.bytes_in, line.bytes_out)),

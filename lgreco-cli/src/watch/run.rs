@@ -102,7 +102,7 @@ impl Run {
     pub fn head() -> String {
         let [step, sent, ratio, median, largest] = ["step", "bytes sent", "ratio", "error", "largest"];
         format!(
-            "{step:>9} {sent:>13} {ratio:>8} {median:>8} {largest:>8} {:>9} {:>9}  settings\n",
+            "{step:>9} {sent:>13} {ratio:>8} {median:>8} {largest:>8} {:>9} {:>9}  layers\n",
             "exchange", "planning"
         )
     }
@@ -133,7 +133,7 @@ impl Run {
         )
     }
 
-    /// Number of layers of each method: `eden 13, dense 2`.
+    /// Number of layers of each method: `13 eden, 2 dense`.
     pub fn settings(&self) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for layer in self.last.iter().flat_map(|line| &line.layers) {
@@ -141,7 +141,7 @@ impl Run {
         }
         let mut counts: Vec<_> = counts.into_iter().collect();
         counts.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-        counts.iter().map(|(method, count)| format!("{} {count}", printable(method))).collect::<Vec<_>>().join(", ")
+        counts.iter().map(|(method, count)| format!("{count} {}", printable(method))).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -85,8 +85,8 @@ fn what_layers_send_is_told_by_step() {
     run.add(with(&next).as_bytes()).unwrap();
     assert_eq!(run.sent, [(512.0, 4096.0), (8.0, 8.0)]);
     assert!(
-        run.row().contains("512") && run.row().ends_with("topk 1, dense 1, new\n")
-            || run.settings() == "dense 1, topk 1"
+        run.row().contains("512") && run.row().ends_with("1 topk, 1 dense, new\n")
+            || run.settings() == "1 dense, 1 topk"
     );
 }
 

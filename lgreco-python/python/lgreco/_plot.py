@@ -14,6 +14,7 @@ def bars(
     """Draws a bar per layer and column; the bars of the first column have the layers' labels."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(10, 1.5 + 0.22 * len(names)), layout="constrained")
@@ -22,6 +23,9 @@ def bars(
     for axes, (heading, values) in zip(figure.subplots(1, len(columns), sharey=True), columns.items()):
         drawn = axes.barh(places, values, color="#2f6fb5")
         axes.set_title(heading, fontsize="medium")
+        axes.locator_params(axis="x", nbins=5)
+        if max(values, default=0.0) >= 1000.0:
+            axes.xaxis.set_major_formatter(EngFormatter())
         axes.spines[["top", "right"]].set_visible(False)
         if heading == next(iter(columns)):
             axes.bar_label(drawn, labels, padding=3, fontsize="x-small")

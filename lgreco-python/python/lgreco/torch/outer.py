@@ -333,7 +333,7 @@ class OuterStep(Reports, Checkpointed[None]):
         return (gradients / sent if sent else 1.0, int(gradients), int(sent))
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Setting, outer steps, bytes, relative error and norm of the residual by layer. Reads residuals.
+        """Setting, outer steps, bytes, relative squared error and norm of the residual by layer. Reads residuals.
 
         Norms of layers in an outer step under way are None.
         """

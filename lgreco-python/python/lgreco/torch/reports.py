@@ -1,6 +1,7 @@
 """What all states have in common beside their steps: reports (numbers for TensorBoard, and a picture), and errors for uses that
 cannot work."""
 
+import math
 import os
 from typing import Any, NoReturn
 
@@ -53,6 +54,6 @@ class Reports:
         metrics = self.metrics()
         labels = [layer["setting"] for layer in metrics.values()]
         sent = [float(layer["bytes_out"]) for layer in metrics.values()]
-        errors = [float(layer["relative_error"] or 0.0) for layer in metrics.values()]
+        errors = [100.0 * math.sqrt(layer["relative_error"] or 0.0) for layer in metrics.values()]
         title = f"{self.compression_stats()[0]:.2f} times fewer bytes"
-        bars(path, title, list(metrics), labels, {"bytes sent": sent, "relative error": errors})
+        bars(path, title, list(metrics), labels, {"bytes sent": sent, "relative error, %": errors})

@@ -211,7 +211,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return {**parts, "total": sum(parts.values())}
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Setting, steps, bytes, relative error and norm of the residual by layer. Reads residuals."""
+        """Setting, steps, bytes, relative squared error and norm of the residual by layer. Reads residuals."""
         self._bring_home()
         return {name: self._controller.metrics(layer) for layer, name in enumerate(self.names)}
 
