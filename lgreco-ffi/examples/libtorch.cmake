@@ -1,17 +1,17 @@
-# What the programs with LibTorch share.
+# Shared by the programs with LibTorch.
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release)
 endif()
 
-# PyPI's LibTorch for Linux is the one with CUDA, and its package looks for a CUDA toolkit. It does not when its target
-# for the CUDA runtime is there already; who needs the runtime's headers brings them.
+# PyPI's LibTorch for Linux has CUDA, so its CMake package looks for a CUDA toolkit. It does not look if the target for the
+# CUDA runtime already exists. A program that needs the runtime's headers must find them itself.
 add_library(torch::cudart INTERFACE IMPORTED)
 find_package(Torch REQUIRED)
 find_package(lgreco 0.1 REQUIRED)
 
-# A program of one source.
+# Adds a program with one source file.
 function(add_libtorch_program name source)
     add_executable(${name} ${source})
     target_compile_options(${name} PRIVATE -Wall -Wextra -Werror)
