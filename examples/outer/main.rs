@@ -6,9 +6,9 @@
 //!
 //! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on separate data.
 //! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's payload
-//! by its published equations, which sends 0.219 bits per parameter and round of a large model. A number means a plan
-//! within this many bits per parameter and round. A number after `joined-` is a limit too; there TopK keeps the largest
-//! values of all layers together. With `every-step` all workers average all parameters after each step. Losses are
+//! by its published equations, which sends 0.219 bits per parameter and round of a large model. A scheme
+//! that is a number, N, has plans within N bits per parameter and round. Under `joined-N`, TopK keeps the largest values of
+//! all layers together, within the same limit. With `every-step` all workers average all parameters after each step. Losses are
 //! means over the seeds.
 
 #[path = "../train/batch.rs"]

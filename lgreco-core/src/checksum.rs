@@ -43,7 +43,8 @@ impl Hash {
 /// Length in bytes of the checksum at the end of a saved state.
 pub const LEN: usize = 8;
 
-/// Overwrites the last [`LEN`] bytes with the checksum of the bytes before them. Changes nothing if there are fewer bytes.
+/// Overwrites the last [`LEN`] bytes with the checksum of the bytes before them. Does nothing to an array
+/// of fewer than [`LEN`] bytes.
 pub fn seal(bytes: &mut [u8]) {
     if let Some((bytes, sum)) = bytes.split_last_chunk_mut::<LEN>() {
         *sum = Hash::of_bytes(bytes).0.to_le_bytes();

@@ -107,9 +107,10 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// Whether residuals stay bounded even if a gradient is lost completely, as under a threshold, where every sum that
-    /// reaches it is sent. Defaults to false. A controller then leaves a layer uncompressed if the squared error,
-    /// relative to the gradient's, is 1 or more, because error feedback could grow without limit.
+    /// Whether residuals stay bounded even if no part of a gradient is sent. This holds for a threshold, because a value is
+    /// sent as soon as its sum with the residual reaches the threshold. The default is false. A controller then leaves a
+    /// layer uncompressed if its squared error is as large as the gradient's squared norm or larger, because residuals could
+    /// grow without limit.
     fn is_bounded(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         false

@@ -99,18 +99,18 @@ def _error(rank: int, folder: str) -> str:
 
 def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     for said in on_ranks(2, _error, str(tmp_path / "nothing")):
-        assert said.startswith(str(tmp_path / "nothing")) and said.endswith("ranks that have saved there are none")
+        assert said.startswith(str(tmp_path / "nothing")) and said.endswith("states in it: none")
     on_ranks(3, _saved, str(tmp_path))
     (tmp_path / "rank1.pt").rename(tmp_path / "elsewhere.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
-        assert said.startswith(f"{tmp_path}: there is no state of ranks [0, 1] in it") and said.endswith("are [0, 1, 2] at step 6")
+        assert said.startswith(f"{tmp_path}: the folder has no complete set of states of ranks [0, 1]") and said.endswith("in it: [0, 1, 2] at step 6")
     for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
         (tmp_path / "rank1.pt").write_bytes(content)
         for said in on_ranks(2, _error, str(tmp_path)):
-            assert said.startswith(f"{tmp_path / 'rank1.pt'}: the file is truncated or no saved state")
+            assert said.startswith(f"{tmp_path / 'rank1.pt'}: the file is truncated, or save() has not written it")
     torch.save({"model": torch.zeros(1)}, tmp_path / "rank1.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
-        assert said == f"{tmp_path / 'rank1.pt'}: it is no file of save()"
+        assert said == f"{tmp_path / 'rank1.pt'}: save() has not written this file: load another saved state"
 
 
 def _at_other_steps(rank: int, folder: str) -> str:
@@ -125,7 +125,7 @@ def _at_other_steps(rank: int, folder: str) -> str:
 
 def test_files_of_different_steps_are_not_loaded(tmp_path: pathlib.Path) -> None:
     for said in on_ranks(2, _at_other_steps, str(tmp_path)):
-        assert said.endswith("are [0, 1] at step 2, [0, 1] at step 4")
+        assert said.endswith("states in it: [0, 1] at step 2, [0, 1] at step 4")
 
 
 def _of_another(rank: int) -> tuple[str, int]:
@@ -204,7 +204,7 @@ def _unwritable(rank: int, folder: str) -> list[tuple[str, str | None, list[str]
         state.save(place / "full")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (place / "full" / f"rank{rank}.pt").read_bytes() == before
-    with pytest.raises(lgreco.LgrecoError, match=r"full/rank\d.pt: it is the state of another model, which lacks the layer joined.0: give each"):
+    with pytest.raises(lgreco.LgrecoError, match=r"full/rank\d.pt: the file has the state of another model, which lacks the layer joined.0: save"):
         OuterStep(Linear(), every=2, joined=True).save(place / "full")
     assert (place / "full" / f"rank{rank}.pt").read_bytes() == before
     assert {path.name for path in place.glob("*/rank*.unfinished")} == {f"rank{rank}.unfinished"}  # the directory

@@ -150,7 +150,7 @@ def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_a_bucket_whose_collective_nobody_can_wait_for_is_never_freed(outer: bool) -> None:
-    told = 2 * ["an interrupt has come while a collective was started: load a saved state"]
+    told = 2 * ["an interrupt came while a collective was started: load a saved state"]
     assert on_ranks(2, _stopped_at_the_start_of_a_collective, outer) == 2 * [(told, 1, True, True)]
 
 
@@ -228,7 +228,7 @@ def _outer_torn(rank: int) -> tuple[list[str], bool]:
 
 
 def test_an_outer_step_that_is_half_made_needs_a_saved_state() -> None:
-    assert on_ranks(2, _outer_torn) == 2 * [(2 * ["an outer step was interrupted while it was made: load a saved state"], True)]
+    assert on_ranks(2, _outer_torn) == 2 * [(2 * ["an interrupt came while an outer step updated the parameters: load a saved state"], True)]
 
 
 def _learn(model: torch.nn.Module, rank: int, at: int) -> None:

@@ -207,7 +207,7 @@ def test_plans_as_pages(tmp_path: pathlib.Path) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ("text", "^x: a str is no array"),
+    ("text", "^x: found a str, expected a tensor"),
     (None, "^x: the layer has no gradient: leave it out"),
     (numpy.zeros((40, 40)), "^x: values are float64"),
     (numpy.full((40, 40), numpy.nan, "f4"), "^x: element 0 is NaN"),

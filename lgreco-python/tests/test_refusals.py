@@ -120,7 +120,7 @@ def test_outer_steps_and_states_refuse_in_words() -> None:
     (found,) = on_ranks(1, _outer)
     expected = [words for _, words in OUTER]
     expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'", "policy is 'uncompressed', which leaves"]
-    expected += ["state_dict() has returned", "state_dict() has returned", "Linear is not in FullyShardedDataParallel"]
+    expected += ["state_dict() has returned", "state_dict() has returned", "found a Linear, expected a model in FullyShardedDataParallel"]
     expected += ["first: the parameter is torch.float64", "first: the parameter is on the meta device"]
     expected += ["process_group is 'gloo', expected a process group"] * 3
     expected += ["model is a DistributedDataParallel, which averages gradients in every step"]

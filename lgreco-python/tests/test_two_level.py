@@ -325,7 +325,7 @@ def test_what_cannot_be_is_refused() -> None:
         expected = [
             "LOCAL_WORLD_SIZE is not set among 4 ranks",
             "LOCAL_WORLD_SIZE is 3 among 4 ranks",
-            "each of ranks [0, 1, 2, 3] belongs to one node",
+            "each of ranks [0, 1, 2, 3] must be in exactly one group",
             "node_group is left out on rank 3",
             "expected at least two nodes with at least two ranks",
             "node_group is 'nodes', expected a process group",

@@ -117,8 +117,8 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Replaces the whole search: methods, ranges, metric, outside methods. The first method's default becomes the uniform
-    /// setting.
+    /// Replaces the whole search: methods, ranges, metric, outside methods. The uniform setting is then the default of the
+    /// first method.
     pub fn search(mut self, search: Search) -> Self {
         self.search = Ok(search);
         self

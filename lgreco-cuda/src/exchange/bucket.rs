@@ -246,7 +246,8 @@ impl DeviceBucket {
     ///
     /// An error of the device is returned in place of `None`, after all ranks have made the same collectives. The step
     /// has then failed on all ranks, unless the error came after the last collective; then only this rank knows of it.
-    /// An error is returned earlier only if the device cannot even tell the other ranks, which then wait.
+    /// If the device can no longer report the error to the other ranks, it is returned at once, and the other ranks wait.
+    ///
     /// # Safety
     /// The conditions of [`submit`](DeviceBucket::submit). The previously requested collective is enqueued before the
     /// work of this call.

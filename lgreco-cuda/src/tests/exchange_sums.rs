@@ -244,7 +244,8 @@ fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     q
 }
 
-/// A layer of a rank according to the core: its sum of gradient and residual, and the residual before.
+/// The values that the core computes for a layer of a rank: the sum of gradient and residual (`offered`), and the residual
+/// before the step.
 struct Known<'a> {
     place: &'a Place,
     offered: &'a [f32],

@@ -43,9 +43,9 @@ def place(name: str, array: Array) -> Place:
     try:
         view = memoryview(array)
     except TypeError:
-        raise of_layer(name, f"a {type(array).__name__} is no array") from None
+        raise of_layer(name, f"found a {type(array).__name__}, expected a tensor of torch, an array of numpy, or an object with DLPack or a buffer") from None
     dtype = _FORMATS.get(view.format)
     if dtype is None:
-        raise of_layer(name, f"values of format {view.format!r}; float32 ('f') and float16 ('e') are known")
+        raise of_layer(name, f"the values have format {view.format!r}, expected float32 ('f') or float16 ('e'): convert them")
     copied = (ctypes.c_char * view.nbytes).from_buffer_copy(view)
     return Place(list(view.shape or (len(view),)), dtype, ctypes.addressof(copied), copied)

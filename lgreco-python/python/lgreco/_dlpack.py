@@ -44,7 +44,7 @@ def read(name: str, array: Any) -> tuple[list[int], str, int, Any]:
     dtype = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         of = f"code {tensor.code}, {tensor.bits} bits and {tensor.lanes} lanes"
-        raise of_layer(name, f"values of DLPack's {of}; float32, float16 and bfloat16 are known")
+        raise of_layer(name, f"the values have DLPack's type {of}, expected float32, float16 or bfloat16: convert them")
     dims = tensor.shape[: tensor.dims]
     address, size = (tensor.data or 0) + tensor.offset, tensor.bits // 8
     strides = tensor.strides[: tensor.dims] if tensor.strides else _contiguous(dims)

@@ -118,7 +118,7 @@ impl Planning<'_> {
     /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks must call this between the same two steps.
     /// They switch at the next step, or at the end of the warm-up if that is later. If a plan task with the old settings was taken,
     /// the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets itself, ranks switch one
-    /// step later, because the buckets of a step must first check that all ranks were given the same settings. Residuals and
+    /// step later: the buckets of one step first check that all ranks were given the same settings. Residuals and
     /// PowerSGD's factors are kept, as at any switch. A setting with which error feedback does not work is
     /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
     ///

@@ -106,7 +106,7 @@ class Checkpointed(Generic[Told]):
             whole = [tuple(ranks)]
         if len(whole) != 1:
             saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
-            raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor a complete one of other ranks: ranks that have saved there are {saved}")
+            raise LgrecoError(f"{folder}: the folder has no complete set of states of ranks {ranks}, nor exactly one of other ranks; states in it: {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
         return self.load_state_dict(self._alike(states), self._taken(states))
 
@@ -176,7 +176,7 @@ def _expect_same_model(path: pathlib.Path, layers: set[str]) -> None:
         return  # Nothing is lost.
     if found != layers:
         differs = f"which lacks the layer {min(layers - found)}" if layers - found else f"which has the layer {min(found - layers)}"
-        raise LgrecoError(f"{path}: it is the state of another model, {differs}: give each state a folder of its own, or delete the file")
+        raise LgrecoError(f"{path}: the file has the state of another model, {differs}: save to another folder, or delete the file")
 
 
 def _rank_of(path: pathlib.Path) -> int | None:
@@ -197,9 +197,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     except Exception as error:  # From pickle, zipfile or the system, depending on the damage.
         raise LgrecoError(f"{path}: {error}") from error
     if not has_end:
-        raise LgrecoError(f"{path}: the file is truncated or no saved state: it does not end as a file of save() does")
+        raise LgrecoError(f"{path}: the file is truncated, or save() has not written it: load another saved state")
     if not isinstance(file, dict) or file.keys() != {"ranks", "step", "state"}:
-        raise LgrecoError(f"{path}: it is no file of save()")
+        raise LgrecoError(f"{path}: save() has not written this file: load another saved state")
     return file
 
 

@@ -341,7 +341,7 @@ class LGreCoState(Training):
                     raise of_layer(name, "DDP exchanges it, and it is frozen: freeze it before DDP(model), and make the state after that")
                 raise of_layer(name, "DDP exchanges it, and it was not trainable when the state was made: make the state after that")
             shape = list(parameter.shape)
-            raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that the model had not when the state was made")
+            raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that was not in the model when the state was made: make a new state")
         if gradient.dtype != self._dtypes[layer]:
             was = f"the parameter was {self._dtypes[layer]} when the state was made"
             raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")

@@ -96,7 +96,7 @@ class Fragment(Training):
 
     def expect_none_sent(self) -> None:
         if self.has_sent:
-            raise LgrecoError("an outer step is on its way: finish() it first")
+            raise LgrecoError("an outer step is under way: call finish() first")
 
     def gathered(self, number: int) -> list[int]:
         """All ranks' numbers. Raises RuntimeError when the network has failed."""
@@ -230,7 +230,7 @@ class Fragment(Training):
 
     def _expect_whole(self) -> None:
         if isinstance(self._outer, Torn):
-            raise LgrecoError("an outer step was interrupted while it was made: load a saved state")
+            raise LgrecoError("an interrupt came while an outer step updated the parameters: load a saved state")
 
     def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Splits the buffer by parameter."""
@@ -266,13 +266,13 @@ class Fragment(Training):
     def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
         """The state, even while ``Torn``."""
         if self.has_sent:
-            raise LgrecoError("an outer step is on its way: finish() it before states are saved or loaded")
+            raise LgrecoError("an outer step is under way: call finish() before you save or load states")
         outer = {"starts": self._starts, "velocities": self._velocities}
         return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
         if not isinstance(state, Mapping) or not {"starts", "velocities"} <= state.keys():
-            raise LgrecoError("a fragment of the state has no 'starts' and 'velocities', which OuterStep.state_dict() returns")
+            raise LgrecoError("a fragment of the state has no 'starts' and 'velocities': load a state that OuterStep.state_dict() has returned")
         places = self._starts + self._velocities
         saved = [*state["starts"], *state["velocities"]]
         if [values.shape for values in saved] != [place.shape for place in places]:

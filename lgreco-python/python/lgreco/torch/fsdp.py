@@ -160,7 +160,7 @@ class LGreCoShardedState(Training):
                     frozen.append((part, _Frozen({p: names[p.sharded_param] for p in group.fsdp_params})))  # type: ignore[arg-type]
                 groups.add(group._reduce_scatter_process_group)
         if len(groups) != 1:
-            raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
+            raise LgrecoError(f"the module is sharded over {len(groups)} process groups: apply fully_shard to all of it with the same mesh")
         expect_group(replicate_group)
         sharded = replicate_group is None
         refused = wrong_route(options, "sharded" if sharded else None, "under fully_shard each rank gets the mean of its shard")
@@ -286,7 +286,7 @@ class _ReduceScatter:
             return float(world)
         if self._unit.divide_factor is None:
             name = self._unit.parameters[0].name
-            raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
+            raise of_layer(name, "FSDP asks for a reduction that is neither a mean nor a sum, and the module has no set_gradient_divide_factor: set one")
         # FSDP has divided gradients by the factor, and asks for their sum.
         return world / self._unit.divide_factor
 

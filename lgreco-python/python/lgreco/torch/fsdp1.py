@@ -68,14 +68,14 @@ class LGreCoFSDP1State(Training):
         **options: "Unpack[Options]",
     ) -> None:
         if not isinstance(module, FullyShardedDataParallel):
-            raise LgrecoError(f"a {type(module).__name__} is not in FullyShardedDataParallel")
+            raise LgrecoError(f"found a {type(module).__name__}, expected a model in FullyShardedDataParallel")
         wrapped = [(prefix, part) for prefix, part in module.named_modules() if isinstance(part, FullyShardedDataParallel)]
         parts = [(prefix, part) for prefix, part in wrapped if part._handle is not None and part._handle.flat_param.requires_grad]
         strategies = {part.sharding_strategy for _, part in parts}
         sharded = strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP}
         if not sharded and strategies != {ShardingStrategy.NO_SHARD}:
             names = ", ".join(sorted(strategy.name for strategy in strategies))
-            raise LgrecoError(f"the module is sharded by {names}, expected FULL_SHARD or SHARD_GRAD_OP, or NO_SHARD alone")
+            raise LgrecoError(f"the module is sharded by {names}, expected FULL_SHARD or SHARD_GRAD_OP in all parts, or NO_SHARD in all parts")
         ranks = dist.get_process_group_ranks(module.process_group)
         for prefix, part in parts:
             if (own := dist.get_process_group_ranks(part.process_group)) != ranks:

@@ -140,7 +140,7 @@ def agree(
         for name in sorted(first.keys() | options.keys()):
             here, there = (of.get(name, "left out") for of in (options, first))
             if here != there:
-                raise LgrecoError(f"{name} is {here} on rank {rank}, {there} on rank 0: ranks are told the same")
+                raise LgrecoError(f"{name} is {here} on rank {rank}, {there} on rank 0: pass the same value on all ranks")
 
 
 def _differing(models: list[list[tuple[str, str]]]) -> LgrecoError:

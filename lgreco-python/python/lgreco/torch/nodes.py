@@ -70,7 +70,7 @@ def nodes_of(
         sizes = sorted({told.local_size or "not set" for told in every})
         raise LgrecoError(
             f"route is 'two_level', and LOCAL_WORLD_SIZE is {', '.join(sizes)} among {len(ranks)} ranks: it needs at least two nodes "
-            "with as many ranks each, at least two; start the ranks by torchrun, or give node_group, the group of this node's ranks"
+            "with the same number of ranks, at least two; start the ranks by torchrun, or pass node_group, the group of this node's ranks"
         )
     return nodes
 
@@ -80,15 +80,15 @@ def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
     nodes: list[list[int]] = []
     for rank, group in zip(ranks, mates):
         if group is None:
-            raise LgrecoError(f"node_group is left out on rank {rank}: every rank gives the group of its node's ranks")
+            raise LgrecoError(f"node_group is left out on rank {rank}: pass the group of its node's ranks on every rank")
         if rank not in group or not set(group) <= set(ranks):
             raise LgrecoError(f"node_group has ranks {group} on rank {rank}, expected that rank and others of {ranks}")
         if sorted(group) not in nodes:
             nodes.append(sorted(group))
     if sum(map(len, nodes)) != len(ranks):
-        raise LgrecoError(f"node groups have ranks {nodes}: each of ranks {ranks} belongs to one node")
+        raise LgrecoError(f"node groups have ranks {nodes}: each of ranks {ranks} must be in exactly one group")
     if len({len(node) for node in nodes}) != 1:
-        raise LgrecoError(f"node groups have ranks {nodes}, expected as many on each node")
+        raise LgrecoError(f"node groups have ranks {nodes}, expected the same number of ranks on each node")
     if len(nodes) < 2 or len(nodes[0]) < 2:
         raise LgrecoError(f"node groups have ranks {nodes}, expected at least two nodes with at least two ranks: leave node_group out")
     return nodes

@@ -352,7 +352,7 @@ class OuterStep(Reports, Checkpointed[None]):
         for fragment in self._fragments:
             if name in fragment.layers:
                 return fragment.residual_of(name)
-        raise LgrecoError(f"no layer is called {name!r}")
+        raise LgrecoError(f"no layer is called {name!r}: metrics() has the names")
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state. Every rank saves its own, together with its model and inner optimizer.
@@ -385,7 +385,7 @@ class OuterStep(Reports, Checkpointed[None]):
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"steps", "fragments"} <= other.keys():
-                raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'steps' and 'fragments'")
+                raise LgrecoError("the state has no 'steps' and 'fragments': load a state that OuterStep.state_dict() has returned")
             if len(other["fragments"]) != len(self._fragments):
                 raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
         was_early = self._replaced is not None and state.get("parameters") == self._replaced  # older states have no checksum

@@ -38,5 +38,5 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
         return LGreCoShardedState(module, **options)
     if isinstance(module, FullyShardedDataParallel):
         return LGreCoFSDP1State(module, **options)
-    kinds = "DistributedDataParallel or FullyShardedDataParallel, and has not been through fully_shard"
-    raise LgrecoError(f"a {type(given).__name__} is not in {kinds}")
+    expected = "a model in DistributedDataParallel or FullyShardedDataParallel, or after fully_shard: wrap it first"
+    raise LgrecoError(f"found a {type(given).__name__}, expected {expected}")

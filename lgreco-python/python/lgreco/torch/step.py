@@ -349,7 +349,7 @@ class Steps:
             if not exchange.is_lost:
                 exchange.close(self._controller)
         if self._is_lost():
-            raise LgrecoError("an interrupt has come while a collective was started: load a saved state")
+            raise LgrecoError("an interrupt came while a collective was started: load a saved state")
         if not isinstance(step, Refused):
             try:
                 self._controller.abandon_step()

@@ -239,7 +239,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         self._take_back_left_over()
         self._bring_home()
         if name not in self.names:
-            raise LgrecoError(f"no layer is called {name!r}")
+            raise LgrecoError(f"no layer is called {name!r}: `names` has the names")
         values = bytearray(self._controller.residual(self.names.index(name)))
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
 
@@ -313,14 +313,14 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
-                raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
+                raise LgrecoError("the state has no 'run', 'layers' and 'bytes': load a state that state_dict() has returned")
         if residuals is None and not self._is_own(state):
             rank, saved = self._group.rank(), state.get("rank")
             if saved == rank or saved is None:
                 whose = f"this is {_worded(self._place())}, and the state is that of {_worded(state.get('place'))}"
             else:
                 whose = f"this is rank {rank}, and the state is that of rank {saved}, whose residuals that one takes over"
-            raise LgrecoError(f"{whose}: load each rank's own, or say by residuals= whose this one takes over, [] for none")
+            raise LgrecoError(f"{whose}: load each rank's own state, or pass the states whose residuals this rank takes over as residuals=, [] for none")
         gradients, sent = map(int, state["bytes"])
         scale = float(state.get("scale", self._controller.scale))
         plan = [to_bytes(state["run"])] + [to_bytes(part) for part in state["layers"].values()]

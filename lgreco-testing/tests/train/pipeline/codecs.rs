@@ -71,7 +71,7 @@ fn kept_counts_by_published_numbers() {
     }
 }
 
-/// A density of 1 is the identity. So is a grid with enough bits for all different values.
+/// TopK with a density of 1 changes no value. A grid with a level for each different value changes none either.
 #[test]
 fn everything_kept_is_the_identity() {
     let values = noise(60, 1);
