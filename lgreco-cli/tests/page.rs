@@ -128,7 +128,7 @@ fn a_finished_run_is_shown_once() {
     let text = stdout_in(folder.path(), &["watch", "steps.jsonl", "--once", "--html", "run.html"]);
     let last = text.lines().last().unwrap();
     assert_eq!(last.split_whitespace().take(3).collect::<Vec<_>>(), ["19", "1,024", "8.00×"], "{text}");
-    assert!(text.contains("line 21 is not finished") && last.ends_with("eden 1, topk 1"), "{text}");
+    assert!(text.contains("line 21 is not finished") && last.ends_with("1 eden, 1 topk"), "{text}");
     let page = page(&folder.path().join("run.html"));
     check_alone(&page);
     assert!(!page.contains("http-equiv=\"refresh\""));
