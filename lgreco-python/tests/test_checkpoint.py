@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from linear import SHAPES, Linear, gradients
 from ranks import on_ranks
+from test_errors import step, wrapped
 from test_resume import make, own, train
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -216,3 +217,33 @@ def test_what_cannot_be_written_is_an_error_with_its_path_and_leaves_nothing(tmp
         assert [name for name, *_ in told] == ["full", "full", "full", "file", "directory", "other"]
         for name, path, left in told:
             assert path is not None and path.startswith(str(tmp_path / str(rank) / name)) and left == []
+
+
+def _loaded_in_flight(rank: int) -> tuple[list[str], torch.Tensor]:
+    """In one step, rank 1 loads a state while buckets are exchanged. Returns the errors, and the means of that step and the next."""
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS)
+    for at in range(6):
+        step(module, rank, at)
+    saved, told = state.state_dict(), []
+
+    def load(_: torch.Tensor) -> None:
+        if state._under_way() and not told:
+            try:
+                state.load_state_dict(saved)
+            except lgreco.LgrecoError as error:
+                told.append(str(error))
+
+    handles = [p.register_post_accumulate_grad_hook(load) for p in module.parameters()] if rank == 1 else []
+    means = [step(module, rank, 6)]
+    for handle in handles:
+        handle.remove()
+    means.append(step(module, rank, 7))
+    state.load_state_dict(saved)
+    return told, torch.cat(means)
+
+
+def test_a_state_is_not_loaded_while_buckets_are_exchanged() -> None:
+    (nothing, first), (told, second) = on_ranks(2, _loaded_in_flight)
+    assert nothing == [] and torch.equal(first, second)
+    assert told == ["a step is under way, and the other ranks wait for its buckets: load on all ranks between two steps"]

@@ -1,11 +1,12 @@
 """Outer steps whose collectives are under way or fail, and parameters that are not finite."""
 
+import contextlib
 import time
 from typing import Any
 
 import pytest
 import torch
-from linear import Linear
+from linear import Linear, gradients
 from ranks import TIMEOUT, on_ranks
 from test_outer import TOPK, flat, residuals, train
 
@@ -195,3 +196,57 @@ def test_a_rank_without_pseudo_gradients_is_an_error_on_all(delay: int, lacks: s
     assert others == [f"{3 + delay}: rank 1 cannot make the outer step: its own error says why"]
     named = "no pseudo-gradients: MemoryError: no room" if lacks == "memory" else "second: the parameter has shape [3], and had "
     assert len(own) == 1 and own[0].startswith(f"{3 + delay}: ") and named in own[0]
+
+
+def _made_in_part(rank: int, delay: int, fragments: int, fault: str) -> tuple[list[str], torch.Tensor]:
+    """Rank 1 fails in the update of the second outer step, after the exchange. Returns the errors by step, and the weights after
+    ``restart``."""
+    model = Linear()
+    outer = OuterStep(model, every=4, delay=delay, fragments=fragments, **TOPK)
+    told, update, whole = [], torch.Tensor.copy_, model.third.data
+
+    def fails(to: torch.Tensor, *values: Any) -> torch.Tensor:
+        if to.data_ptr() == model.third.data_ptr():
+            raise RuntimeError("the tensor cannot be written")
+        return update(to, *values)
+
+    for step in range(20):
+        made = 7 + delay + (0 if fragments == 1 else 2)  # ``third`` is in the last fragment
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1 and step == made and fault == "copy":
+                patch.setattr(torch.Tensor, "copy_", fails)
+            began = time.monotonic()
+            try:
+                with torch.no_grad():
+                    for name, gradient in gradients(rank, step).items():
+                        if name != "third":
+                            model.get_parameter(name).sub_(gradient, alpha=0.125)
+                    if rank == 1 and step == made and fault == "shape":
+                        model.third.data = torch.zeros(3)
+                outer.step()
+            except LgrecoError as error:
+                told.append(f"{step}: {error}")
+            model.third.data = whole
+            assert time.monotonic() - began < TIMEOUT.total_seconds() / 4
+    with contextlib.suppress(LgrecoError):
+        outer.finish()
+    with pytest.raises(LgrecoError, match="only in part") if rank == 1 else contextlib.nullcontext():
+        outer.state_dict()
+    outer.restart()
+    train(model, outer, rank, range(20, 32))
+    outer.finish()
+    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+
+
+@pytest.mark.parametrize("delay, fragments, fault", [(0, 1, "copy"), (1, 1, "copy"), (1, 1, "shape"), (2, 2, "copy")])
+def test_an_update_that_fails_on_one_rank_is_an_error_on_all_in_the_next_outer_step(delay: int, fragments: int, fault: str) -> None:
+    (others, weights), (own, same) = on_ranks(2, _made_in_part, delay, fragments, fault)
+    made = 7 + delay + (0 if fragments == 1 else 2)
+    words = "third: rank 1 has made the outer step only in part: "
+    words += "RuntimeError: the tensor cannot be written" if fault == "copy" else "LgrecoError: third: the parameter has shape [3]"
+    assert own[0].startswith(f"{made}: {words}")
+    assert [text.split(":")[0] for text in own] == [str(step) for step in range(made, 20, 4)]
+    assert [text.split(":")[0] for text in others] == [str(step) for step in range(made + 4, 20, 4)]
+    assert all("rank 1 cannot make the outer step: it has made its last outer step only in part" in text for text in others)
+    assert all("restart() on all" in text for text in own + others)
+    assert torch.equal(weights, same) and weights.any()

@@ -215,6 +215,44 @@ def test_ranks_compare_the_steps_of_the_states_that_they_load() -> None:
         assert [text.split(":")[0] for text in told] == ["rank 1 and rank 0 have loaded OuterStep states of different steps"]
 
 
+def _alone(rank: int, delay: int) -> tuple[list[str], torch.Tensor]:
+    """Rank 1 alone loads an older state. Its fragments then have their turns at other steps. Returns the errors by step."""
+    model, told = Linear(), []
+    outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
+    train(model, outer, rank, range(10))
+    outer.finish()
+    good = copy.deepcopy(outer.state_dict())
+    train(model, outer, rank, range(10, 12))
+    outer.finish()
+    for at in range(12, 20):
+        try:
+            if at == 12 and rank == 1:
+                outer.load_state_dict(good)
+            train(model, outer, rank, range(at, at + 1))
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+            if delay > 0:
+                train(model, outer, rank, range(at, at + 1))
+    outer.finish()
+    if delay == 0:
+        outer.load_state_dict(good)
+        train(model, outer, rank, range(24, 28))
+    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+
+
+def test_a_rank_that_loads_alone_is_an_error_on_all_in_the_next_outer_step() -> None:
+    (first, start), (second, other) = on_ranks(2, _alone, 0)
+    assert first == second and torch.equal(start, other)
+    words = "rank 1 has loaded an OuterStep state since the last outer step, and rank 0 has not: load on all ranks"
+    assert len(first) == 4 and all(words in text for text in first)
+
+
+def test_with_a_delay_no_rank_loads_into_an_outer_step_that_has_begun() -> None:
+    (first, start), (second, other) = on_ranks(2, _alone, 1)
+    assert first == [] and torch.equal(start, other)
+    assert len(second) == 1 and second[0].startswith("12: this OuterStep has taken steps") and "make another OuterStep on all ranks" in second[0]
+
+
 def _held(rank: int) -> None:
     """A load fails in the second fragment. Everything is unchanged, and the error keeps no copies of states alive."""
     model = Linear()

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Loaded
-from lgreco.torch.collectives import ExchangeError, gather
+from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.layers import Layer, local
-from lgreco.torch.loads import LoadedWeights
+from lgreco.torch.loads import CHANGED, TORN, LoadedWeights
 from lgreco.torch.options import Options
 from lgreco.torch.step import as_own
 from lgreco.torch.step_state import UnderWay
@@ -21,6 +21,7 @@ from lgreco.torch.training import Training
 
 Named = list[tuple[str, torch.nn.Parameter]]
 """Parameters with their names."""
+_WHOLE_AGAIN = "load a saved state on all ranks, or call restart() on all"
 
 
 @dataclass
@@ -38,16 +39,11 @@ class Sent:
     """Pseudo-gradients, which their means replace."""
 
 
-@dataclass
-class Torn:
-    """An interrupt came during the update of the parameters. Some are updated, and others are not."""
-
-
 class Fragment(Training):
     """Layers that are averaged together.
 
     ``send`` begins an outer step and leads from ``Ready`` to ``Sent``, and ``receive`` ends it and leads back to
-    ``Ready``. An interrupt of ``receive`` may leave ``Torn``, until a saved state is loaded.
+    ``Ready``.
     """
 
     _advice = None  # Pseudo-gradients are not scaled.
@@ -61,9 +57,12 @@ class Fragment(Training):
         decay: float,
         forget_moved: bool,
         delayed: bool,
+        compares: dist.ProcessGroup,
+        index: int,
         group: dist.ProcessGroup | None,
         options: Options,
     ) -> None:
+        """``index`` is the fragment's number in the model. In the group ``compares``, ranks compare what they have loaded."""
         # Layers of different types are exchanged in the smallest type that holds them all.
         self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
         self.layers = [name for name, _ in named]
@@ -75,8 +74,10 @@ class Fragment(Training):
         self._joined, self._forget_moved, self._delayed = joined is not None, forget_moved, delayed
         self._starts = [p.detach().clone() for p in self.parameters]
         self._velocities = [torch.zeros_like(start) for start in self._starts]
-        self._loaded = LoadedWeights(self._group)
-        self._outer: Ready | Sent | Torn = Ready()
+        self._loaded = LoadedWeights(compares, index)
+        self._outer: Ready | Sent = Ready()
+        self._torn: str | None = None
+        """Why some parameters have the last outer step, and others do not: its update was interrupted, or has failed."""
         self._has_planned = False
         """Whether ``on_plan`` must still be called for a plan."""
 
@@ -98,12 +99,6 @@ class Fragment(Training):
         if self.has_sent:
             raise LgrecoError("an outer step is under way: call finish() first")
 
-    def gathered(self, number: int) -> list[int]:
-        """All ranks' numbers. Raises RuntimeError when the network has failed."""
-        numbers = torch.full((self._group.size(),), number, dtype=torch.int64)
-        gather(numbers, self._group).wait()
-        return numbers.tolist()
-
     # Weights that are changed by other means than training
 
     def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
@@ -121,6 +116,7 @@ class Fragment(Training):
     def start_from(self, parameters: list[torch.Tensor]) -> None:
         """Continues from these parameters, which are the same on all ranks."""
         self._loaded.forget()
+        self._torn = None
         for start, velocity, p in zip(self._starts, self._velocities, parameters):
             start.copy_(p.detach())
             velocity.zero_()
@@ -138,9 +134,13 @@ class Fragment(Training):
         made."""
         if self.has_sent:
             return  # This step is repeated after an error in another fragment's turn.
-        self._expect_whole()
         sent, buffer, unmade = self._pseudo_gradients()
-        self._loaded.send(changed or unmade, is_changed=changed is not None)
+        if self._torn is not None:
+            self._loaded.send(LgrecoError(self._torn), TORN)
+        elif changed is not None:
+            self._loaded.send(changed, CHANGED)
+        else:
+            self._loaded.send(unmade)
         if not self._delayed:
             # Ranks that have loaded a state agree on the step before they exchange. If others have not, no exchange can end.
             self._expect_alike()
@@ -156,9 +156,7 @@ class Fragment(Training):
             sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
             buffer = torch.empty(sum(start.numel() for start in self._starts), dtype=self._dtype, device=self._starts[0].device)
             for name, part, start, p in zip(self.layers, self._parts(buffer), self._starts, self.parameters):
-                if p.shape != start.shape:
-                    was = f"and had {list(start.shape)} when the OuterStep was made: make another"
-                    raise of_layer(name, f"the parameter has shape {list(p.shape)}, {was}")
+                _expect_as_made(name, p, start)
                 torch.sub(start, p, out=part.view_as(p))
             return sent, buffer, None
         except Exception as error:
@@ -197,8 +195,7 @@ class Fragment(Training):
             self._end_step()
             self._make(sent)
         finally:
-            if not isinstance(self._outer, Torn):
-                self._outer = Ready()
+            self._outer = Ready()
 
     def _expect_alike(self) -> None:
         """Raises on all ranks if they have loaded different weights, or if some rank's model has changed."""
@@ -211,26 +208,39 @@ class Fragment(Training):
             raise failure
 
     def _make(self, sent: Sent) -> None:
-        """Updates parameters by SGD with Nesterov's momentum, and adds this rank's changes since they were sent."""
-        means, exchanged = self._parts(sent.buffer), self._exchanged(sent.buffer)
+        """Updates parameters by SGD with Nesterov's momentum, and adds this rank's changes since they were sent.
+
+        The other ranks make their updates meanwhile. If this rank's fails, the next outer step tells them.
+        """
+        self._torn = "an interrupt came while an outer step updated the parameters: load a saved state"
+        name = self.layers[0]
+        try:
+            self._update_residuals(sent)
+            means = [mean.view_as(start) for mean, start in zip(self._parts(sent.buffer), self._starts)]
+            for name, *layer in zip(self.layers, self.parameters, sent.parameters or self.parameters, self._starts, self._velocities, means):
+                _expect_as_made(name, layer[0], layer[2])
+                for p, before, start, velocity, mean in zip(*map(_pieces, layer)):
+                    learned_since = p - before if self._delayed else None
+                    velocity.mul_(self._momentum).add_(mean)
+                    start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
+                    p.copy_(start if learned_since is None else start + learned_since)
+        except Exception as error:
+            what = f"rank {self._group.rank()} has made the outer step only in part: {type(error).__name__}: {error}"
+            told = of_layer(name, f"{what}; {_WHOLE_AGAIN}")
+            self._torn = str(told)
+            raise told from error
+        self._torn = None
+
+    def _update_residuals(self, sent: Sent) -> None:
         if self._forget_moved:
-            on_host = [mean.to("cpu", torch.float32) for mean in exchanged]
+            on_host = [mean.to("cpu", torch.float32) for mean in self._exchanged(sent.buffer)]
             self._controller.forget_moved([mean.data_ptr() for mean in on_host])
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
-        self._outer = Torn()
-        means = [mean.view_as(start) for mean, start in zip(means, self._starts)]
-        for layer in zip(self.parameters, sent.parameters or self.parameters, self._starts, self._velocities, means):
-            for p, before, start, velocity, mean in zip(*map(_pieces, layer)):
-                learned_since = p - before if self._delayed else None
-                velocity.mul_(self._momentum).add_(mean)
-                start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
-                p.copy_(start if learned_since is None else start + learned_since)
-        self._outer = Ready()
 
     def _expect_whole(self) -> None:
-        if isinstance(self._outer, Torn):
-            raise LgrecoError("an interrupt came while an outer step updated the parameters: load a saved state")
+        if self._torn is not None:
+            raise LgrecoError(self._torn)
 
     def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Splits the buffer by parameter."""
@@ -264,7 +274,7 @@ class Fragment(Training):
         return self.as_it_is(window=window)
 
     def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
-        """The state, even while ``Torn``."""
+        """The state, even if it is torn."""
         if self.has_sent:
             raise LgrecoError("an outer step is under way: call finish() before you save or load states")
         outer = {"starts": self._starts, "velocities": self._velocities}
@@ -283,9 +293,16 @@ class Fragment(Training):
         return loaded
 
     def end_load(self, steps: int) -> None:
-        """Ends the load of a state from after ``steps`` inner steps, and ``Torn``, because all fragments have loaded theirs."""
+        """Ends the load of a state from after ``steps`` inner steps. All fragments have loaded theirs."""
         self._loaded.note_state(steps, self._starts, self._velocities)
-        self._outer = Ready()
+        self._torn = None
+
+
+def _expect_as_made(name: str, p: torch.Tensor, start: torch.Tensor) -> None:
+    """Raises unless a parameter has the shape and the type that it had when the OuterStep was made."""
+    for what, now, was in (("shape", list(p.shape), list(start.shape)), ("type", p.dtype, start.dtype)):
+        if now != was:
+            raise of_layer(name, f"the parameter has {what} {now}, and had {was} when the OuterStep was made: make another")
 
 
 def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:

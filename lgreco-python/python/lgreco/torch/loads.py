@@ -12,8 +12,13 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.collectives import Started, gather
 
 
-_CHANGED, _FAILED = 1, 2
+_FAILED, CHANGED, TORN = 1, 2, 3
 """What ranks tell each other about a failure."""
+_WHY = {
+    _FAILED: "its own error says why",
+    CHANGED: "its model has changed since the OuterStep was made",
+    TORN: "it has made its last outer step only in part: load a saved state on all ranks, or call restart() on all",
+}
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,8 +42,10 @@ _PARTS = {
 class LoadedWeights:
     """The weights and the state that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, index: int) -> None:
+        """All fragments compare in the same ``group``, so that ranks also find that different fragments have their turn.
+        ``index`` is the fragment's."""
+        self._group, self._index = group, index
         self._loaded: dict[int | str, str] = {}
         """Hashes of the values that were loaded since hashes were last sent, by parameter, or by part of a loaded state."""
         self._lacks_some = False
@@ -73,16 +80,16 @@ class LoadedWeights:
     def _forget_sent(self) -> None:
         self._sent, self._sent_lacks_some = {}, False
 
-    def send(self, failure: LgrecoError | None, is_changed: bool = False) -> None:
-        """Starts the comparison, and also sends whether this rank has a ``failure``, and whether its model has changed."""
+    def send(self, failure: LgrecoError | None, kind: int = _FAILED) -> None:
+        """Starts the comparison, and also sends whether this rank has a ``failure``, and of which kind."""
         self._sent, self._loaded = self._sent | self._loaded, {}
         self._sent_lacks_some, self._lacks_some = self._sent_lacks_some or self._lacks_some, False
         if failure is None and self._sent_lacks_some:
-            is_changed = True
+            kind = CHANGED
             failure = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
         weights = sorted((at, values) for at, values in self._sent.items() if isinstance(at, int))
-        outcome = 0 if failure is None else _CHANGED if is_changed else _FAILED
-        own = [outcome, _word(weights), *(_word(self._sent.get(part)) for part in _PARTS)]
+        outcome = 0 if failure is None else kind
+        own = [outcome, self._index, _word(weights), *(_word(self._sent.get(part)) for part in _PARTS)]
         told = torch.zeros(len(own) * self._group.size(), dtype=torch.int64)
         at = len(own) * self._group.rank()
         told[at : at + len(own)] = torch.tensor(own)
@@ -100,10 +107,12 @@ class LoadedWeights:
         first, *_ = every = told.view(self._group.size(), -1).tolist()
         for rank, own in enumerate(every):
             if failure is None and own[0]:
-                why = "its model has changed since the OuterStep was made" if own[0] == _CHANGED else "its own error says why"
-                failure = LgrecoError(f"rank {rank} cannot make the outer step: {why}")
-            failure = failure or _differing_states(rank, own[2:], first[2:])
+                failure = LgrecoError(f"rank {rank} cannot make the outer step: {_WHY[own[0]]}")
+            failure = failure or _differing_states(rank, own[3:], first[3:])
             if failure is None and own[1] != first[1]:
+                what = f"rank {rank} and rank 0 make outer steps of different fragments"
+                failure = LgrecoError(f"{what}: call step() equally often on all ranks, or load on all what they saved after the same step")
+            if failure is None and own[2] != first[2]:
                 what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
                 failure = LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
         if failure is None:

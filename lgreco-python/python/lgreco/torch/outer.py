@@ -1,7 +1,6 @@
 """Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
@@ -13,14 +12,14 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Checkpointed
-from lgreco.torch.collectives import ExchangeError
-from lgreco.torch.fragment import Fragment, Named, elements
-from lgreco.torch.groups import agree, expect_group, own_group, release
-from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, sharded_over, uncompiled
+from lgreco.torch.collectives import ExchangeError, gather
+from lgreco.torch.fragment import Fragment
+from lgreco.torch.groups import agree, own_group, release_with
+from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard
 from lgreco.torch.loads import Loads, checksum
-from lgreco.torch.options import Options, wrong_route
+from lgreco.torch.options import Options
+from lgreco.torch.outer_options import averaged, divided, idle_or_wrong, options_of, shared
 from lgreco.torch.reports import Reports
-from lgreco.torch.route import methods_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,7 +106,7 @@ class OuterStep(Reports, Checkpointed[None]):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        failure: Exception | None = no_module(model) or _averaged(model)
+        failure: Exception | None = no_module(model) or averaged(model)
         if failure is None:
             reshard(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
@@ -133,11 +132,11 @@ class OuterStep(Reports, Checkpointed[None]):
         if "grad_scaler" in options:
             failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
         if failure is None:
-            failure = _idle_or_wrong(told, forget_moved)
+            failure = idle_or_wrong(told, forget_moved)
             every, fragments, delay = int(every), int(fragments), int(delay)
             learning_rate, momentum, feedback_decay = float(learning_rate), float(momentum), float(feedback_decay)
         if failure is None:
-            failure = _shared(model, named, process_group)
+            failure = shared(model, named, process_group)
         # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
         named = [(name, p) for name, p in named if local(p).numel() > 0]
         if failure is None and not named:
@@ -154,11 +153,10 @@ class OuterStep(Reports, Checkpointed[None]):
         together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
         together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
         described = [Layer(name, list(local(p).shape), p.dtype).described() for name, p in named]
-        group = own_group(process_group)
-        try:
-            agree(group, together, described, failure)
-        finally:
-            release(group, os.getpid())
+        self._compares = own_group(process_group)
+        """A group in which ranks compare what they have loaded."""
+        release_with(self, self._compares)
+        agree(self._compares, together, described, failure)
         self.steps = 0
         vars(self).update(every=every, delay=delay)  # They are never assigned again.
         self._model, self._process_group = weakref.ref(model), process_group
@@ -182,10 +180,12 @@ class OuterStep(Reports, Checkpointed[None]):
                 feedback_decay,
                 forget_moved,
                 delay > 0,
+                self._compares,
+                index,
                 process_group,
-                _options_of(told, f"joined.{index}" if joined else None, part, named),
+                options_of(told, f"joined.{index}" if joined else None, part, named),
             )
-            for index, part in enumerate(_divided(named, fragments))
+            for index, part in enumerate(divided(named, fragments))
         ]
         self._loads = Loads(model, self._was_loaded)
 
@@ -236,11 +236,12 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Their fragments would have their turns at different times, and ranks would wait for each other.
         """
-        fragment = self._fragments[0]
+        numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64)
         try:
-            every = fragment.gathered(self.steps)
+            gather(numbers, self._compares).wait()
         except RuntimeError as error:
-            raise fragment._abandoned(error) from error
+            raise self._fragments[0]._abandoned(error) from error
+        every = numbers.tolist()
         for rank, steps in enumerate(every):
             if steps != every[0]:
                 what = f"rank {rank} goes on after step {steps}, and rank 0 after step {every[0]}"
@@ -380,8 +381,14 @@ class OuterStep(Reports, Checkpointed[None]):
         ``residuals``, parameters stay unchanged.
 
         Raises ValueError for other fragments or shapes. Raises LgrecoError for a damaged state, for that of another rank without
-        ``residuals``, and if the model was loaded before this object was made. Everything is then unchanged.
+        ``residuals``, if the model was loaded before this object was made, and with a ``delay`` after the first step. Everything is
+        then unchanged.
         """
+        if self.delay > 0 and self._has_begun:
+            raise LgrecoError(
+                "this OuterStep has taken steps, and with a delay the other ranks would not find in time that this one has loaded a "
+                "state: make another OuterStep on all ranks, and load the state into that one"
+            )
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"steps", "fragments"} <= other.keys():
@@ -425,73 +432,3 @@ class OuterStep(Reports, Checkpointed[None]):
         for fragment, kept in zip(self._fragments, before):
             if kept is not None:
                 fragment.load_state_dict(kept)
-
-
-def _averaged(model: torch.nn.Module) -> LgrecoError | None:
-    """The error for a model whose processes do not train separately, or None."""
-    if not isinstance(uncompiled(model), torch.nn.parallel.DistributedDataParallel):
-        return None
-    way_out = "give OuterStep the module within, which processes train apart, or workers of several processes each"
-    return LgrecoError(f"model is a DistributedDataParallel, which averages gradients in every step: {way_out}")
-
-
-def _shared(
-    model: torch.nn.Module, named: Named, group: dist.ProcessGroup | None
-) -> LgrecoError | None:
-    """The error for a group whose ranks hold different shards of the model, or None."""
-    expect_group(group)
-    if not dist.is_initialized():
-        return None
-    holders = sharded_over(model, [p for _, p in named])
-    averaging = dist.get_process_group_ranks(group)
-    if len(set(holders) & set(averaging)) <= 1:
-        return None
-    way_out = "give OuterStep as process_group a group of ranks that hold the same shards, one of each node"
-    return LgrecoError(f"the model is sharded over ranks {holders}, and process_group, which averages it, has ranks {averaging}: {way_out}")
-
-
-def _idle_or_wrong(options: Options, forget_moved: bool) -> LgrecoError | None:
-    """The error for a route that cannot work, or for ``forget_moved`` if no layer has a residual; otherwise None."""
-    if (wrong := wrong_route(options, None, "")) is not None:
-        return wrong
-    beside = None
-    methods = methods_of(options.get("method"), options.get("settings"))
-    if options.get("policy") == "uncompressed":
-        beside = "policy='uncompressed'"
-    elif options.get("error_feedback") is False:
-        beside = "error_feedback=False"
-    elif methods <= {"qsgd", "eden"}:
-        beside = f"settings={options['settings']!r}" if options.get("settings") is not None else f"method={options.get('method')!r}"
-    if not forget_moved or beside is None:
-        return None
-    return LgrecoError(f"forget_moved is {forget_moved!r}, which has no effect beside {beside}: no layer has a residual; leave it out")
-
-
-def _options_of(
-    told: Options,
-    joined: str | None,
-    part: Named,
-    named: Named,
-) -> Options:
-    """The options of a fragment's controller."""
-    options: Options = {**told}
-    if isinstance(budget := told.get("budget"), Integral):
-        options["budget"] = int(budget) * elements(part) // max(1, elements(named))
-    if settings := told.get("settings"):
-        layers = [joined] if joined else [name for name, _ in part]
-        options["settings"] = {name: settings[name] for name in layers if name in settings}
-    return options
-
-
-def _divided(named: Named, parts: int) -> list[Named]:
-    """Divides layers into consecutive parts with about as many elements each. No part is empty."""
-    total = elements(named)
-    divided: list[Named] = [[] for _ in range(parts)]
-    at = before = 0
-    for index, layer in enumerate(named):
-        left = len(named) - index
-        while at < parts - 1 and divided[at] and (before >= total * (at + 1) / parts or left <= parts - 1 - at):
-            at += 1
-        divided[at].append(layer)
-        before += local(layer[1]).numel()
-    return divided

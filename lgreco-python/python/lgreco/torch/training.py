@@ -26,7 +26,7 @@ from lgreco.torch.planning import default_lead
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
 from lgreco.torch.step import Steps
-from lgreco.torch.step_state import Between
+from lgreco.torch.step_state import Between, UnderWay
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -303,13 +303,16 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         node takes over. Former nodes may have had another number of ranks; ranks of a run without nodes are nodes of
         one rank. Each rank finds its shards in these states.
 
-        Raises LgrecoError when a state is damaged or of another kind. Everything is then unchanged.
+        Raises LgrecoError when a state is damaged or of another kind, and during a backward pass whose buckets are exchanged.
+        Everything is then unchanged.
         """
         try:
             self._take_back_left_over()
         except LgrecoError:
             if not self._is_lost():
                 raise
+        if isinstance(self._state, UnderWay) and self._state.backward.is_known and not self._is_lost():
+            raise LgrecoError("a step is under way, and the other ranks wait for its buckets: load on all ranks between two steps")
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
