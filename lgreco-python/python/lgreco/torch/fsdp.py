@@ -1,6 +1,7 @@
 """Compressed gradients for fully_shard (FSDP2)."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,12 @@ from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_LOG = logging.getLogger("lgreco")
+_LEFT_OUT = (
+    "%s: the parameter has no gradient on rank %d in this step, and is left out. All ranks must leave out the same parameters, as "
+    "without lgreco; otherwise the process group fails. If they differ, call model.set_reduce_scatter_unused_params(True)"
+)
 
 
 class _Parameter(NamedTuple):
@@ -45,6 +52,7 @@ class _Unit:
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
         self.present = list(range(len(parameters)))
         """Indices of the parameters that have a gradient in this step, in the order of FSDP's buffer."""
+        self._has_warned = False
         self.later: str | None = None
         """Name of a parameter that has a gradient, but was frozen when the state was made."""
         # A module's gradients are exchanged together, in the smallest type that holds all their types.
@@ -68,6 +76,10 @@ class _Unit:
 
         def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
             self.present = [indices[p] for p in fsdp_params if p in indices]
+            if not self._has_warned and len(self.present) < len(self.parameters):
+                self._has_warned = True
+                absent = next(index for index in range(len(self.parameters)) if index not in self.present)
+                _LOG.warning(_LEFT_OUT, self.parameters[absent].name, dist.get_rank())
             self.later = next((names[p.sharded_param] for p in fsdp_params if p not in indices), None)
             return prepare(fsdp_params, gradients, world)
 
