@@ -3,6 +3,7 @@
 use super::agreement::{self, Heard};
 use super::agreement_state::{BROKEN, Stage, StepTotals};
 use super::decision::{Decided, LayerSetting};
+use super::groups::forget_many;
 use super::layer::{BucketStatus, Undo};
 use super::meter::{Meter, Sample};
 use super::probe::Probe;
@@ -34,6 +35,7 @@ impl Controller {
     /// finite; its `Err` is this rank's error.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
+        forget_many(&mut self.agreed);
         if self.world == 1 {
             // With a single rank, there are no other ranks to agree with.
             self.scheduler.given = self.scheduler.given.in_agreement();

@@ -1,6 +1,7 @@
-//! Division of the layers into the buckets of blocking steps.
+//! Division of the layers into the buckets of blocking steps, and the buckets on which ranks have agreed.
 
 use super::Tensor;
+use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -25,5 +26,19 @@ impl Groups {
             ranges.push(start..tensors.len());
         }
         Groups { ranges }
+    }
+}
+
+/// Largest number of sets of layers for which ranks remember that they have agreed.
+pub(super) const MOST_AGREED: usize = 1024;
+
+/// Forgets all but one of the agreed sets if there are too many, because a trainer that forms ever new buckets would fill the memory.
+/// All ranks have the same sets when a step begins. So they forget the same ones, and agree on the others anew.
+pub(super) fn forget_many(agreed: &mut BTreeSet<Vec<usize>>) {
+    if agreed.len() >= MOST_AGREED {
+        // `Controller::provide` asks whether there is any.
+        let first = agreed.pop_first();
+        agreed.clear();
+        agreed.extend(first);
     }
 }

@@ -15,8 +15,8 @@ use core::ops::Range;
 impl Controller {
     /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
     /// layers together. When layers are exchanged together for the first time, an additional all-gather of 24 bytes per rank checks
-    /// this. Different buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the
-    /// same order.
+    /// this, and again after more than a thousand other sets of layers. Different buckets may be exchanged at the same time, on any
+    /// threads. All ranks must start their collectives in the same order.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`]
@@ -26,12 +26,9 @@ impl Controller {
     /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise it allocates messages and workspaces, with the sizes
     /// that [`MemoryUse::of`](super::MemoryUse::of) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
-        let agreement = match self.agreed.get_mut(layers) {
-            Some(last) => {
-                *last = self.scheduler.step;
-                Agreement::Reached
-            }
-            None => Agreement::Needed,
+        let agreement = match self.agreed.contains(layers) {
+            true => Agreement::Reached,
+            false => Agreement::Needed,
         };
         self.lend(layers.iter().copied(), agreement, false)
     }
@@ -181,7 +178,7 @@ impl Controller {
         let exchanged = bucket.progress == Progress::Exchanged;
         let alone = bucket.alone;
         if bucket.agreement == Agreement::Needed && bucket.flight.as_ref().is_some_and(Flight::has_met) {
-            self.agreed.insert(bucket.layers().collect(), self.scheduler.step);
+            self.agreed.insert(bucket.layers().collect());
         }
         self.totals.told |= (exchanged || alone) && has_elements(&bucket);
         // If all ranks have found that they differ, they compare their options before the next step.

@@ -158,3 +158,60 @@ fn decisions_of_both_directions_survive_their_words() {
         assert!(Decision::decode(&words).is_err(), "a third direction");
     }
 }
+
+/// A trainer that forms a new bucket in every step. Ranks remember only so many, and go on to agree.
+#[test]
+fn agreed_buckets_are_few() {
+    const LAYERS: usize = 11;
+    let bucket_of = |step: usize| (0..LAYERS).filter(|layer| step >> layer & 1 == 1).collect::<Vec<_>>();
+    let layers = || (0..LAYERS).map(|layer| Tensor::new(&std::format!("layer {layer}"), &[1], Dtype::F32).unwrap());
+    let steps = 1..groups::MOST_AGREED + 40;
+    let most = threads::run(2, |mut worker| {
+        let mut controller =
+            Controller::new(config(Policy::Uncompressed), layers().collect(), worker.rank(), worker.world_size())?;
+        let mut most = 0;
+        for step in steps.clone() {
+            controller.begin_step(0.1)?;
+            while let Some(request) = controller.control()? {
+                request.perform(&mut worker)?;
+            }
+            let mut bucket = controller.open(&bucket_of(step))?;
+            let mut gradients = vec![[1.0 + worker.rank() as f32]; bucket.layers().len()];
+            let mut values: Vec<_> = gradients.iter_mut().map(|values| ValuesMut::F32(values)).collect();
+            bucket.exchange(&mut worker, &mut values)?;
+            controller.close(bucket)?;
+            controller.finish_step()?;
+            assert!(gradients.iter().all(|values| values == &[1.5]));
+            most = most.max(controller.agreed.len());
+        }
+        Ok::<_, crate::Error>(most)
+    });
+    assert_eq!(most, [Ok(groups::MOST_AGREED); 2]);
+    let most = threads::run_nodes(2, 2, |mut node, mut peers| {
+        let place = two_level::Topology::of(&node, &peers);
+        let mut training = two_level::TwoLevel::new(config(Policy::Uncompressed), layers().collect(), place)?;
+        let mut most = 0;
+        for step in steps.clone() {
+            training.begin_step(0.1)?;
+            let mut perform = |group, request: crate::exchange::Request<'_>| match group {
+                two_level::Group::Node => request.perform(&mut node),
+                two_level::Group::Peers => request.perform(&mut peers),
+            };
+            while let Some((group, request)) = training.control()? {
+                perform(group, request)?;
+            }
+            let mut bucket = training.open(&bucket_of(step))?;
+            let mut gradients = vec![[1.0]; bucket.layers().len()];
+            let mut values: Vec<_> = gradients.iter_mut().map(|values| ValuesMut::F32(values)).collect();
+            bucket.submit(&mut values)?;
+            while let Some((group, request)) = bucket.next(&mut values)? {
+                perform(group, request)?;
+            }
+            training.close(bucket)?;
+            training.finish_step()?;
+            most = most.max(training.agreed.len());
+        }
+        Ok::<_, crate::Error>(most)
+    });
+    assert_eq!(most, [Ok(groups::MOST_AGREED); 4]);
+}

@@ -17,7 +17,7 @@ use crate::checksum::Hash;
 use crate::exchange::Place;
 use crate::rng::Stream;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -54,8 +54,8 @@ pub struct Controller {
     pub(super) non_finite: u64,
     /// An error of this rank that no message has reported to the others yet.
     pub(super) late: Option<Error>,
-    /// Sets of layers that all ranks agreed to exchange as one bucket, with the step at which they were last exchanged.
-    pub(super) agreed: BTreeMap<Vec<usize>, u64>,
+    /// Sets of layers that all ranks agreed to exchange as one bucket.
+    pub(super) agreed: BTreeSet<Vec<usize>>,
     /// Buffers that no bucket uses at the moment.
     pub(super) arenas: Arenas,
     /// The agreement before a step.
@@ -108,7 +108,7 @@ impl Controller {
             states,
             non_finite: 0,
             late: None,
-            agreed: BTreeMap::new(),
+            agreed: BTreeSet::new(),
             arenas: Arenas::default(),
             control: Control::new(world)?,
             lendings: 0,

@@ -6,6 +6,7 @@ use crate::Error;
 use crate::checksum::Hash;
 use crate::controller::agreement::{self, Heard};
 use crate::controller::control::check_rate;
+use crate::controller::groups::forget_many;
 use crate::controller::identity::Field;
 use crate::exchange::Request;
 use alloc::vec;
@@ -42,6 +43,7 @@ impl TwoLevel {
     /// [`Error::StepOrder`] while a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         self.expect_idle()?;
+        forget_many(&mut self.agreed);
         if !self.met {
             self.begin_blocking(learning_rate, None);
             return Ok(());

@@ -126,7 +126,7 @@ pub struct TwoLevel {
     /// Checksum of configuration, layers and topology.
     identity: u64,
     /// Sets of layers that the node's ranks agreed to exchange as one bucket.
-    agreed: BTreeSet<Vec<usize>>,
+    pub(super) agreed: BTreeSet<Vec<usize>>,
     stage: Stage,
     /// Whether the ranks of the node have compared their options since this value was created or loaded.
     met: bool,
