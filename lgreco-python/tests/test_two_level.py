@@ -2,17 +2,20 @@
 
 import os
 import pathlib
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from linear import SHAPES, Linear, gradients, mean
-from ranks import on_ranks
+from ranks import TIMEOUT, on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, lgreco_hook
+from lgreco._lgreco import Bucket
+from lgreco.torch import ExchangeError, LGreCoState, lgreco_hook
+from lgreco.torch import step as steps
 
 WORLD, STEPS = 4, 10
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
@@ -365,3 +368,62 @@ def test_groups_that_have_no_effect_and_options_that_differ_are_named() -> None:
         assert "node_group is 'node', expected a process group" in wrong, wrong
         assert rank == 1 or "rank 1 failed" in wrong, wrong
         assert "on rank 1" in differ and ("method" in differ or "default" in differ), differ
+
+
+class _Scarce:
+    """A bucket. In one step of rank 1, there is no memory for its last collective."""
+
+    is_scarce = False
+
+    def __init__(self) -> None:
+        self.of = Bucket()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "next" and self.is_scarce and self.of.is_paused:
+            raise LgrecoError("no memory for 4096 words")
+        return getattr(self.of, name)
+
+
+class _Lending:
+    """A controller that lends layers to such buckets."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.of, name)
+        return (lambda *arguments: call(*[getattr(a, "of", a) for a in arguments])) if name in ("open", "close") else call
+
+
+def _without_memory(rank: int) -> tuple[list[str], bool]:
+    """Returns the errors, and whether residuals are as before the step that has failed first."""
+    ddp, state = make(undo=True)
+    told, kept = [], True
+    state._controller, steps.Bucket = _Lending(state._controller), _Scarce  # type: ignore[assignment, misc]
+    for at in range(7):
+        before = [state.residual(name) for name in SHAPES]
+        _Scarce.is_scarce = rank == 1 and at == 5
+        began = time.monotonic()
+        try:
+            step(ddp, gradients(rank, at))
+        except ExchangeError as error:
+            told.append(f"{at}: {error}")
+            kept = all(torch.equal(state.residual(name), was) for name, was in zip(SHAPES, before)) and before[0].any()  # type: ignore[assignment]
+            break
+    # The failing rank lives on, and the other rank of its node gets the error nevertheless.
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("told", "")
+    if rank == 1:
+        store.wait(["told"], TIMEOUT / 4)
+    assert time.monotonic() - began < TIMEOUT.total_seconds() / 4
+    return told, bool(kept)
+
+
+def test_a_rank_without_memory_for_the_last_collective_leaves_and_no_rank_waits() -> None:
+    found = on_ranks(WORLD, _without_memory)
+    assert all(kept for _, kept in found)
+    (mate,), (own,), *_ = (told for told, _ in found)
+    assert own.startswith("5: rank 1, step 5: ") and "no memory for 4096 words" in own
+    assert mate.startswith("5: rank 0, step 5: a collective has failed")
+    assert all(told[0].startswith("6: ") for told, _ in found[2:])

@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -69,9 +69,14 @@ def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) 
     return made  # type: ignore[return-value]
 
 
-def release_with(owner: object, group: dist.ProcessGroup) -> None:
-    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends."""
-    weakref.finalize(owner, release, group, os.getpid()).atexit = False
+def release_with(owner: object, group: dist.ProcessGroup) -> Callable[[], object]:
+    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends.
+
+    The returned function releases it at once.
+    """
+    finalizer = weakref.finalize(owner, release, group, os.getpid())
+    finalizer.atexit = False
+    return finalizer
 
 
 def release(group: dist.ProcessGroup, made_by: int) -> None:

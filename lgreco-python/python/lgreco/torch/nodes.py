@@ -1,13 +1,13 @@
 """Finds the ranks that share a node, and makes the groups for training by two levels."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError, Request
-from lgreco.torch.groups import meeting, part_of
+from lgreco.torch.groups import meeting, part_of, release_with
 
 
 class Nodes:
@@ -20,14 +20,24 @@ class Nodes:
         """The ranks of each group of peers."""
         self.node = part_of(self.ranks, group)
         self.peers = part_of(self.by_local_rank, group)
-
-    @property
-    def place(self) -> list[int]:
+        self.place = [self.peers.size(), self.peers.rank(), self.node.size(), self.node.rank()]
         """The number of nodes, this rank's node, the number of ranks per node, and this rank's local rank."""
-        return [self.peers.size(), self.peers.rank(), self.node.size(), self.node.rank()]
+        self._releases: list[Callable[[], object]] = []
+
+    def release_with(self, owner: object) -> None:
+        """Releases the groups when the owner is freed."""
+        self._releases = [release_with(owner, self.node), release_with(owner, self.peers)]
+
+    def leave(self) -> None:
+        """Closes this rank's connections, so that ranks that wait for it get an error at once."""
+        for release in self._releases:
+            release()
+        del self.node, self.peers
 
     def group(self, request: Request) -> dist.ProcessGroup:
         """The group that performs a collective."""
+        if not hasattr(self, "node"):
+            raise RuntimeError("this rank has left its groups after a lack of memory: make a new state, in a new process group")
         return self.node if request.group == "node" else self.peers
 
 

@@ -329,6 +329,9 @@ class Steps:
         """Undoes the step, and returns the error to raise."""
         error = self._broken(cause)
         self._take_back(error)
+        if isinstance(cause, MemoryError) and self._nodes is not None and self._device is None:
+            # No message tells the other ranks, which wait for this one's collective.
+            self._nodes.leave()
         return error
 
     def _broken(self, cause: Exception) -> ExchangeError:

@@ -81,8 +81,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         if routed is not None:
             nodes, told["route"] = routed(own)
         if nodes is not None:
-            release_with(self, nodes.node)
-            release_with(self, nodes.peers)
+            nodes.release_with(self)
         scale = Scale(grad_scaler)
         # Ranks must agree on all options but metrics_every, which only affects its own rank.
         together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype, "route": options.get("route")}
