@@ -5,9 +5,9 @@
 
 use super::NonFinite;
 use super::arena::{Arena, Needs};
-use super::buffers::grow;
 use super::lent_layer::{LentLayer, is_too_large};
 use super::par_layers;
+use super::spare::Spare;
 use super::tensor::check_layer;
 #[cfg(doc)]
 use crate::CoreError;
@@ -18,7 +18,6 @@ use crate::exchange::{
     Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of,
 };
 use crate::gradient::ValuesMut;
-use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 /// Progress of a bucket's exchange.
@@ -84,8 +83,8 @@ pub struct Bucket {
     /// Whether relative errors are measured.
     pub(super) measured: bool,
     pub(super) needs: Needs,
-    /// Whether the scratch memory is kept for the next bucket, because buckets come one at a time.
-    pub(super) keeps_scratch: bool,
+    /// Where scratch memory comes from and goes to.
+    pub(super) spare: Spare,
     /// The number of this step in a decision's window, counted from 1; 0 outside a window.
     pub(super) window_step: u64,
     pub(super) non_finite: NonFinite,
@@ -172,7 +171,7 @@ impl Bucket {
     /// [`Error::StepOrder`] when the bucket has gradients already.
     ///
     /// # Complexity
-    /// Encodes every layer. Allocates scratch memory and frees it.
+    /// Encodes every layer. Takes scratch memory, which other buckets of the step use afterwards.
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.expect_open()?;
         let start = self.now();
@@ -201,7 +200,7 @@ impl Bucket {
 
     fn begin(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let offered = self.failure.map_or(Ok(()), Err).and_then(|()| self.offer(gradients));
-        self.failure = offered.and(grow(&mut self.arena.scratch, self.needs.compressing)).err();
+        self.failure = offered.and(self.spare.provide(&mut self.arena.scratch, self.needs.compressing)).err();
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
         let present = unless_failed(failure, gradients);
         let begin = |host: &mut Host<'_, '_>| Flight::begin(host, moment, agreement, failure);
@@ -241,8 +240,8 @@ impl Bucket {
     /// that were submitted.
     ///
     /// # Complexity
-    /// All calls together decode every payload, and take up to three passes for residuals. Each call allocates scratch memory and
-    /// frees it. In the last call, this memory includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// All calls together decode every payload, and take up to three passes for residuals. Each call takes scratch memory, as
+    /// [`submit`](Bucket::submit) does. In the last call, this memory includes an f32 per element of layers whose residual is stored in fewer bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -306,7 +305,7 @@ impl Bucket {
         let averaging = flight.is_averaging();
         let rest = if averaging { self.arena.rest() } else { 0 };
         let words = if averaging { self.needs.averaging + rest.div_ceil(2) } else { self.needs.compressing };
-        if let Err(error) = grow(&mut self.arena.scratch, words) {
+        if let Err(error) = self.spare.provide(&mut self.arena.scratch, words) {
             if averaging {
                 return self.fail(error, true, gradients);
             }
@@ -333,11 +332,9 @@ impl Bucket {
         }
     }
 
-    /// Frees the scratch memory, so that buckets in flight do not hold it.
+    /// Gives the scratch memory back, so that buckets in flight do not hold it.
     fn drop_scratch(&mut self) {
-        if !self.keeps_scratch {
-            self.arena.scratch = Vec::new();
-        }
+        self.spare.release(&mut self.arena.scratch);
     }
 
     /// Ends the exchange with an error. `alone` tells whether only this rank has failed.

@@ -191,6 +191,7 @@ impl Controller {
             self.scheduler.reopen();
             self.late = self.totals.late;
         }
+        self.spare.clear();
         self.control.cancel();
         Ok(())
     }
@@ -201,6 +202,7 @@ impl Controller {
             self.scheduler.forget();
         }
         self.scheduler.close();
+        self.spare.clear();
         self.control.cancel();
     }
 

@@ -4,6 +4,7 @@ use super::arena::{Arena, Needs};
 use super::bucket::{Bucket, Progress};
 use super::layer::BucketStatus;
 use super::lent_layer::LentLayer;
+use super::spare::Spare;
 use super::{Controller, Tensor};
 use crate::Error;
 use crate::checksum::Hash;
@@ -76,7 +77,7 @@ impl Controller {
             agreement,
             measured,
             needs,
-            keeps_scratch: alone,
+            spare: if alone { Spare::default() } else { self.spare.clone() },
             window_step: self.scheduler.window_step(),
             non_finite,
             failure: None,

@@ -123,10 +123,12 @@ impl Controller {
     ) -> Result<u64, Error> {
         let needs = groups.ranges.iter().map(|range| self.needs_of(&plans[range.clone()]));
         let needs = needs.collect::<Result<Vec<_>, _>>()?;
-        let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
-        lasting.sort_unstable_by(|one, other| other.cmp(one));
-        let passing: Vec<u64> = needs.iter().map(Needs::passing).collect();
-        Ok(most_passing(&passing, messages, at_once) + lasting.iter().take(at_once).sum::<u64>())
+        let message = |at: usize| messages.get(at).copied().unwrap_or(0);
+        let passing = needs.iter().enumerate().map(|(at, needs)| needs.passing().max(message(at))).collect();
+        let lasting = needs.iter().map(Needs::lasting).collect();
+        // A bucket's message inside the node may be under way while the bucket before computes.
+        let passing_at_once = if messages.is_empty() { 1 } else { at_once.min(2) };
+        Ok(largest(passing, passing_at_once) + largest(lasting, at_once))
     }
 
     /// Memory that is enough for each bucket of blocking steps under these plans.
@@ -157,14 +159,8 @@ impl Controller {
     }
 }
 
-/// The most memory that buckets take for a short time: the scratch memory of one bucket, or its message inside the node, beside the
-/// message of the bucket before or after it, if `at_once` is more than 1.
-fn most_passing(passing: &[u64], messages: &[u64], at_once: usize) -> u64 {
-    let message = |bucket: usize| messages.get(bucket).copied().unwrap_or(0);
-    let beside = |bucket: usize| if at_once > 1 { message(bucket) } else { 0 };
-    let most = passing.iter().enumerate().map(|(bucket, &passing)| {
-        let neighbour = beside(bucket + 1).max(bucket.checked_sub(1).map_or(0, beside));
-        passing.max(message(bucket)) + neighbour
-    });
-    most.max().unwrap_or(0)
+/// The sum of the `count` largest.
+fn largest(mut bytes: Vec<u64>, count: usize) -> u64 {
+    bytes.sort_unstable_by(|one, other| other.cmp(one));
+    bytes.iter().take(count).sum()
 }

@@ -147,6 +147,7 @@ mod ramp;
 mod residuals;
 mod save;
 mod schedule;
+mod spare;
 mod state_format;
 mod step;
 mod summary;

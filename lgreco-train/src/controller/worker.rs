@@ -8,6 +8,7 @@ use super::identity::{Field, fields};
 use super::layer::{LayerState, Switch};
 use super::layer_plan::LayerPlan;
 use super::schedule::Scheduler;
+use super::spare::Spare;
 use super::{Config, Tensor};
 #[cfg(doc)]
 use crate::CoreError;
@@ -58,6 +59,8 @@ pub struct Controller {
     pub(super) agreed: BTreeSet<Vec<usize>>,
     /// Buffers that no bucket uses at the moment.
     pub(super) arenas: Arenas,
+    /// Scratch memory of buckets in flight, and with nodes their messages inside the node.
+    pub(super) spare: Spare,
     /// The agreement before a step.
     pub(super) control: Control,
     /// Number of buckets lent so far.
@@ -110,6 +113,7 @@ impl Controller {
             late: None,
             agreed: BTreeSet::new(),
             arenas: Arenas::default(),
+            spare: Spare::shared(),
             control: Control::new(world)?,
             lendings: 0,
             totals: StepTotals::default(),

@@ -142,49 +142,46 @@ fn no_memory_for_a_decision_is_told_to_all() {
     assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
 }
 
-/// One rank has no memory to compute in, either when it submits gradients or later. All ranks get an error in the same
-/// step, and the next step succeeds.
+/// One rank has no memory to compress gradients. All ranks get an error in the same step, and the next step succeeds. Calls of `next`
+/// then use the memory of `submit`.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_bucket_is_told_to_all() {
-    for when in ["submit", "next"] {
-        let results = threads::run(2, |mut worker| {
-            let mut config = Config::new(Search::new(Method::PowerSgd));
-            config.policy = Policy::Fixed(vec![Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 })]);
-            config.schedule.warmup = 2;
-            let layers = vec![Tensor::new("a", &[64, 512], Dtype::F32).expect("a layer")];
-            let mut controller =
-                Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
-            let mut step = |refused: bool| -> Result<bool, Error> {
-                controller.begin_step(0.1)?;
-                while let Some(request) = controller.control()? {
+    let results = threads::run(2, |mut worker| {
+        let mut config = Config::new(Search::new(Method::PowerSgd));
+        config.policy = Policy::Fixed(vec![Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 })]);
+        config.schedule.warmup = 2;
+        let layers = vec![Tensor::new("a", &[64, 512], Dtype::F32).expect("a layer")];
+        let mut controller =
+            Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
+        let mut step = |refused: bool| -> Result<bool, Error> {
+            controller.begin_step(0.1)?;
+            while let Some(request) = controller.control()? {
+                request.perform(&mut worker)?;
+            }
+            let refuse = |now: bool| REFUSED.set(if now && worker.rank() == 1 { 4096 } else { usize::MAX });
+            let mut values: Vec<f32> = (0..64 * 512).map(|i| (i as f32 * 0.7).sin()).collect();
+            let values = &mut [ValuesMut::F32(&mut values)];
+            let mut bucket = controller.open(&[0])?;
+            refuse(refused);
+            let submitted = bucket.submit(values);
+            refuse(false);
+            let exchanged = submitted.and_then(|()| {
+                while let Some(request) = bucket.next(values)? {
                     request.perform(&mut worker)?;
                 }
-                let refuse = |now: bool| REFUSED.set(if now && worker.rank() == 1 { 4096 } else { usize::MAX });
-                let mut values: Vec<f32> = (0..64 * 512).map(|i| (i as f32 * 0.7).sin()).collect();
-                let values = &mut [ValuesMut::F32(&mut values)];
-                let mut bucket = controller.open(&[0])?;
-                refuse(refused && when == "submit");
-                let submitted = bucket.submit(values);
-                refuse(refused && when == "next");
-                let exchanged = submitted.and_then(|()| {
-                    while let Some(request) = bucket.next(values)? {
-                        request.perform(&mut worker)?;
-                    }
-                    Ok(())
-                });
-                REFUSED.set(usize::MAX);
-                controller.close(bucket)?;
-                controller.finish_step()?;
-                exchanged.map(|()| true)
-            };
-            [step(false), step(false), step(false), step(true), step(false)]
-        });
-        let own = results[1][3];
-        assert!(matches!(own, Err(Error::Core(CoreError::OutOfMemory { .. }))), "{when}: {own:?}");
-        assert_eq!(results[0][3], Err(Error::Peer { rank: 1, code: 7 }), "{when}");
-        assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{when}: {results:?}");
-    }
+                Ok(())
+            });
+            controller.close(bucket)?;
+            controller.finish_step()?;
+            exchanged.map(|()| true)
+        };
+        [step(false), step(false), step(false), step(true), step(false)]
+    });
+    let own = results[1][3];
+    assert!(matches!(own, Err(Error::Core(CoreError::OutOfMemory { .. }))), "{own:?}");
+    assert_eq!(results[0][3], Err(Error::Peer { rank: 1, code: 7 }));
+    assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{results:?}");
 }
 
 /// A group that may allocate, whatever is refused to the controller. What it allocates is not counted.

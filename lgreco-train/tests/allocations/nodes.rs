@@ -135,23 +135,27 @@ fn memory_of_two_levels_is_small_and_known() {
     }
 }
 
-/// One rank has no memory for a bucket's last message. It can continue once there is memory.
+/// One rank has no memory for a bucket's last message, because another bucket uses the spare memory. It can continue once there is
+/// memory.
 #[test]
 fn a_bucket_waits_for_memory() {
     let means = threads::run_nodes(2, 2, |mut node, mut peers| {
         let place = Topology::of(&node, &peers);
-        let layers = vec![Tensor::new("a", &[64, 64], Dtype::F32).expect("a layer")];
-        let mut training = TwoLevel::new(config(TOPK, &[8], Storage::F32), layers, place).expect("sound options");
+        let layers = ["a", "b"].map(|name| Tensor::new(name, &[64, 64], Dtype::F32).expect("a layer"));
+        let mut training =
+            TwoLevel::new(config(TOPK, &[8, 8], Storage::F32), layers.into(), place).expect("sound options");
         let mut groups = Groups { node: Unlimited(&mut node), peers: Unlimited(&mut peers) };
         training.begin_step(0.1).expect("the first step");
         while let Some(request) = training.control().expect("equal options") {
             groups.perform(request).expect("a network");
         }
-        let mut values = vec![place.rank() as f32; 64 * 64];
-        let mut gradients = [ValuesMut::F32(&mut values)];
+        let mut values = [[place.rank() as f32; 64 * 64]; 2];
+        let [mut gradients, mut others] = values.each_mut().map(|values| [ValuesMut::F32(values)]);
         let mut bucket = training.open(&[0]).expect("memory");
         bucket.submit(&mut gradients).expect("a new bucket");
         groups.exchange(&mut bucket, &mut gradients).expect("sound gradients");
+        let mut other = training.open(&[1]).expect("memory");
+        other.submit(&mut others).expect("a new bucket");
         if place.rank() == 1 {
             REFUSED.set(4096);
             let refused = bucket.next(&mut gradients).map(drop);
@@ -162,8 +166,13 @@ fn a_bucket_waits_for_memory() {
             groups.perform(request).expect("a network");
         }
         training.close(bucket).expect("a bucket of this step");
+        groups.exchange(&mut other, &mut others).expect("sound gradients");
+        while let Some(request) = other.next(&mut others).expect("memory") {
+            groups.perform(request).expect("a network");
+        }
+        training.close(other).expect("a bucket of this step");
         training.finish_step().expect("a complete step");
         values
     });
-    assert!(means.iter().all(|values| *values == [1.5; 64 * 64]));
+    assert!(means.iter().all(|values| *values == [[1.5; 64 * 64]; 2]));
 }

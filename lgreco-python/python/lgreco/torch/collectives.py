@@ -1,7 +1,7 @@
 """Performs the collectives that lgreco requests, with torch.distributed."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -74,14 +74,23 @@ class _ReduceScatter:
     def __init__(self, values: torch.Tensor, lens: list[int], group: dist.ProcessGroup) -> None:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
-        self._received = torch.empty(world, lens[rank], dtype=values.dtype, device=values.device)
+        self._is_pair = world == 2
+        """Whether only the other rank's part is received, and added to this rank's part in its place."""
+        rows = 1 if self._is_pair else world
+        self._received = torch.empty(rows, lens[rank], dtype=values.dtype, device=values.device)
         received = [lens[rank]] * world
+        if self._is_pair:
+            values, lens, received = torch.split(values, lens)[1 - rank], list(lens), list(received)
+            lens[rank] = received[rank] = 0
         work = dist.all_to_all_single(self._received.view(-1), values, received, lens, group=group, async_op=True)
         self._work = _All([work])
 
     def wait(self) -> None:
         self._work.wait()
-        torch.sum(self._received, 0, out=self._own)
+        if self._is_pair:
+            self._own.add_(self._received[0])
+        else:
+            torch.sum(self._received, 0, out=self._own)
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -109,19 +118,26 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
             return _ReduceScatter(values, request.lens, group)
         return _All([dist.all_reduce(values, group=group, async_op=True)])
     sent = memory(request.address, request.length, torch.uint8)
+    if request.kind == "all_gather" and request.group == "node":
+        # Gloo gathers into memory of its own, and copies. A broadcast per rank receives in place.
+        return _broadcasts(sent.chunk(group.size()), group)
     if request.kind == "all_gather":
         return gather(sent, group)
     if request.kind == "all_gather_each":
         # Lengths differ, and Gloo only gathers equal ones. A broadcast per rank needs no padding.
-        parts = enumerate(torch.split(sent, request.lens))
-        return _All([
-            dist.broadcast(part, group_src=rank, group=group, async_op=True) for rank, part in parts if part.numel() > 0
-        ])
+        return _broadcasts(torch.split(sent, request.lens), group)
     if request.kind == "broadcast":
         return _All([dist.broadcast(sent, group_src=request.root, group=group, async_op=True)])
     received = memory(request.received_address, request.received_length, torch.uint8)
     work = dist.all_to_all_single(received, sent, request.received_lens, request.lens, group=group, async_op=True)
     return _All([work])
+
+
+def _broadcasts(parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Started:
+    """Starts a broadcast of each rank's part."""
+    return _All([
+        dist.broadcast(part, group_src=rank, group=group, async_op=True) for rank, part in enumerate(parts) if part.numel() > 0
+    ])
 
 
 def complete(request: Request, group: dist.ProcessGroup) -> None:

@@ -147,19 +147,57 @@ class ResidentBucket(Failing):
         return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
 
 
-class DeviceExchange:
+class InDeviceMemory:
+    """An exchange that replaces gradients by means in a GPU's memory. It only enqueues work."""
+
+    def __init__(self, cuda: Cuda, buffer: torch.Tensor) -> None:
+        self.future = cuda.future()
+        self._cuda = cuda
+        self._buffer: torch.Tensor | None = buffer
+        self._work: Started | None = None
+
+    def is_last(self) -> bool:
+        """Always false: every step enqueues the means, in the order of the stream."""
+        return False
+
+    def can_end(self) -> bool:
+        """Always false: means are enqueued at the end of the backward pass, so that its kernels do not wait for
+        collectives."""
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError), self._cuda.stream():
+                self._work.wait()
+            self._work = None
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def deliver(self) -> None:
+        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
+        self._cuda.rejoin()
+
+    def let_go(self) -> None:
+        self._buffer = None
+
+    def land(self) -> None:
+        """Completes the future, unless the buffer was let go."""
+        if self._buffer is not None and not self.future.done():
+            with self._cuda.stream():
+                self.future.set_result(self._buffer)
+
+
+class DeviceExchange(InDeviceMemory):
     """The exchange of one bucket in a GPU's memory."""
 
     is_lost = False
     lends = False
 
     def __init__(self, buckets: "Buckets", bucket: ResidentBucket, buffer: torch.Tensor, is_measured: bool) -> None:
+        super().__init__(buckets.cuda, buffer)
         self._is_measured = is_measured
-        self.future = buckets.cuda.future()
         self._buckets = buckets
         self.bucket = bucket
-        self._buffer: torch.Tensor | None = buffer
-        self._work: Started | None = None
         self.is_zero: list[torch.Tensor] | None = None
         """Whether each layer has no gradient in this step, if that does not follow from the gradients here."""
 
@@ -172,7 +210,7 @@ class DeviceExchange:
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         assert self._buffer is not None
         device, own, address = self._buckets.device, self.bucket, self._buffer.data_ptr()
-        with self._buckets.cuda.stream(), self._buckets.computing():
+        with self._cuda.stream(), self._buckets.computing():
             if failure is None:
                 failure = self._keep(gradients, hold_zeros)
             if failure is None:
@@ -184,7 +222,7 @@ class DeviceExchange:
     def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
         """Prepares held residuals and the measurement of errors. Returns the error if residuals cannot be held."""
         own = self.bucket
-        residuals = Residuals(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
+        residuals = Residuals(self._cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
         try:
             if hold_zeros:
                 is_zero = self.is_zero or [gradient.any().logical_not() for gradient in gradients]
@@ -195,7 +233,7 @@ class DeviceExchange:
             told.code = OUT_OF_MEMORY
             return told
         if self._is_measured:
-            own.errors = self._measuring(lambda: Errors(self._buckets.cuda, residuals, gradients))
+            own.errors = self._measuring(lambda: Errors(self._cuda, residuals, gradients))
         return None
 
     def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
@@ -208,7 +246,7 @@ class DeviceExchange:
             return None
 
     def go_on(self) -> bool:
-        cuda, own, times = self._buckets.cuda, self.bucket, self._buckets.times
+        cuda, own, times = self._cuda, self.bucket, self._buckets.times
 
         def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
             return cuda.part(own.memory, address, length, dtype)
@@ -247,35 +285,8 @@ class DeviceExchange:
         """Whether a collective is under way. ``go_on`` may then be called at once, because it enqueues work and never waits."""
         return self._work is not None
 
-    def is_last(self) -> bool:
-        """Always false: every step enqueues the means, in the order of the stream."""
-        return False
-
-    def can_end(self) -> bool:
-        """Always false: means are enqueued at the end of the backward pass, so that its kernels do not wait for
-        collectives."""
-        return False
-
     def give_up(self, error: Exception) -> None:
-        if self._work is not None:
-            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
-                self._work.wait()
-            self._work = None
+        super().give_up(error)
         if self.bucket.held is not None:
-            with self._buckets.cuda.stream():
+            with self._cuda.stream():
                 self.bucket.held.put_back()
-        if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
-
-    def deliver(self) -> None:
-        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
-        self._buckets.cuda.rejoin()
-
-    def let_go(self) -> None:
-        self._buffer = None
-
-    def land(self) -> None:
-        """Completes the future, unless the buffer was let go."""
-        if self._buffer is not None and not self.future.done():
-            with self._buckets.cuda.stream():
-                self.future.set_result(self._buffer)

@@ -5,7 +5,6 @@ a bucket of their own (``device_exchange.py``). An all-gather inside the node co
 the messages inside the node.
 """
 
-import contextlib
 import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,8 +13,7 @@ import torch
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError
-from lgreco.torch.collectives import Started
-from lgreco.torch.device_exchange import NOT_FINITE, OUT_OF_MEMORY, DeviceExchange, Failing, ResidentBucket
+from lgreco.torch.device_exchange import NOT_FINITE, OUT_OF_MEMORY, DeviceExchange, Failing, InDeviceMemory, ResidentBucket
 from lgreco.torch.exchange import HostExchange
 from lgreco.torch.node_bucket import NodeBucket
 
@@ -72,21 +70,19 @@ class _Stage(enum.Enum):
     DONE = enum.auto()
 
 
-class NodeExchange:
+class NodeExchange(InDeviceMemory):
     """The exchange of one bucket over nodes, in the memory of GPUs."""
 
     def __init__(
         self, buckets: "NodeBuckets", layers: list[int], memory: NodeBucket, outcome: NodeOutcome, buffer: torch.Tensor
     ) -> None:
-        self.future = buckets.cuda.future()
+        super().__init__(buckets.cuda, buffer)
         self._buckets = buckets
         self._layers = layers
         self._memory = memory
         self._outcome = outcome
-        self._buffer: torch.Tensor | None = buffer
         self._hold_zeros = False
         self._stage = _Stage.OPEN
-        self._work: Started | None = None
         self._shards: DeviceExchange | ShardsOnHost | None = None
         self._has_failed_on_host = False
 
@@ -108,7 +104,7 @@ class NodeExchange:
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         assert self._buffer is not None
         self._hold_zeros = hold_zeros
-        with self._buckets.cuda.stream():
+        with self._cuda.stream():
             if failure is None:
                 try:
                     self._memory.fill(self._buffer, gradients, hold_zeros)
@@ -120,7 +116,7 @@ class NodeExchange:
             self._memory.fail()
 
     def go_on(self) -> bool:
-        with self._buckets.cuda.stream():
+        with self._cuda.stream():
             if self._work is not None:
                 self._work.wait()
                 self._work = None
@@ -184,7 +180,7 @@ class NodeExchange:
         """Whether the exchange with the peers has failed, as a tensor of one number."""
         if self._outcome.resident is not None:
             return self._buckets.found_inf(self._outcome.resident)
-        return torch.full((1,), float(self._has_failed_on_host), device=self._buckets.cuda.device)
+        return torch.full((1,), float(self._has_failed_on_host), device=self._cuda.device)
 
     def is_flying(self) -> bool:
         return self._stage not in (_Stage.OPEN, _Stage.DONE)
@@ -196,33 +192,8 @@ class NodeExchange:
         """As ``DeviceExchange.is_done``."""
         return self.is_flying()
 
-    def is_last(self) -> bool:
-        return False
-
-    def can_end(self) -> bool:
-        """Always false: means are enqueued at the end of the backward pass."""
-        return False
-
     def give_up(self, error: Exception) -> None:
-        if self._work is not None:
-            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
-                self._work.wait()
-            self._work = None
+        super().give_up(error)
         if self._shards is not None:
             self._shards.give_up(error)
         self._stage = _Stage.DONE
-        if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
-
-    def deliver(self) -> None:
-        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
-        self._buckets.cuda.rejoin()
-
-    def let_go(self) -> None:
-        self._buffer = None
-
-    def land(self) -> None:
-        """Completes the future, unless the buffer was let go."""
-        if self._buffer is not None and not self.future.done():
-            with self._buckets.cuda.stream():
-                self.future.set_result(self._buffer)

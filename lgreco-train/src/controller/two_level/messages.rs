@@ -3,14 +3,15 @@
 //! In the last one, an all-gather, each rank's part has its [`Fault`], 16 bytes, and the means of its shards in their layers' types,
 //! each padded to a multiple of 8 bytes.
 //!
-//! A bucket has memory for one message, and only from the first call that writes to it until its results are read. Between the two
-//! messages, this rank's means stand in the gradients, in the place of its shards.
+//! A bucket has memory for one message, and only from the first call that writes to it until its results are read. Then the next
+//! message of any bucket gets it. Between the two messages, this rank's means stand in the gradients, in the place of its shards.
 
 use super::Topology;
 use super::layer::Layer;
 use super::reduction::{Reduction, words};
 use crate::Error;
-use crate::controller::buffers::{grow, take};
+use crate::controller::buffers::take;
+use crate::controller::spare::Spare;
 use crate::controller::tensor::check_layer;
 use crate::exchange::{Request, Slip, judge};
 use crate::gradient::{Bf16, Dtype, F16, ValuesMut};
@@ -61,7 +62,8 @@ pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = 
     }
 }
 
-/// A bucket's messages, and their memory.
+/// A bucket's messages, and their memory. By default they keep it, and it is enough for each bucket that
+/// [`reserve`](Messages::reserve) was called for.
 #[derive(Default)]
 pub(super) struct Messages {
     pub reduction: Reduction,
@@ -69,29 +71,33 @@ pub(super) struct Messages {
     pub bytes: Vec<u64>,
     /// Memory of the message under way.
     memory: Vec<u64>,
-    /// Whether the memory is kept for the next message, because buckets come one at a time.
-    keeps: bool,
+    /// Where the memory comes from and goes to.
+    spare: Spare,
 }
 
 impl Messages {
-    /// Messages that keep their memory. It is then enough for both messages of each bucket that [`reserve`](Messages::reserve) was
-    /// called for.
-    pub(super) fn kept() -> Messages {
-        Messages { keeps: true, ..Messages::default() }
+    /// Messages of one of many buckets, which share the `spare` memory.
+    pub(super) fn sharing(spare: &Spare) -> Messages {
+        Messages { spare: spare.clone(), ..Messages::default() }
     }
 
-    /// Prepares the messages of a bucket, and allocates memory for the first. Gradients are sent as `dtype`.
+    /// Prepares the messages of a bucket, and provides memory for the first. It is large enough for the last, too. Gradients are sent
+    /// as `dtype`.
     pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
         self.measure(layers, topology, dtype);
-        let last = if self.keeps { words(&self.bytes) } else { 0 };
-        grow(&mut self.memory, self.reduction.words().max(last))
+        let words = self.most_words();
+        self.spare.provide_message(&mut self.memory, words)
     }
 
-    /// The number of words that the larger message of a bucket takes.
-    pub(super) fn most_words(layers: &[Layer], topology: &Topology, dtype: Dtype) -> usize {
+    fn most_words(&self) -> usize {
+        self.reduction.words().max(words(&self.bytes))
+    }
+
+    /// The number of words that the larger message of a bucket of these layers takes.
+    pub(super) fn words_of(layers: &[Layer], topology: &Topology, dtype: Dtype) -> usize {
         let mut messages = Messages::default();
         messages.measure(layers, topology, dtype);
-        messages.reduction.words().max(words(&messages.bytes))
+        messages.most_words()
     }
 
     fn measure(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) {
@@ -101,11 +107,9 @@ impl Messages {
         self.reduction.measure(layers, topology, dtype);
     }
 
-    /// Frees the memory of a message, after its results were read.
+    /// Gives the memory of a message to the next one, after its results were read.
     pub(super) fn release(&mut self) {
-        if !self.keeps {
-            self.memory = Vec::new();
-        }
+        self.spare.release(&mut self.memory);
     }
 
     /// Whether the means of all ranks have the same number of bytes.
@@ -165,7 +169,7 @@ impl Messages {
         }
     }
 
-    /// Allocates memory for the last message, and writes this rank's part: its fault, or the means in its shards of the gradients.
+    /// Provides memory for the last message, and writes this rank's part: its fault, or the means in its shards of the gradients.
     /// If the node's ranks differ in the bucket's layers, the message has only faults.
     ///
     /// # Errors
@@ -177,7 +181,7 @@ impl Messages {
         gradients: &mut [ValuesMut<'_>],
         topology: &Topology,
     ) -> Result<(), Error> {
-        grow(&mut self.memory, words(&self.bytes))?;
+        self.spare.provide_message(&mut self.memory, words(&self.bytes))?;
         let mut part = part_of(&self.bytes, &mut self.memory, topology.local);
         take(&mut part, FAULT).copy_from_slice(&fault.words());
         if fault.code == 0 {

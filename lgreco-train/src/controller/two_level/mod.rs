@@ -43,8 +43,8 @@
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while that
 //! message is under way: an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and the bytes of its
-//! gradients while means are gathered. Means stand in the gradients, and peers exchange them there. Blocking steps keep memory for the
-//! messages of the largest bucket. It is allocated at the first step.
+//! gradients while means are gathered. Then other buckets of the step use this memory. Means stand in the gradients, and peers
+//! exchange them there. Blocking steps keep memory for the messages of the largest bucket. It is allocated at the first step.
 
 mod advance;
 mod bucket;
@@ -259,7 +259,7 @@ impl TwoLevel {
         let groups = bucket_bytes.map(|bytes| Groups::new(&self.layers, bytes));
         let ranges = &groups.as_ref().unwrap_or(&self.controller.scheduler.groups).ranges;
         let dtype = self.config.search.reduce_dtype;
-        let words = |range: &Range<usize>| Messages::most_words(&self.list(range.clone()), &self.topology, dtype);
+        let words = |range: &Range<usize>| Messages::words_of(&self.list(range.clone()), &self.topology, dtype);
         let messages: Vec<u64> = ranges.iter().map(|range| 8 * words(range) as u64).collect();
         MemoryUse::of_groups(&self.controller, groups.as_ref(), at_once, &messages)
     }

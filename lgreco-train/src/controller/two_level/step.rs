@@ -36,7 +36,7 @@ impl TwoLevel {
             true => self.controller.open(layers)?,
             false => self.controller.open_agreed(layers)?,
         };
-        self.lend(layers, agreement, shards, Messages::default())
+        self.lend(layers, agreement, shards, Messages::sharing(&self.controller.spare))
     }
 
     fn lend(
@@ -76,7 +76,7 @@ impl TwoLevel {
     fn provide_once(&mut self) -> Result<(), Error> {
         self.controller.provide_once()?;
         if self.blocking.is_none() {
-            let mut messages = Messages::kept();
+            let mut messages = Messages::default();
             for range in &self.controller.scheduler.groups.ranges {
                 messages.reserve(&self.list(range.clone()), &self.topology, self.config.search.reduce_dtype)?;
             }

@@ -1,0 +1,98 @@
+//! Memory that buckets use for a short time: scratch memory, and messages inside a node.
+//!
+//! Buckets in flight give it back before they are closed, and other buckets of the step take it. So they share it behind a lock.
+//! Without the feature `threads`, which has the lock, it is freed and allocated again.
+
+use super::buffers::grow;
+use crate::Error;
+use alloc::vec::Vec;
+#[cfg(feature = "threads")]
+use {
+    alloc::{collections::VecDeque, sync::Arc},
+    std::sync::{Mutex, PoisonError},
+};
+
+/// The largest number of buffers that are kept. A bucket has one, and the bucket before it may have another.
+#[cfg(feature = "threads")]
+const KEPT: usize = 2;
+/// A number of words that is too few to matter.
+const SMALL: usize = 512;
+
+/// Where such memory comes from and goes to. Clones share it.
+#[derive(Clone, Default)]
+pub(super) enum Spare {
+    /// Its user keeps it, because buckets come one at a time.
+    #[default]
+    Own,
+    /// Buckets share it. The buffers that none of them uses are in the order of length.
+    #[cfg(feature = "threads")]
+    Shared(Arc<Mutex<VecDeque<Vec<u64>>>>),
+    #[cfg(not(feature = "threads"))]
+    Freed,
+}
+
+impl Spare {
+    /// Memory that the buckets of a step share.
+    pub(super) fn shared() -> Spare {
+        #[cfg(feature = "threads")]
+        let shared = Spare::Shared(Arc::default());
+        #[cfg(not(feature = "threads"))]
+        let shared = Spare::Freed;
+        shared
+    }
+
+    /// Makes `memory` at least `words` words long, for scratch memory of one call. Its contents are then undefined.
+    pub(super) fn provide(&self, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
+        self.provide_up_to(usize::MAX, memory, words)
+    }
+
+    /// Like [`provide`](Spare::provide), for a message. It does not take memory of more than about twice the length, which a longer
+    /// message may need meanwhile.
+    pub(super) fn provide_message(&self, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
+        self.provide_up_to(words.saturating_mul(2).saturating_add(SMALL), memory, words)
+    }
+
+    #[cfg_attr(not(feature = "threads"), expect(unused_variables, clippy::unused_self, reason = "all memory is new"))]
+    fn provide_up_to(&self, most: usize, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
+        #[cfg(feature = "threads")]
+        if let Spare::Shared(free) = self
+            && memory.len() < words
+        {
+            let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+            // If none fits, a new one replaces the shortest.
+            let fits = |free: &Vec<u64>| (words..=most).contains(&free.len());
+            let found = free.iter().position(fits).unwrap_or(0);
+            *memory = free.remove(found).filter(fits).unwrap_or_default();
+        }
+        grow(memory, words)
+    }
+
+    /// Takes `memory` back, unless its user keeps it. Frees the shortest if there are too many.
+    pub(super) fn release(&self, memory: &mut Vec<u64>) {
+        match self {
+            Spare::Own => {}
+            #[cfg(feature = "threads")]
+            Spare::Shared(free) if !memory.is_empty() => {
+                let memory = core::mem::take(memory);
+                let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+                let at = free.partition_point(|other| other.len() < memory.len());
+                free.insert(at, memory);
+                if free.len() > KEPT {
+                    free.pop_front();
+                }
+            }
+            #[cfg(feature = "threads")]
+            Spare::Shared(_) => {}
+            #[cfg(not(feature = "threads"))]
+            Spare::Freed => *memory = Vec::new(),
+        }
+    }
+
+    /// Frees all memory that no bucket uses.
+    pub(super) fn clear(&self) {
+        #[cfg(feature = "threads")]
+        if let Spare::Shared(free) = self {
+            *free.lock().unwrap_or_else(PoisonError::into_inner) = VecDeque::new();
+        }
+    }
+}
