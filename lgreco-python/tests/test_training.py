@@ -514,11 +514,14 @@ def _drawn(rank: int, folder: str) -> None:
     ddp, state = make()
     train(ddp, rank, range(4))
     state.plot(f"{folder}/{rank}.svg")
+    module = torch.nn.ParameterDict({"$x^{$": torch.nn.Parameter(torch.zeros(40, 48))})
+    LGreCoState(None, module, min_elements=64).plot(f"{folder}/dollars{rank}.svg")
 
 
 def test_states_as_pictures(tmp_path: pathlib.Path) -> None:
     on_ranks(2, _drawn, str(tmp_path))
     assert "relative error" in (tmp_path / "0.svg").read_text()
+    assert "<!-- $x^{$ -->" in (tmp_path / "dollars0.svg").read_text()
 
 
 def _order(rank: int) -> list[str]:

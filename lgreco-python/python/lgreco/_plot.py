@@ -20,6 +20,7 @@ def bars(
     figure = Figure(figsize=(10, 1.5 + 0.22 * len(names)), layout="constrained")
     figure.suptitle(title)
     places = range(len(names))
+    names = [name.replace("$", r"\$") for name in names]  # between two dollars, matplotlib expects a formula
     for axes, (heading, values) in zip(figure.subplots(1, len(columns), sharey=True), columns.items()):
         drawn = axes.barh(places, values, color="#2f6fb5")
         axes.set_title(heading, fontsize="medium")
