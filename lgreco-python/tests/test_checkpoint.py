@@ -104,7 +104,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     on_ranks(3, _saved, str(tmp_path))
     (tmp_path / "rank1.pt").rename(tmp_path / "elsewhere.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
-        assert said.startswith(f"{tmp_path}: the folder has no complete set of states of ranks [0, 1]") and said.endswith("in it: [0, 1, 2] at step 6")
+        assert said.startswith(f"{tmp_path}: the folder has no complete set of states of ranks [0, 1]") and said.endswith("in it: [0, 1, 2] at step 6 without rank1.pt")
     for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
         (tmp_path / "rank1.pt").write_bytes(content)
         for said in on_ranks(2, _error, str(tmp_path)):
@@ -126,7 +126,7 @@ def _at_other_steps(rank: int, folder: str) -> str:
 
 def test_files_of_different_steps_are_not_loaded(tmp_path: pathlib.Path) -> None:
     for said in on_ranks(2, _at_other_steps, str(tmp_path)):
-        assert said.endswith("states in it: [0, 1] at step 2, [0, 1] at step 4")
+        assert said.endswith("states in it: [0, 1] at step 2 without rank1.pt, [0, 1] at step 4 without rank0.pt")
 
 
 def _of_another(rank: int) -> tuple[str, int]:

@@ -73,6 +73,7 @@ class Checkpointed(Generic[Told]):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
+        Does not wait for the other ranks: call ``dist.barrier()`` between this and ``load``.
 
         Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write. Raises
         LgrecoError if the file is that of another model: each state needs a folder of its own.
@@ -105,7 +106,7 @@ class Checkpointed(Generic[Told]):
                 return self.load_state_dict(own["state"])
             whole = [tuple(ranks)]
         if len(whole) != 1:
-            saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
+            saved = ", ".join(_saved(files, *part) for part in sorted(together)) or "none"
             raise LgrecoError(f"{folder}: the folder has no complete set of states of ranks {ranks}, nor exactly one of other ranks; states in it: {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
         return self.load_state_dict(self._alike(states), self._taken(states))
@@ -187,6 +188,13 @@ def _rank_of(path: pathlib.Path) -> int | None:
 def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
     """Ranks and step: equal in all files that were saved together."""
     return tuple(file["ranks"]), file["step"]
+
+
+def _saved(files: Mapping[int, Mapping[str, Any]], ranks: tuple[int, ...], step: int) -> str:
+    """Which states were saved together, and which of them are missing."""
+    missing = [rank for rank in ranks if rank not in files or _together(files[rank]) != (ranks, step)]
+    without = f" without {', '.join(f'rank{rank}.pt' for rank in missing)}" if missing else ""
+    return f"{list(ranks)} at step {step}{without}"
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
