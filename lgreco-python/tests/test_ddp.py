@@ -67,6 +67,20 @@ def test_uncompressed_is_plain_ddp_bit_for_bit(world: int) -> None:
     assert all(torch.equal(values, expected[0][0]) for values, *_ in found)
 
 
+def _reported(rank: int) -> tuple[str, dict[str, int]]:
+    ddp = DDP(model())
+    state = LGreCoState(None, ddp, policy="uncompressed")
+    ddp.register_comm_hook(state, lgreco_hook)
+    train(ddp, rank, range(3))
+    return state.report(), state.memory()
+
+
+def test_uncompressed_reports_that_ddp_averages_and_lgreco_uses_no_memory() -> None:
+    for told, memory in on_ranks(2, _reported):
+        assert "DDP averages" in told and "over 2 ranks" in told and "step 0" not in told and "all-gather" not in told
+        assert memory["total"] == 0 and not any(memory.values())
+
+
 def _train_all(rank: int, view: bool) -> list[tuple[torch.Tensor, float, tuple[float, int, int]]]:
     return [_train(rank, view, options) for options in (None, *SCHEMES.values())]
 

@@ -309,6 +309,15 @@ class LGreCoState(Training):
             raise LgrecoError("policy is 'uncompressed', which leaves gradients to DDP: metrics_line() needs another policy, or settings={}")
         return super().metrics_line()
 
+    def report(self) -> str:
+        if not self._uncompressed:
+            return super().report()
+        return f"policy 'uncompressed': DDP averages {len(self.names)} layers over {self._group.size()} ranks, and nothing is compressed"
+
+    def memory(self) -> dict[str, int]:
+        found = super().memory()
+        return dict.fromkeys(found, 0) if self._uncompressed else found
+
     def _a_hook_may_wait(self) -> bool:
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
