@@ -104,3 +104,17 @@ def _alone(rank: int) -> str:
 def test_without_a_scaler_the_layer_is_named() -> None:
     for error in on_ranks(2, _alone):
         assert "third: element" in error and "make the state with grad_scaler=" in error
+
+
+def _disabled(rank: int) -> str:
+    module = DDP(Linear())
+    register(module, **OPTIONS, grad_scaler=torch.amp.GradScaler("cpu", enabled=False))
+    with pytest.raises(LgrecoError) as raised:
+        module({name: torch.full(shape, float("nan") if rank == 1 else 1.0) for name, shape in SHAPES.items()}).backward()
+    return str(raised.value)
+
+
+def test_a_scaler_that_is_disabled_counts_as_none() -> None:
+    """It skips no step, so it must not be told of gradients that are not finite."""
+    first, second = on_ranks(2, _disabled)
+    assert "rank 1 failed" in first and "NaN" in second

@@ -139,6 +139,7 @@ class LGreCoState(Training):
         of bfloat16. The default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
     grad_scaler
         The GradScaler of mixed precision, one for each state. Steps that it skips are undone, and residuals follow its scale.
+        One with ``enabled=False`` counts as None.
         Gradients that are not finite are no error; they reach the scaler on all ranks. If several backward passes without
         ``no_sync`` precede a skipped step, only the last is undone. If ``model`` is wrapped in DDP, reading the scale never makes a
         step on a GPU wait. A step after a change of the scale waits for residuals, which the host rescales.

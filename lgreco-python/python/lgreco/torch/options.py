@@ -15,6 +15,12 @@ class Scaler(Protocol):
         """The factor by which the loss is multiplied."""
 
 
+def enabled(scaler: Any) -> Any:
+    """The GradScaler, or None if it was made with ``enabled=False``. Such a scaler skips no step."""
+    is_enabled = None if isinstance(scaler, type) else getattr(scaler, "is_enabled", None)
+    return None if callable(is_enabled) and not is_enabled() else scaler
+
+
 class Options(TypedDict, total=False):
     """``LGreCoState`` documents their meanings and defaults."""
 

@@ -18,10 +18,10 @@ from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets
 from lgreco.torch.effects import without_effect
 from lgreco.torch.groups import agree, own_group, release_with
-from lgreco.torch.layers import Layer
+from lgreco.torch.layers import Layer, plain_name
 from lgreco.torch.node_buckets import NodeBuckets
 from lgreco.torch.nodes import Nodes
-from lgreco.torch.options import Options, Scaler, deciding, expect, in_order, name_of
+from lgreco.torch.options import Options, Scaler, deciding, enabled, expect, in_order, name_of
 from lgreco.torch.planning import default_lead
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
@@ -69,7 +69,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         if reduce_dtype is None:
             halves = all(layer.dtype == torch.bfloat16 for layer in layers)
             reduce_dtype = torch.bfloat16 if halves else torch.float32
-        grad_scaler: Scaler | None = told.pop("grad_scaler", None)
+        grad_scaler: Scaler | None = enabled(told.pop("grad_scaler", None))
         settings: Mapping[str, str] | None = told.pop("settings", None)
         on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
         optimizer: torch.optim.Optimizer | None = told.pop("optimizer", None)
@@ -95,7 +95,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             if on_plan is not None:
                 expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
             if grad_scaler is not None:
-                expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
+                expect(hasattr(grad_scaler, "get_scale") and not isinstance(grad_scaler, type), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
             if optimizer is not None:
                 expect(hasattr(optimizer, "param_groups"), "optimizer", optimizer, "a torch.optim.Optimizer")
             # The controller's error would not name ramp_up.
