@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from linear import SHAPES, Linear, gradients
 from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,6 +40,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"undo": 1}, "undo is 1, expected True or False"),
     ({"settings": ["first"]}, r"settings is \['first'\], expected a setting per name"),
     ({"grad_scaler": True}, "grad_scaler is True, expected a torch.amp.GradScaler"),
+    ({"grad_scaler": torch.amp.GradScaler}, "grad_scaler is <class .*, expected a torch.amp.GradScaler"),
+    ({"route": "allgather"}, "route is 'allgather', expected \"all_gather\", \"scatter_reduce\" or \"two_level\""),
+    ({"hold_zeros": "no"}, "hold_zeros is 'no', expected True, False or None"),
+    ({"settings": {"module.first": "qsgd 4"}, "method": None, "default": None}, "settings for 'module.first', .* it is called 'first'"),
     ({"optimizer": 3}, "optimizer is 3, expected a torch.optim.Optimizer"),
     ({"settings": {"first": "qsgd 4"}}, "method is \"topk\" beside settings, which are instead of it"),
     ({"settings": {}, "method": None, "default": None, "policy": "uniform"}, "policy is \"uniform\" beside settings"),
@@ -86,7 +91,8 @@ OUTER: list[tuple[dict[str, Any], str]] = [
     ({"settings": ["first"]}, "settings is "),
     ({"start_iter": 0}, "start_iter is 0, expected a whole number of at least 2"),
     ({"settings": {"first": "qsgd 4"}, "method": "topk"}, "method is \"topk\" beside settings"),
-    ({"route": "two_level"}, "route is 'two_level', expected \"all_gather\" or \"scatter_reduce\""),
+    *[({"route": route}, f"route is {route!r}, expected \"all_gather\" or \"scatter_reduce\"") for route in ("two_level", "allgather")],
+    ({"lr": 0.1}, "no option is called \"lr\"; there are process_group, every, learning_rate, "),
     *[({"forget_moved": True, name: value}, f"forget_moved is True, which has no effect beside {name}={value!r}") for name, value in [
         ("method", "qsgd, eden"), ("policy", "uncompressed"), ("error_feedback", False), ("settings", {"first": "qsgd 4"}), ("settings", {}),
     ]],
@@ -296,6 +302,7 @@ def test_what_cannot_work_with_a_sharded_module_is_refused_by_name() -> None:
 
 
 def _registers_alone(rank: int) -> str:
+    dist.barrier()  # Otherwise rank 1 may have ended before rank 0 is connected.
     if rank == 1:
         return ""
     with pytest.raises(LgrecoError) as raised:

@@ -100,8 +100,8 @@ class LGreCoState(Training):
         as biases and norms.
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
-        at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and
-        process. ``"size"`` gives a lower final loss than ``"error"``.
+        at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and process, for the
+        layers among whose settings plans choose. Layers that always stay uncompressed come in addition. ``"size"`` gives a lower final loss than ``"error"``.
     objective
         ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
         rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
@@ -253,9 +253,11 @@ class LGreCoState(Training):
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
         besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
-        if route == "sharded" and refused is None:
+        if route not in (None, "all_gather", "scatter_reduce", "two_level") and refused is None:
             expected = '"all_gather", "scatter_reduce" or "two_level": each rank gets whole means here'
-            refused = LgrecoError(f"route is 'sharded', expected {expected}")
+            refused = LgrecoError(f"route is {route!r}, expected {expected}")
+        if not (hold_zeros is None or isinstance(hold_zeros, bool)):
+            refused = refused or LgrecoError(f"hold_zeros is {hold_zeros!r}, expected True, False or None")
 
         if not (node_group is None or isinstance(node_group, dist.ProcessGroup)):
             expected = "a process group of torch.distributed that this process is in, or None"

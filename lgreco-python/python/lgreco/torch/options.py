@@ -70,7 +70,7 @@ def wrong_route(options: Options, only: str | None, why: str) -> LgrecoError | N
         told = LgrecoError(f'route is {route!r}, and {why}: leave route out, it is "{only}" here')
         return None if route in (None, only) else told
     expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
-    return LgrecoError(f"route is {route!r}, expected {expected}") if route in ("sharded", "two_level") else None
+    return None if route in (None, "all_gather", "scatter_reduce") else LgrecoError(f"route is {route!r}, expected {expected}")
 
 
 _DECIDING = (

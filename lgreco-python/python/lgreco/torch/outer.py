@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_OPTIONS = (
+    "process_group", "every", "learning_rate", "momentum", "feedback_decay", "fragments", "delay", "joined", "forget_moved",
+    *(name for name in Options.__annotations__ if name != "grad_scaler"),
+)  # fmt: skip
+
+
 class OuterStep(Reports, Checkpointed[None]):
     """Averages separately trained models every few steps, by compressed pseudo-gradients.
 
@@ -82,7 +88,7 @@ class OuterStep(Reports, Checkpointed[None]):
         SparseLoCo's bytes gave a lower loss (docs/src/experiments/outer-steps.md).
     process_group, **options
         As in ``LGreCoState``, but steps are outer steps. The defaults are ``start_iter=2``, ``period=100`` and ``window=1``.
-        Outer steps before the first plan use the uniform setting. A ``budget`` in bits is for all layers; each fragment gets a
+        Outer steps before the first plan use the uniform setting. A ``budget`` in bits is for all fragments together; each gets a
         share in proportion to its elements.
 
     Raises LgrecoError for invalid options and parameters.
@@ -115,6 +121,8 @@ class OuterStep(Reports, Checkpointed[None]):
             pass  # ``agree`` tells all ranks.
         elif not named:
             failure = LgrecoError("the model has no trainable parameters")
+        elif (unknown := next((name for name in options if name not in Options.__annotations__), None)) is not None:
+            failure = LgrecoError(f'no option is called "{unknown}"; there are {", ".join(_OPTIONS)}')
         elif not isinstance(every, Integral) or every < 1:
             failure = LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
         elif not isinstance(fragments, Integral) or not 1 <= fragments <= min(every, len(named)):

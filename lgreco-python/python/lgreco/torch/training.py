@@ -143,7 +143,9 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
         for name, setting in settings.items():
             if name not in self.names:
-                raise LgrecoError(f"settings for {name!r}, which is no trainable parameter of the model")
+                inner = plain_name(str(name)).removeprefix("module.")
+                instead = f"; without its wrapper, it is called {inner!r}: use this name" if inner in self.names else ""
+                raise LgrecoError(f"settings for {name!r}, which is no trainable parameter of the model{instead}")
             if not isinstance(setting, str):
                 raise of_layer(name, f"the setting is {setting!r}, expected text such as 'topk 786'")
         return [settings.get(name, "dense") for name in self.names]
