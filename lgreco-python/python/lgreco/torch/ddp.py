@@ -101,7 +101,8 @@ class LGreCoState(Training):
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
         at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and process, for the
-        layers among whose settings plans choose. Layers that always stay uncompressed come in addition. ``"size"`` gives a lower final loss than ``"error"``.
+        layers among whose settings plans choose; layers that always stay uncompressed come in addition. ``"size"`` gives a lower
+        final loss than ``"error"``.
     objective
         ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
         rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
