@@ -45,7 +45,9 @@ pub(crate) trait Described: Compressor {
     /// Words of workspace that [`measure`](Described::measure) needs.
     fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         let payload = self.payload_len(shape, dtype).unwrap_or(0);
-        self.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
+        let payload_and_values = payload.div_ceil(8) + shape.elements().div_ceil(2);
+        // An outside method may state any length.
+        self.encode_workspace_len(shape, dtype).saturating_add(payload_and_values)
     }
 
     /// Measures this setting alone. Returns the squared error and the payload's length in bytes. The default encodes and

@@ -80,7 +80,7 @@ impl Compressor for OwnSetting {
         // Checks the promised length, because all ranks' buffers are allocated for it.
         match self.has_fixed_len() {
             true => expect_len("bytes of a body, as the method promises", body.len(), len)?,
-            false => expect_room("bytes of a body, as the method promises at most", len, body.len())?,
+            false => expect_len("bytes of a body, as the method promises at most", len.min(body.len()), len)?,
         }
         let place = before.len() - 4;
         before[place..].copy_from_slice(&(len as u32).to_le_bytes());
@@ -161,4 +161,64 @@ fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) ->
     }
     setting.method().decode(&parameters, shape, body, values)?;
     Error::require_body(values.iter().all(|x| x.is_finite()), "it decodes to a value that is not finite")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gradient::Values;
+
+    /// Promises 8 bytes, writes `parameters[0]`, and wants any workspace.
+    #[derive(Debug)]
+    struct Untrue;
+
+    impl lgreco_core::method::Method for Untrue {
+        fn id(&self) -> u8 {
+            FIRST_ID
+        }
+        fn name(&self) -> &'static str {
+            "untrue"
+        }
+        fn has_fixed_len(&self, _: &Parameters) -> bool {
+            false
+        }
+        fn body_len(&self, _: &Parameters, _: Shape, _: Dtype) -> Result<usize> {
+            Ok(8)
+        }
+        fn workspace_len(&self, parameters: &Parameters, _: Shape, _: Dtype) -> usize {
+            if parameters[0] == 0 { usize::MAX } else { 0 }
+        }
+        fn encode(
+            &self,
+            parameters: &Parameters,
+            _: &Gradient<'_>,
+            _: Stream,
+            _: &mut [u64],
+            _: &mut [u8],
+        ) -> Result<usize> {
+            Ok(parameters[0] as usize)
+        }
+        fn decode(&self, _: &Parameters, _: Shape, _: &[u8], values: &mut [f32]) -> Result<()> {
+            values.fill(0.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_body_above_the_promised_length_is_refused() {
+        let gradient = Gradient::new(Values::F32(&[1.0; 4]), Shape::new(4, 1).unwrap()).unwrap();
+        let encoded = |len| {
+            let setting = OwnSetting::new(&Untrue, [len, 0, 0, 0]).unwrap();
+            setting.encode(&gradient, Stream::default(), &mut [], &mut [0; 64])
+        };
+        assert_eq!(encoded(8), Ok(before_body(0) + 8));
+        let what = "bytes of a body, as the method promises at most";
+        assert_eq!(encoded(9), Err(Error::Length { what, expected: 8, found: 9 }));
+    }
+
+    #[test]
+    fn any_length_of_workspace_can_be_stated() {
+        let setting = OwnSetting::new(&Untrue, [0; 4]).unwrap();
+        assert_eq!(setting.measure_workspace_len(Shape::new(4, 1).unwrap(), Dtype::F32), usize::MAX);
+    }
 }

@@ -1,5 +1,6 @@
 //! Computes the seconds of every option from measurements.
 
+use super::buffers::{values, workspace};
 use super::compute::{Compute, DENSE, work};
 use super::link::Line;
 use super::observed::Means;
@@ -153,9 +154,9 @@ impl Costs {
     ) -> Result<f64, Error> {
         let (shape, dtype) = (tensor.shape, tensor.dtype);
         let gradient = Gradient::new(mean.values(), shape)?;
-        let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
+        let mut workspace = workspace(setting.encode_workspace_len(shape, dtype))?;
         let mut payload = vec![0; setting.payload_len(shape, dtype)?];
-        let mut decoded = vec![0.0; shape.elements()];
+        let mut decoded = values(shape.elements())?;
         let stream = Stream { layer: layer as u32, ..Stream::default() };
         let mut least = [f64::INFINITY; 2];
         // The first run warms up caches.

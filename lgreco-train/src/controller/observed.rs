@@ -1,6 +1,7 @@
 //! Measuring a window's means for a plan. A backend measures means in this process, and an [`Observed`] measures means on a device.
 
 use super::Tensor;
+use super::buffers::workspace;
 use super::window::Typed;
 use crate::backend::{Backend, Job, JobError};
 use crate::compress::Setting;
@@ -113,7 +114,7 @@ impl<'a, 'b> Means<'a, 'b> {
         let count = |here: bool| is_here.iter().filter(|row| row.0 == here).map(|row| row.1).sum();
         let [mut of_here, mut of_elsewhere]: [Vec<f64>; 2] = [true, false].map(|here| vec![0.0; count(here)]);
         if !jobs.is_empty() {
-            let mut workspace = vec![0; backend.workspace_len(&jobs)];
+            let mut workspace = workspace(backend.workspace_len(&jobs))?;
             backend.measure(&jobs, &mut workspace, &mut of_here).map_err(|failed| failed.error)?;
         }
         if !rows.is_empty() {
@@ -134,7 +135,7 @@ impl<'a, 'b> Means<'a, 'b> {
         let stream = Stream { seed, layer: layer as u32, ..Stream::default() };
         if let Some(mean) = &self.here[layer] {
             let gradient = Gradient::new(mean.values(), shape)?;
-            let mut workspace = vec![0; contraction_workspace_len(setting, shape, dtype)];
+            let mut workspace = workspace(contraction_workspace_len(setting, shape, dtype))?;
             return contraction(setting, &gradient, stream, &mut workspace);
         }
         let (norm, mut squared) = (self.norms[layer], [0.0; 2]);
@@ -155,4 +156,74 @@ fn norm(values: &Typed<'_>) -> f64 {
     }
     let sum: Sum = with_elements!(values.values(), v => v.iter().map(|x| square(x.to_f32())).collect());
     sqrt(sum.value())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::compress::Setting;
+    use crate::compress::method::{Method, Methods, OwnSetting, Parameters};
+    use crate::controller::{Config, Controller, Policy, Tensor};
+    use crate::exchange::threads;
+    use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+    use crate::rng::Stream;
+    use crate::search::{Layer, Search};
+    use crate::{CoreError, Error, backend::Portable, search};
+    use alloc::vec;
+
+    /// An outside method that wants more memory than any machine has.
+    #[derive(Debug)]
+    struct Greedy;
+
+    impl Method for Greedy {
+        fn id(&self) -> u8 {
+            0x99
+        }
+        fn name(&self) -> &'static str {
+            "greedy"
+        }
+        fn body_len(&self, _: &Parameters, _: Shape, _: Dtype) -> Result<usize, CoreError> {
+            Ok(4)
+        }
+        fn workspace_len(&self, _: &Parameters, _: Shape, _: Dtype) -> usize {
+            1 << 58
+        }
+        fn encode(
+            &self,
+            _: &Parameters,
+            _: &Gradient<'_>,
+            _: Stream,
+            _: &mut [u64],
+            _: &mut [u8],
+        ) -> Result<usize, CoreError> {
+            Ok(4)
+        }
+        fn decode(&self, _: &Parameters, _: Shape, _: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
+            values.fill(0.0);
+            Ok(())
+        }
+    }
+
+    static KNOWN: &[&dyn Method] = &[&Greedy];
+
+    #[test]
+    fn measuring_that_needs_too_much_memory_is_an_error_on_every_rank() {
+        let setting = Setting::Own(OwnSetting::new(&Greedy, [0; 4]).unwrap());
+        let mut search = Search::new(search::Method::Qsgd);
+        (search.methods, search.beside) = (Methods::new(KNOWN).unwrap(), vec![setting]);
+        let values = [1.0; 4096];
+        let layers = [Layer::new("w", &[64, 64], Values::F32(&values)).unwrap()];
+        let failed = search.measure(&layers, &mut Portable).unwrap_err();
+        assert!(matches!(failed.error, CoreError::OutOfMemory { .. }), "{failed}");
+
+        let run = threads::run(2, |mut worker| {
+            let mut config = Config::new(search.clone());
+            (config.schedule.warmup, config.policy) = (2, Policy::Fixed(vec![setting]));
+            let layers = vec![Tensor::new("w", &[64, 64], Dtype::F32)?];
+            let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
+            let mut values = values;
+            (0..3).try_for_each(|_| controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 0.1).map(drop))
+        });
+        assert!(matches!(run[0], Err(Error::Core(CoreError::OutOfMemory { .. }))), "{run:?}");
+        assert_eq!(run[1], Err(Error::Peer { rank: 0, code: 7 }));
+    }
 }

@@ -163,7 +163,10 @@ pub fn one_by_one(backend: &mut dyn Backend, jobs: &[Job<'_>], rows: &mut [f64])
         let mut portable = Portable;
         let on: &mut dyn Backend = if on_the_core(job) { &mut portable } else { &mut *backend };
         let job = core::slice::from_ref(job);
-        let mut workspace = alloc::vec![0; on.workspace_len(job)];
+        let (words, mut workspace) = (on.workspace_len(job), alloc::vec::Vec::new());
+        let no_memory = |_| JobError { job: Some(index), error: Error::OutOfMemory { words } };
+        workspace.try_reserve_exact(words).map_err(no_memory)?;
+        workspace.resize(words, 0);
         on.measure(job, &mut workspace, row).map_err(|failed| JobError { job: Some(index), ..failed })?;
         rest = others;
     }

@@ -150,7 +150,10 @@ impl Offer<'_> {
         let jobs: Vec<_> = rows.iter().map(job).collect();
         let measured = squared_errors.len();
         squared_errors.resize(measured + jobs.iter().map(|job| job.candidates.len()).sum::<usize>(), 0.0);
-        workspace.resize(backend.workspace_len(&jobs).max(workspace.len()), 0);
+        let words = backend.workspace_len(&jobs).max(workspace.len());
+        let no_memory = |_| NamedError { error: Error::OutOfMemory { words }, layer: None, option: None };
+        workspace.try_reserve_exact(words - workspace.len()).map_err(no_memory)?;
+        workspace.resize(words, 0);
         backend.measure(&jobs, workspace, &mut squared_errors[measured..]).map_err(|failed| {
             let row = failed.job.and_then(|job| rows.get(job));
             let layer = row.and_then(|row| self.layers.iter().find(|layer| layer.index == row.layer));
