@@ -210,6 +210,9 @@ impl Config {
         require(window >= 1, "window", window as f64, "at least 1 step")?;
         require(lead < warmup.min(period), "lead", lead as f64, "fewer steps than warm-up and period")?;
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
+        if let Policy::LGreco { solver: Solver::Dp { levels }, .. } = self.policy {
+            require(levels >= 1, "levels", levels.into(), "at least 1")?;
+        }
         match (self.budget, self.objective) {
             (Budget::Bits(bits), Objective::MeasuredSeconds) => {
                 require(

@@ -23,6 +23,15 @@ fn low_rank(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
+/// Without this check, the first decision would fail, after all steps of the warm-up.
+#[test]
+fn a_dynamic_program_without_levels_is_refused_at_once() {
+    let config = config(Policy::LGreco { solver: Solver::Dp { levels: 0 }, accordion: None });
+    let refused = Controller::new(config, vec![Tensor::new("w", &[8, 8], Dtype::F32).unwrap()], 0, 1);
+    let (what, expected) = ("levels", "at least 1");
+    assert_eq!(refused.err(), Some(crate::CoreError::Parameter { what, value: 0.0, expected }.into()));
+}
+
 /// Checks the paper's rule on norms: low compression at the first decision, after a norm of zero, and after a change by half.
 #[test]
 fn accordion_follows_its_rule() {
