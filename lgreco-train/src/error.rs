@@ -89,6 +89,15 @@ pub enum Error {
         /// The value on rank 0.
         expected: OptionValue,
     },
+    /// A rank's part of an all-gather has no message of lgreco.
+    #[error(
+        "rank {rank} has sent no message: its part of the all-gather is zeros; check that the all-gather fills the parts of all \
+         ranks, and that no two workers have the same rank"
+    )]
+    NoMessage {
+        /// The first rank without a message.
+        rank: u32,
+    },
     /// The collective has another rank or number of workers than the controller.
     #[error(
         "the collective reports rank {rank} of {world}, but this controller was created as rank {own_rank} of {own_world}"
@@ -319,7 +328,7 @@ impl Error {
             Error::FeedbackRule { .. } => 61,
             Error::Collective { .. } => 80,
             Error::Peer { .. } => 81,
-            Error::PeerPlan { .. } | Error::PeerOption { .. } => 82,
+            Error::PeerPlan { .. } | Error::PeerOption { .. } | Error::NoMessage { .. } => 82,
             Error::PeerMessage { .. } => 83,
             Error::LayerMismatch { .. } => 100,
             Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,

@@ -144,11 +144,14 @@ fn with_version(fields: &[Field]) -> Vec<Field> {
     version().chain(fields.iter().copied()).collect()
 }
 
-/// [`Error::PeerOption`] with the first field that differs from rank 0; [`Error::PeerPlan`] with `rank` if no field differs.
+/// [`Error::PeerOption`] with the first field that differs from rank 0; else [`Error::NoMessage`] with the first rank whose part
+/// has no version; else [`Error::PeerPlan`] with `rank`.
 pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
     let fields = with_version(fields);
     let (first, others) = words.split_at(FIELDS.min(words.len()));
-    for (rank, other) in (1..).zip(others.chunks_exact(FIELDS)) {
+    // Every version begins with a digit, so a part that begins with zeros was never filled.
+    let silent = words.chunks_exact(FIELDS).position(|message| message[0] == 0);
+    for (rank, other) in (1..).zip(others.chunks_exact(FIELDS)).filter(|(_, other)| first[0] > 0 && other[0] > 0) {
         for (at, field) in fields.iter().enumerate().take(FIELDS) {
             if other[at] != first[at] {
                 let [found, expected] = [other, first].map(|words| value_of(&fields, at, words));
@@ -156,7 +159,7 @@ pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
             }
         }
     }
-    Error::PeerPlan { rank }
+    silent.map_or(Error::PeerPlan { rank }, |rank| Error::NoMessage { rank: rank as u32 })
 }
 
 #[cfg(test)]
@@ -175,5 +178,14 @@ mod tests {
         let Error::PeerOption { rank, what, found, expected } = difference(1, &fields, &all) else { panic!() };
         let expects = (1, "version of lgreco", "0.99.1".to_string(), env!("CARGO_PKG_VERSION").to_string());
         assert_eq!((rank, what, found.to_string(), expected.to_string()), expects);
+    }
+
+    #[test]
+    fn a_network_that_drops_a_message_is_not_another_version() {
+        let fields = [Field::whole("seed", 7)];
+        for silent in 0..2 {
+            let received = put_fields(1 - silent, 2, &fields).unwrap();
+            assert_eq!(difference(1, &fields, &received), Error::NoMessage { rank: silent });
+        }
     }
 }

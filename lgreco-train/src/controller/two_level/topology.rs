@@ -83,6 +83,7 @@ fn renumbered(error: Error, number: impl Fn(u32) -> u32) -> Error {
     match error {
         Error::Peer { rank, code } => Error::Peer { rank: number(rank), code },
         Error::PeerPlan { rank } => Error::PeerPlan { rank: number(rank) },
+        Error::NoMessage { rank } => Error::NoMessage { rank: number(rank) },
         Error::PeerMessage { rank, code } => Error::PeerMessage { rank: number(rank), code },
         Error::PeerOption { rank, what, found, expected } => {
             Error::PeerOption { rank: number(rank), what, found, expected }
