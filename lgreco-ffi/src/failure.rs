@@ -68,12 +68,14 @@ pub(crate) enum Failure {
     Wgpu(lgreco_wgpu::Error),
     #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
-    /// A setting in the caller's array is wrong.
+    /// A setting or a pointer in the caller's array is wrong; `index` is also that of the layer.
     #[error("{what}[{index}]: {failure}")]
-    OfSetting { what: &'static str, index: usize, failure: Box<Failure> },
+    OfElement { what: &'static str, index: usize, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
     #[error("call {call} since the last check: {failure}")]
     OfCall { call: usize, failure: Box<Failure> },
+    #[error("layer is {layer}, expected an index below {layers}, the table's number of layers")]
+    NoTableLayer { layer: usize, layers: usize },
     #[error("the table has no compressor setting for the option")]
     NoSettings,
     #[error("the compressor has no feedback, and so no memory")]
@@ -128,8 +130,8 @@ impl Failure {
         }
     }
 
-    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has a setting's
-    /// index also gets the layer's name: the indices are the same, because there is one setting per layer.
+    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has the
+    /// index of a setting or a gradient also gets the layer's name: the indices are the same, because there is one per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
@@ -140,9 +142,9 @@ impl Failure {
                 Some(name) => self.of_layer(name),
                 None => self,
             },
-            Failure::OfSetting { what, index, failure } => match names.get(index) {
+            Failure::OfElement { what, index, failure } => match names.get(index) {
                 Some(name) => failure.of_layer(name),
-                None => Failure::OfSetting { what, index, failure },
+                None => Failure::OfElement { what, index, failure },
             },
             other => other,
         }
@@ -187,9 +189,10 @@ impl Failure {
             Failure::Cuda(error) => of_cuda(error),
             #[cfg(feature = "wgpu")]
             Failure::Wgpu(_) => LGRECO_UNAVAILABLE,
-            Failure::OfLayer { failure, .. } | Failure::OfSetting { failure, .. } => failure.status(),
+            Failure::OfLayer { failure, .. } | Failure::OfElement { failure, .. } => failure.status(),
             #[cfg(feature = "cuda")]
             Failure::OfCall { failure, .. } => failure.status(),
+            Failure::NoTableLayer { .. } => LGRECO_LENGTH,
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,

@@ -75,13 +75,9 @@ pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Resu
     if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
 }
 
-/// `Err` unless a model of `layers` layers has a layer of this index.
+/// `Err` unless a table of `layers` layers has a layer of this index.
 pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
-    if layer < layers {
-        Ok(())
-    } else {
-        Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into())
-    }
+    if layer < layers { Ok(()) } else { Err(Failure::NoTableLayer { layer, layers }) }
 }
 
 /// The place for an output.

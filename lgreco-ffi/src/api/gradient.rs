@@ -176,7 +176,10 @@ impl Gradients {
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {
             // SAFETY: passed on. The values are cleared before the call ends, and at the latest before they are used again.
-            self.values.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
+            let values = unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) };
+            let (what, index) = ("gradients", layer.index);
+            let of_layer = |failure| Failure::OfElement { what, index, failure: Box::new(failure) };
+            self.values.push(values.map_err(of_layer)?);
             self.ranges.push(values_range(pointer, layer.dtype, layer.shape).of_layer(layer.index));
         }
         all_disjoint(&mut self.ranges)?;

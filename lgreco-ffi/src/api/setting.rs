@@ -79,7 +79,7 @@ pub(super) unsafe fn read_settings(
     let read = |index: usize| {
         // SAFETY: the array has `count` elements and at most isize::MAX bytes.
         let setting = unsafe { read_setting(settings.add(index).cast()) };
-        setting.map_err(|failure| Failure::OfSetting { what, index, failure: Box::new(failure) })
+        setting.map_err(|failure| Failure::OfElement { what, index, failure: Box::new(failure) })
     };
     (0..count).map(read).collect()
 }

@@ -151,6 +151,7 @@ static void tables(float *values) {
     }
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_setting(table, 1, 7, &setting));
     STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
+    TEXT("layer is 2, expected an index below 2", lgreco_message());
 
     // A plan within the error of the uniform setting is smaller than that setting.
     Options within = OPTIONS;

@@ -227,7 +227,7 @@ static void null_pointers(void) {
         do next = lgreco_bucket_next(flying, &request);
         while (next == LGRECO_OK && request.kind != LGRECO_REQUEST_NONE);
         CHECK(next == LGRECO_NULL_POINTER);
-        TEXT(i == 0 ? "gradients is NULL" : "gradient is NULL", lgreco_message());
+        TEXT(i == 0 ? "gradients is NULL" : "layer `fc1`: gradient is NULL", lgreco_message());
         OK(lgreco_bucket_close(controller, &flying));
         OK(lgreco_bucket_open(controller, lent, 1, &flying));
     }
