@@ -5,6 +5,7 @@ mod output;
 mod watch;
 
 pub use constraints::{ConstraintArgs, Group};
+use output::target;
 pub use output::{Output, Target};
 pub use watch::Watch;
 
@@ -59,7 +60,7 @@ pub enum Command {
         #[command(flatten)]
         source: Source,
         /// Write the table as JSON to FILE. With `-`, write only JSON to standard output.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", value_parser = target())]
         json: Option<Target>,
     },
     /// Choose one option for each layer of a table file. Its errors may be in any metric.
@@ -205,7 +206,7 @@ pub struct Compare {
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels, default_value_t = 10_000)]
     pub levels: u32,
     /// Write the comparison as JSON to FILE. With `-`, write only JSON to standard output.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = target())]
     pub json: Option<Target>,
 }
 

@@ -85,9 +85,11 @@ fn methods_of_other_papers_are_planned_too() {
     for (args, told) in [
         (
             &["--methods", "qsgd,qsgd"][..],
-            "--methods qsgd,qsgd: unknown method, expected several single methods, each once",
+            "--methods qsgd,qsgd: unknown list of methods, expected each method once, and hybrid only alone",
         ),
-        (&["--methods", "qsgd,hybrid"], "expected several single methods"),
+        (&["--json", ""], "a value is required for '--json <FILE>'"),
+        (&["--method", "qsgd", "--widths", "3"], "unknown method for widths, expected topk"),
+        (&["--methods", "qsgd,hybrid"], "unknown list of methods, expected each method once"),
         (&["--methods", "qsgd,topk", "--method", "loco"], "cannot be used with"),
         (&["--method", "loco", "--default", "0.5"], "default is 0.5, expected a whole number of elements, 1 to 2^24"),
         (&["--method", "hard-threshold", "--default", "0"], "expected a magnitude above 0"),

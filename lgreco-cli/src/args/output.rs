@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Clone, Debug)]
 pub struct Output {
     /// Write the plan as JSON to FILE. With `-`, write only JSON to standard output.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = target())]
     pub json: Option<Target>,
     /// Draw the plan as an SVG file: setting of each layer, size before and after compression, error against size.
     #[arg(long, value_name = "FILE.svg", value_parser = plot())]
@@ -49,10 +49,9 @@ impl Target {
     }
 }
 
-impl From<std::ffi::OsString> for Target {
-    fn from(text: std::ffi::OsString) -> Self {
-        if text == "-" { Target::Stdout } else { Target::File(text.into()) }
-    }
+/// Parses the value of `--json`.
+pub(super) fn target() -> impl TypedValueParser<Value = Target> {
+    PathBufValueParser::new().map(|path| if path == Path::new("-") { Target::Stdout } else { Target::File(path) })
 }
 
 /// Parses the path of `--plot`.

@@ -259,7 +259,8 @@ impl Search {
         }
         for (index, method) in methods.iter().enumerate() {
             if *method == Method::Hybrid || methods[..index].contains(method) {
-                return Err(Error::UnknownName { what: "method", expected: "several single methods, each once" });
+                let expected = "each method once, and hybrid only alone";
+                return Err(Error::UnknownName { what: "list of methods", expected });
             }
         }
         if methods.is_empty() {
@@ -388,8 +389,8 @@ impl Search {
         let widths = Widths::new(widths)?;
         let mut families = self.families.iter_mut();
         let topk = families.find(|family| family.method.has_widths());
-        let expected = "topk or hybrid, of which widths are";
-        topk.ok_or(Error::UnknownName { what: "method", expected })?.widths = widths;
+        let expected = "topk, or several methods with topk among them";
+        topk.ok_or(Error::UnknownName { what: "method for widths", expected })?.widths = widths;
         Ok(self)
     }
 
