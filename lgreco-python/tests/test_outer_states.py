@@ -21,7 +21,7 @@ def _on_its_way(rank: int) -> torch.Tensor:
     model = Linear()
     outer = OuterStep(model, every=4, delay=3, **TOPK)
     train(model, outer, rank, range(9))
-    with pytest.raises(LgrecoError, match="on its way"):
+    with pytest.raises(LgrecoError, match="under way"):
         outer.state_dict()
     outer.finish()
     outer.state_dict()
