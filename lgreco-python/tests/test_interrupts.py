@@ -228,7 +228,9 @@ def _outer_torn(rank: int) -> tuple[list[str], bool]:
 
 
 def test_an_outer_step_that_is_half_made_needs_a_saved_state() -> None:
-    assert on_ranks(2, _outer_torn) == 2 * [(2 * ["an interrupt came while an outer step updated the parameters: load a saved state"], True)]
+    told = "an interrupt came while an outer step updated the parameters: load a saved state on all ranks (with a delay into a new "
+    told += "OuterStep), or call restart() on all"
+    assert on_ranks(2, _outer_torn) == 2 * [(2 * [told], True)]
 
 
 def _learn(model: torch.nn.Module, rank: int, at: int) -> None:

@@ -1,5 +1,6 @@
 //! Encoder and decoder of one layer of a plan.
 
+use crate::backend::grow;
 use crate::compress::{Compressor, Setting, wire::Payload};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
@@ -63,9 +64,10 @@ impl Codec {
     ///
     /// # Errors
     /// The errors of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN
-    /// or infinity. `Length` for a gradient of another shape.
+    /// or infinity. `Length` for a gradient of another shape. `OutOfMemory` for the workspace.
     pub fn encode(&self, gradient: &Gradient<'_>, stream: Stream) -> Result<Vec<u8>> {
-        let (mut workspace, mut payload) = (vec![0; self.workspace_len()], vec![0; self.payload_len]);
+        let (mut workspace, mut payload) = (Vec::new(), vec![0; self.payload_len]);
+        grow(&mut workspace, self.workspace_len())?;
         let len = self.encode_into(gradient, stream, &mut workspace, &mut payload)?;
         payload.truncate(len);
         Ok(payload)

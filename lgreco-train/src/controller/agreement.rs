@@ -60,7 +60,7 @@ pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, f
 ///
 /// # Errors
 /// This rank's own error; [`Error::Peer`] with the first rank that failed; [`Error::PeerOption`] with the first field that differs;
-/// [`Error::Collective`]; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+/// [`Error::NoMessage`]; [`Error::Collective`]; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
 pub(crate) fn compare<C: Collective + ?Sized>(
     collective: &mut C,
     local: Result<Vec<Field>, Error>,

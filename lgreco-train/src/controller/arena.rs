@@ -55,12 +55,14 @@ impl Needs {
 
     /// Bytes that a bucket holds during its whole exchange.
     pub(super) const fn lasting(&self) -> u64 {
-        8 * self.workspace as u64 + 4 * self.offered as u64
+        (self.workspace as u64).saturating_mul(8).saturating_add(4 * self.offered as u64)
     }
 
     /// Scratch bytes of the call that needs the most.
     pub(super) fn passing(&self) -> u64 {
-        8 * self.compressing.max(self.averaging + self.rest.div_ceil(2)) as u64
+        // An outside method may state any length of its workspace.
+        let words = self.compressing.max(self.averaging.saturating_add(self.rest.div_ceil(2)));
+        (words as u64).saturating_mul(8)
     }
 }
 

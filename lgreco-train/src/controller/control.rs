@@ -70,7 +70,7 @@ impl Controller {
     /// # Errors
     /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors of search and solver when
     /// a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`]; [`Error::PeerOption`] with the first
-    /// difference between ranks; [`Error::StepOrder`] when no step is under way.
+    /// difference between ranks; [`Error::NoMessage`]; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
         self.advance_control()?;
         Ok(self.control_request())

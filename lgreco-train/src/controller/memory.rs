@@ -80,7 +80,7 @@ impl MemoryUse {
             // The same memory serves all buckets of blocking steps. It never shrinks.
             None if at_once == 1 => {
                 let needs = controller.most_needed(&dense)?.max(controller.most_needed(&plans)?);
-                needs.lasting() + needs.passing() + messages.iter().max().unwrap_or(&0)
+                needs.lasting().saturating_add(needs.passing()).saturating_add(*messages.iter().max().unwrap_or(&0))
             }
             _ => exchange(&dense)?.max(exchange(&plans)?),
         };
@@ -92,7 +92,7 @@ impl MemoryUse {
 
     /// The sum of all fields.
     pub const fn total(&self) -> u64 {
-        self.residuals + self.undo + self.factors + self.exchange + self.window
+        (self.residuals + self.undo + self.factors + self.window).saturating_add(self.exchange)
     }
 }
 
@@ -128,7 +128,7 @@ impl Controller {
         let lasting = needs.iter().map(Needs::lasting).collect();
         // A bucket's message inside the node may be under way while the bucket before computes.
         let passing_at_once = if messages.is_empty() { 1 } else { at_once.min(2) };
-        Ok(largest(passing, passing_at_once) + largest(lasting, at_once))
+        Ok(largest(passing, passing_at_once).saturating_add(largest(lasting, at_once)))
     }
 
     /// Memory that is enough for each bucket of blocking steps under these plans.
@@ -162,5 +162,5 @@ impl Controller {
 /// The sum of the `count` largest.
 fn largest(mut bytes: Vec<u64>, count: usize) -> u64 {
     bytes.sort_unstable_by(|one, other| other.cmp(one));
-    bytes.iter().take(count).sum()
+    bytes.iter().take(count).fold(0, |sum, &bytes| sum.saturating_add(bytes))
 }

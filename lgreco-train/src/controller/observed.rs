@@ -185,7 +185,7 @@ mod tests {
             Ok(4)
         }
         fn workspace_len(&self, _: &Parameters, _: Shape, _: Dtype) -> usize {
-            1 << 58
+            usize::MAX
         }
         fn encode(
             &self,
@@ -214,6 +214,11 @@ mod tests {
         let layers = [Layer::new("w", &[64, 64], Values::F32(&values)).unwrap()];
         let failed = search.measure(&layers, &mut Portable).unwrap_err();
         assert!(matches!(failed.error, CoreError::OutOfMemory { .. }), "{failed}");
+        #[cfg(feature = "rayon")]
+        {
+            let failed = search.measure(&layers, &mut crate::backend::Parallel).unwrap_err();
+            assert!(matches!(failed.error, CoreError::OutOfMemory { .. }), "{failed}");
+        }
 
         let run = threads::run(2, |mut worker| {
             let mut config = Config::new(search.clone());

@@ -35,7 +35,8 @@ impl Controller {
     /// [`Error::LayerMismatch`] when gradients do not fit the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
     /// [`CoreError::Parameter`] for a learning rate that is negative or not finite; [`Error::OtherPlace`] when the collective has
     /// another rank or number of workers; [`Error::StepOrder`] while another step is under way; [`Error::PeerOption`] when ranks
-    /// differ in configuration, layers, settings, step or learning rate; the errors of search and solver when a decision fails.
+    /// differ in configuration, layers, settings, step or learning rate; [`Error::NoMessage`] when the collective has dropped a
+    /// rank's message; the errors of search and solver when a decision fails.
     ///
     /// These errors come during the exchange: [`Error::LayerNotFinite`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
     /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next

@@ -172,7 +172,7 @@ impl OuterStep {
     /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
     /// [`CoreError::TooManyElements`] if the joined layers have 2^32 elements or more. [`CoreError::Length`] and
     /// [`Error::LayerMismatch`] if the parameters do not fit the tensors. [`Error::PeerOption`] with the first option that differs
-    /// between ranks, or with the layers if they differ. The errors of [`Controller::new`] and of the network.
+    /// between ranks, or with the layers if they differ. [`Error::NoMessage`]. The errors of [`Controller::new`] and of the network.
     ///
     /// # Complexity
     /// Three f32 per parameter, besides the controller's residuals.
@@ -206,7 +206,7 @@ impl OuterStep {
     /// On failure, parameters and residuals are unchanged, the inner step counts, and the fragment waits for its next turn.
     ///
     /// [`CoreError::Length`] and [`Error::LayerMismatch`] for parameters of other lengths than before; [`Error::PeerOption`] when
-    /// ranks have taken different numbers of inner steps, or have loaded states that differ; the errors of [`Controller::step`],
+    /// ranks have taken different numbers of inner steps, or have loaded states that differ; [`Error::NoMessage`]; the errors of [`Controller::step`],
     /// such as [`Error::NonFiniteGradient`] when a parameter is not finite.
     ///
     /// # Complexity

@@ -12,7 +12,19 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::Gradient;
 use crate::rng::Stream;
 use crate::{Error, Result};
+use alloc::vec::Vec;
 use core::fmt;
+
+/// Makes a workspace at least `words` long. Methods from outside may ask for any length.
+///
+/// # Errors
+/// `OutOfMemory`. The workspace is then unchanged.
+pub(crate) fn grow(workspace: &mut Vec<u64>, words: usize) -> Result<()> {
+    let more = words.saturating_sub(workspace.len());
+    workspace.try_reserve_exact(more).map_err(|_| Error::OutOfMemory { words })?;
+    workspace.resize(workspace.len() + more, 0);
+    Ok(())
+}
 
 /// One row to measure: a gradient, candidates and a random stream. By default the gradient is in host memory. A backend
 /// may use another type `G`, for example for gradients in device memory.
@@ -163,10 +175,8 @@ pub fn one_by_one(backend: &mut dyn Backend, jobs: &[Job<'_>], rows: &mut [f64])
         let mut portable = Portable;
         let on: &mut dyn Backend = if on_the_core(job) { &mut portable } else { &mut *backend };
         let job = core::slice::from_ref(job);
-        let (words, mut workspace) = (on.workspace_len(job), alloc::vec::Vec::new());
-        let no_memory = |_| JobError { job: Some(index), error: Error::OutOfMemory { words } };
-        workspace.try_reserve_exact(words).map_err(no_memory)?;
-        workspace.resize(words, 0);
+        let mut workspace = Vec::new();
+        grow(&mut workspace, on.workspace_len(job)).map_err(|error| JobError { job: Some(index), error })?;
         on.measure(job, &mut workspace, row).map_err(|failed| JobError { job: Some(index), ..failed })?;
         rest = others;
     }

@@ -1,6 +1,6 @@
 //! The CPU on all cores: measures layers in parallel.
 
-use super::{Backend, Job, JobError};
+use super::{Backend, Job, JobError, grow};
 use crate::error::expect_len;
 use alloc::vec::Vec;
 use rayon::prelude::*;
@@ -45,9 +45,8 @@ impl Backend for Parallel {
         }
         let failed = parts.into_par_iter().map_init(Vec::new, |workspace, (index, job, row)| {
             let (shape, dtype) = (job.gradient.shape(), job.gradient.values().dtype());
-            let needed = job.candidates.measure_workspace_len(shape, dtype);
-            workspace.resize(needed.max(workspace.len()), 0);
-            let result = job.candidates.measure(&job.gradient, job.stream, workspace, row);
+            let result = grow(workspace, job.candidates.measure_workspace_len(shape, dtype))
+                .and_then(|()| job.candidates.measure(&job.gradient, job.stream, workspace, row));
             result.err().map(|error| JobError { job: Some(index), error })
         });
         match failed.flatten().min_by_key(|failure| failure.job) {

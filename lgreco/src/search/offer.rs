@@ -4,7 +4,7 @@ use super::layer::LayerOptions;
 use super::range::Weighing;
 use super::{Measured, Search};
 use crate::Error;
-use crate::backend::{Backend, Job};
+use crate::backend::{Backend, Job, grow};
 use crate::compress::Candidates;
 use crate::error::expect_len;
 use crate::gradient::{Dtype, Gradient, Shape};
@@ -150,10 +150,8 @@ impl Offer<'_> {
         let jobs: Vec<_> = rows.iter().map(job).collect();
         let measured = squared_errors.len();
         squared_errors.resize(measured + jobs.iter().map(|job| job.candidates.len()).sum::<usize>(), 0.0);
-        let words = backend.workspace_len(&jobs).max(workspace.len());
-        let no_memory = |_| NamedError { error: Error::OutOfMemory { words }, layer: None, option: None };
-        workspace.try_reserve_exact(words - workspace.len()).map_err(no_memory)?;
-        workspace.resize(words, 0);
+        let no_memory = |error| NamedError { error, layer: None, option: None };
+        grow(workspace, backend.workspace_len(&jobs)).map_err(no_memory)?;
         backend.measure(&jobs, workspace, &mut squared_errors[measured..]).map_err(|failed| {
             let row = failed.job.and_then(|job| rows.get(job));
             let layer = row.and_then(|row| self.layers.iter().find(|layer| layer.index == row.layer));

@@ -13,7 +13,7 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Loaded
 from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.layers import Layer, local
-from lgreco.torch.loads import CHANGED, TORN, LoadedWeights
+from lgreco.torch.loads import CHANGED, TORN, WHOLE_AGAIN, LoadedWeights
 from lgreco.torch.options import Options
 from lgreco.torch.step import as_own
 from lgreco.torch.step_state import UnderWay
@@ -21,7 +21,6 @@ from lgreco.torch.training import Training
 
 Named = list[tuple[str, torch.nn.Parameter]]
 """Parameters with their names."""
-_WHOLE_AGAIN = "load a saved state on all ranks, or call restart() on all"
 
 
 @dataclass
@@ -212,8 +211,8 @@ class Fragment(Training):
 
         The other ranks make their updates meanwhile. If this rank's fails, the next outer step tells them.
         """
-        self._torn = "an interrupt came while an outer step updated the parameters: load a saved state"
-        name = self.layers[0]
+        self._torn = f"an interrupt came while an outer step updated the parameters: {WHOLE_AGAIN}"
+        name = None
         try:
             self._update_residuals(sent)
             means = [mean.view_as(start) for mean, start in zip(self._parts(sent.buffer), self._starts)]
@@ -225,8 +224,10 @@ class Fragment(Training):
                     start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
                     p.copy_(start if learned_since is None else start + learned_since)
         except Exception as error:
-            what = f"rank {self._group.rank()} has made the outer step only in part: {type(error).__name__}: {error}"
-            told = of_layer(name, f"{what}; {_WHOLE_AGAIN}")
+            is_ours = isinstance(error, LgrecoError)
+            cause = str(error).removeprefix(f"{name}: ") if is_ours else f"{type(error).__name__}: {error}"
+            what = f"rank {self._group.rank()} has made the outer step only in part: {cause}; {WHOLE_AGAIN}"
+            told = LgrecoError(what) if name is None else of_layer(name, what)
             self._torn = str(told)
             raise told from error
         self._torn = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("lgreco")
 _LEFT_OUT = (
     "%s: the parameter has no gradient on rank %d in this step, and is left out. All ranks must leave out the same parameters, as "
-    "without lgreco; otherwise the process group fails. If they differ, call model.set_reduce_scatter_unused_params(True)"
+    "without lgreco; otherwise the process group fails. If they differ, call model.set_reduce_scatter_unused_params(True) (PyTorch 2.15)"
 )
 
 

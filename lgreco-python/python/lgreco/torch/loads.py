@@ -14,10 +14,12 @@ from lgreco.torch.collectives import Started, gather
 
 _FAILED, CHANGED, TORN = 1, 2, 3
 """What ranks tell each other about a failure."""
+WHOLE_AGAIN = "load a saved state on all ranks (with a delay into a new OuterStep), or call restart() on all"
+"""What to do when an outer step was made only in part."""
 _WHY = {
     _FAILED: "its own error says why",
     CHANGED: "its model has changed since the OuterStep was made",
-    TORN: "it has made its last outer step only in part: load a saved state on all ranks, or call restart() on all",
+    TORN: f"it has made its last outer step only in part: {WHOLE_AGAIN}",
 }
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

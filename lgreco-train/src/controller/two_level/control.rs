@@ -82,8 +82,8 @@ impl TwoLevel {
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are the same as those of
-    /// [`Controller::control`](super::super::Controller::control), with rank numbers among all ranks. [`Error::PeerOption`] names a
-    /// difference inside the node or between peers; ranks of other groups get [`Error::Peer`].
+    /// [`Controller::control`](super::super::Controller::control), with rank numbers among all ranks. [`Error::PeerOption`] and
+    /// [`Error::NoMessage`] are about ranks inside the node or peers; ranks of other groups get [`Error::Peer`].
     pub fn control(&mut self) -> Result<Option<(Group, Request<'_>)>, Error> {
         match self.stage {
             Stage::Idle => {
