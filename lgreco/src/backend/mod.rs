@@ -12,19 +12,9 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::Gradient;
 use crate::rng::Stream;
 use crate::{Error, Result};
+#[cfg(feature = "alloc")]
 use alloc::vec::Vec;
 use core::fmt;
-
-/// Makes a workspace at least `words` long. Methods from outside may ask for any length.
-///
-/// # Errors
-/// `OutOfMemory`. The workspace is then unchanged.
-pub(crate) fn grow(workspace: &mut Vec<u64>, words: usize) -> Result<()> {
-    let more = words.saturating_sub(workspace.len());
-    workspace.try_reserve_exact(more).map_err(|_| Error::OutOfMemory { words })?;
-    workspace.resize(workspace.len() + more, 0);
-    Ok(())
-}
 
 /// One row to measure: a gradient, candidates and a random stream. By default the gradient is in host memory. A backend
 /// may use another type `G`, for example for gradients in device memory.
@@ -159,6 +149,18 @@ pub struct Portable;
 /// Whether a row must be measured on the CPU, because no GPU backend has kernels for its candidates.
 pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
+}
+
+/// Makes a workspace at least `words` long. Methods from outside may ask for any length.
+///
+/// # Errors
+/// `OutOfMemory`. The workspace is then unchanged.
+#[cfg(feature = "alloc")]
+pub(crate) fn grow(workspace: &mut Vec<u64>, words: usize) -> Result<()> {
+    let more = words.saturating_sub(workspace.len());
+    workspace.try_reserve_exact(more).map_err(|_| Error::OutOfMemory { words })?;
+    workspace.resize(workspace.len() + more, 0);
+    Ok(())
 }
 
 /// Measures one job after another. Jobs for which [`on_the_core`] is true run on the CPU, the others on `backend`.
