@@ -24,6 +24,8 @@ fn a_star_stands_for_the_same_text_in_all_names_of_a_group() {
     assert_eq!((code, &*line), (2, "lgreco: table.json: --group: layer `*.v`: the table has no such layer"));
     let (code, line) = failure_in(folder.path(), &["solve", "table.json", "--group", "*.q,1*k", "--budget", "4"]);
     assert_eq!((code, &*line), (2, "lgreco: table.json: --group: `*.q,1*k`: where * is `.`, a layer is missing"));
+    let (code, line) = failure_in(folder.path(), &["solve", "table.json", "--group", "*.q,*.q", "--budget", "4"]);
+    assert_eq!((code, &*line), (2, "lgreco: table.json: --group: layer `0.q` is there twice"));
 }
 
 /// A table with three layers. With `tied`, two of them are a group.
@@ -98,7 +100,7 @@ fn constraints_that_cannot_be_met_name_the_layer() {
         (
             &["--fix", "embed=half", "--fix", "head=qsgd 2"],
             "table.json: layer `head`: none of its options is shared by all layers of its group, the first of which is layer \
-             0; compare their labels and fixed options",
+             0, counted from 0; compare their labels and fixed options",
         ),
     ] {
         for more in [&[][..], &["--frontier"]] {

@@ -225,7 +225,7 @@ pub enum Error {
 
     /// The layers of a group have no allowed option in common.
     #[error(
-        "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}; compare their labels and fixed options"
+        "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}, counted from 0; compare their labels and fixed options"
     )]
     NoSharedOption {
         /// Index of the first layer that has none of the options which the group's earlier layers share.

@@ -342,7 +342,7 @@ const KNOWN: &str = "method default candidates widths metric workers min_element
     route metrics_every undo";
 
 /// Options that only `lgreco.torch` reads.
-const OF_TRAINERS: &str = "grad_scaler, on_plan, optimizer";
+const OF_TRAINERS: &str = "grad_scaler, on_plan, optimizer, and under DDP hold_zeros and node_group";
 
 /// Seconds since the first call.
 fn clock() -> f64 {

@@ -3,7 +3,6 @@
 
 use crate::reseal;
 use core::cell::Cell;
-use lgreco_train::Error;
 use lgreco_train::backend::Portable;
 use lgreco_train::compress::Setting;
 use lgreco_train::compress::adacomp::AdaComp;
@@ -27,6 +26,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, ValuesMut};
 use lgreco_train::plan::{Solver, exact::Limits};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
+use lgreco_train::{CoreError, Error};
 
 /// A run of a small model, made from any bytes.
 #[derive(Clone, Debug)]
@@ -270,7 +270,9 @@ impl Script {
                         assert!(loaded.missing.is_empty() && loaded.extra.is_empty() && loaded.misshaped.is_empty());
                         assert!(controller.save().as_ref() == Ok(&saved), "a state changes by being restored");
                     }
-                    Err(error) => assert!(matches!(error, Error::LayerNotFinite { .. }), "{error}"),
+                    Err(error) => {
+                        assert!(matches!(error, Error::OfLayer { error: CoreError::Overflow { .. }, .. }), "{error}")
+                    }
                 },
                 Event::Plan(planning) => {
                     let task: Option<PlanTask> = kept.take().or_else(|| controller.planning().take_task());

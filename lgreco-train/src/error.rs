@@ -164,24 +164,13 @@ pub enum Error {
         /// The element.
         value: f32,
     },
-    /// A value of a layer is too large for the type in which it is sent or kept, often because of its residual.
-    #[error("layer {layer}: {}", Unplaced(self))]
-    LayerOverflow {
+    /// An error of the core about a layer's values or payload. For example, a residual overflows, or an outside method fails.
+    #[error("layer {layer}: {error}")]
+    OfLayer {
         /// Index of the layer.
         layer: usize,
-        /// Position of the element.
-        index: usize,
-        /// The value.
-        value: f32,
-    },
-    /// A result of a layer, such as its residual, is not finite or too large for its format. It has the code of
-    /// [`CoreError::Overflow`].
-    #[error("layer {layer}: {}", Unplaced(self))]
-    LayerNotFinite {
-        /// Index of the layer.
-        layer: usize,
-        /// The result.
-        what: &'static str,
+        /// The error.
+        error: CoreError,
     },
     /// A layer is in a bucket that is being exchanged.
     #[error("layer {layer}: {}", Unplaced(self))]
@@ -266,8 +255,7 @@ impl fmt::Display for Unplaced<'_> {
             Error::NonFiniteGradient { index, value, .. } => {
                 write!(f, "element {index} is {value}: gradients must be finite")
             }
-            Error::LayerOverflow { index, value, .. } => CoreError::ElementOverflow { index, value }.fmt(f),
-            Error::LayerNotFinite { what, .. } => CoreError::Overflow { what }.fmt(f),
+            Error::OfLayer { error, .. } => error.fmt(f),
             Error::NotInBucket { .. } => f.write_str("the layer is not in this bucket"),
             Error::InFlight { .. } => f.write_str("the layer is in a bucket that is being exchanged"),
             ref error => error.fmt(f),
@@ -290,13 +278,12 @@ impl fmt::Display for OfEmbedder {
 }
 
 impl Error {
-    /// Adds the layer to an error about its values.
+    /// Adds the layer to an error of the core that names none.
     pub(crate) fn of_layer(self, layer: u32) -> Error {
         let layer = layer as usize;
         match self {
-            Error::Core(CoreError::ElementOverflow { index, value }) => Error::LayerOverflow { layer, index, value },
-            Error::Core(CoreError::Overflow { what }) => Error::LayerNotFinite { layer, what },
             Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
+            Error::Core(error) if error.layer().is_none() => Error::OfLayer { layer, error },
             error => error,
         }
     }
@@ -320,7 +307,7 @@ impl Error {
     /// The permanent numeric code of this kind of error; never 0, never reused. Errors of the core keep the core's code.
     pub const fn code(&self) -> u32 {
         match self {
-            Error::Core(error) => error.code(),
+            Error::Core(error) | Error::OfLayer { error, .. } => error.code(),
             Error::OtherPlace { .. } => CoreError::Parameter { what: "", value: 0.0, expected: "" }.code(),
             Error::Trainer { code: code @ 1..1000 } => *code,
             Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0, error: 0.0 }.code(),
@@ -333,8 +320,6 @@ impl Error {
             Error::LayerMismatch { .. } => 100,
             Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
-            Error::LayerOverflow { .. } => CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
-            Error::LayerNotFinite { .. } => CoreError::Overflow { what: "" }.code(),
             Error::InFlight { .. } => 102,
             // To other ranks, 0 would mean that nothing has failed, and 1000 that the message is damaged.
             Error::StepOrder { .. } | Error::Trainer { .. } => 103,
@@ -349,8 +334,7 @@ impl Error {
             Error::LayerMismatch { layer, .. }
             | Error::LayerDtype { layer, .. }
             | Error::NonFiniteGradient { layer, .. }
-            | Error::LayerOverflow { layer, .. }
-            | Error::LayerNotFinite { layer, .. }
+            | Error::OfLayer { layer, .. }
             | Error::NotInBucket { layer }
             | Error::InFlight { layer } => Some(layer),
             _ => None,
@@ -390,6 +374,15 @@ mod tests {
         assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the caller's code -7");
         let none = "a collective call failed: the caller's network has no such collective, which these settings or this route need";
         assert_eq!(text(CollectiveError::UNSUPPORTED), none);
+    }
+
+    #[test]
+    fn errors_of_compressors_name_their_layer() {
+        let error = Error::from(CoreError::PayloadBody { what: "a sum is odd" });
+        let named = error.of_layer(3);
+        assert_eq!((named.to_string(), named.layer()), ("layer 3: payload: a sum is odd".into(), Some(3)));
+        assert_eq!((named.without_layer().to_string(), named.code()), (error.to_string(), error.code()));
+        assert_eq!(named.of_layer(4), named);
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
                 let what = format!("`{}`: where * is `{star}`, a layer is missing", patterns.join(","));
                 return Err(refused("--group", what));
             }
+            if let Some(twice) = (1..layers.len()).find(|&at| layers[..at].contains(&layers[at])) {
+                return Err(refused("--group", format!("layer `{}` is there twice", table.name(layers[twice]))));
+            }
             constraints.group(layers);
         }
     }

@@ -245,9 +245,8 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
     /// another rank unless its payload is broken.
     fn tells(error: &Error) -> String {
         match error {
-            Error::LayerOverflow { .. } | Error::LayerNotFinite { .. } | Error::Core(CoreError::Overflow { .. }) => {
-                "too large".into()
-            }
+            Error::OfLayer { error: CoreError::ElementOverflow { .. } | CoreError::Overflow { .. }, .. }
+            | Error::Core(CoreError::Overflow { .. }) => "too large".into(),
             Error::Peer { .. } | Error::PeerPlan { .. } => "another rank".into(),
             Error::PeerMessage { rank, .. } => format!("a payload of rank {rank}"),
             other => format!("{other:?}"),

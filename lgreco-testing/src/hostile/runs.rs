@@ -104,7 +104,9 @@ const COUNT_LIMIT: u64 = 1 << 63;
 pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
     let saved = match controller.save() {
         Ok(saved) => saved,
-        Err(error) => return assert!(matches!(error, Error::LayerNotFinite { .. }), "{error}"),
+        Err(error) => {
+            return assert!(matches!(error, Error::OfLayer { error: CoreError::Overflow { .. }, .. }), "{error}");
+        }
     };
     let mut twin = Controller::new(
         config.clone(),

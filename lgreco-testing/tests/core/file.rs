@@ -311,7 +311,7 @@ fn groups_and_fixed_options_are_read_and_written() {
     let both = TABLE.replace("\"elements\":", "\"group\":\"g\",\"elements\":");
     assert_eq!(
         TableFile::parse(both.as_bytes()).unwrap_err().to_string(),
-        "layer `fc2 \"é\"`: none of its options is shared by all layers of its group, the first of which is layer 0; \
+        "layer `fc2 \"é\"`: none of its options is shared by all layers of its group, the first of which is layer 0, counted from 0; \
          compare their labels and fixed options"
     );
 }

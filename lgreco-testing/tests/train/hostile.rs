@@ -1,6 +1,6 @@
 use lgreco_testing::hostile::{Choices, ends, memories, peer, state};
-use lgreco_train::Error;
 use lgreco_train::rng::Stream;
+use lgreco_train::{CoreError, Error};
 
 /// Runs `check` `runs` times, each time on 40 random bytes.
 fn random<T>(runs: u32, mut check: impl FnMut(Choices<'_>) -> T) -> Vec<T> {
@@ -40,5 +40,5 @@ fn peers_may_send_anything() {
     assert!(count(|given| matches!(given, Err(Error::Peer { .. }))) > 50);
     assert!(count(|given| matches!(given, Err(Error::PeerPlan { .. }))) > 50);
     assert!(count(|given| matches!(given, Err(Error::PeerMessage { .. }))) > 50);
-    assert!(count(|given| matches!(given, Err(Error::LayerNotFinite { .. }))) > 50);
+    assert!(count(|given| matches!(given, Err(Error::OfLayer { error: CoreError::Overflow { .. }, .. }))) > 50);
 }

@@ -10,14 +10,12 @@ use super::par_layers;
 use super::spare::Spare;
 use super::tensor::check_layer;
 #[cfg(doc)]
-use crate::CoreError;
-use crate::Error;
-#[cfg(doc)]
 use crate::exchange::Route;
 use crate::exchange::{
     Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of,
 };
 use crate::gradient::ValuesMut;
+use crate::{CoreError, Error};
 use lgreco::error::expect_len;
 
 /// Progress of a bucket's exchange.
@@ -233,7 +231,7 @@ impl Bucket {
     /// # Errors
     /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
     /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
-    /// error. [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
+    /// error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
     /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. The
     /// same holds for an error in a bucket without elements, if the bucket is not new. [`Error::StepOrder`] before
     /// [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones
@@ -388,7 +386,7 @@ impl Bucket {
         if !self.not_finite || is_error {
             return;
         }
-        if matches!(error, Error::LayerOverflow { .. }) {
+        if matches!(error, Error::OfLayer { error: CoreError::ElementOverflow { .. }, .. }) {
             // The NaN reports the overflow to the loss scaler.
             self.late = None;
         }

@@ -46,8 +46,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::LayerNotFinite`] of a residual on this rank, if it was not reported to the other ranks
-    /// yet; [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and if a device
+    /// [`Error::OfLayer`] when a residual of this rank is not finite and the other ranks do not know it yet; [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and if a device
     /// [has](super::External::note_observed) gradients of the window that were not [brought](super::External::set_observed) to the
     /// host.
     ///

@@ -38,12 +38,12 @@ impl Controller {
     /// differ in configuration, layers, settings, step or learning rate; [`Error::NoMessage`] when the collective has dropped a
     /// rank's message; the errors of search and solver when a decision fails.
     ///
-    /// These errors come during the exchange: [`Error::LayerNotFinite`], [`Error::LayerOverflow`], [`Error::PeerMessage`]. The step
+    /// These errors come during the exchange: [`Error::OfLayer`], [`Error::PeerMessage`]. The step
     /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
     /// step works. With [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once,
     /// and on all ranks at the next bucket or step. Under [`NonFinite::Skip`], the other ranks skip a step whose later bucket reports
-    /// it, and all residuals are the same as before the step. The next step also reports [`Error::LayerNotFinite`] of a residual; that step may
-    /// be repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
+    /// it, and all residuals are the same as before the step. The next step also reports a residual that is not finite; that step may be
+    /// repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for residuals. Allocates only at decisions.

@@ -150,9 +150,9 @@ impl Flight {
     /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
     /// Means and contributions are then undefined, and factors are unchanged.
     ///
-    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`] and other errors of the compressors,
-    /// [`CoreError::Length`](crate::CoreError::Length), [`Error::LayerNotFinite`] when a sum over the workers exceeds f32,
-    /// [`Error::LayerOverflow`] when a mean exceeds its element type. Else it returns an error of another
+    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`], [`CoreError::Length`](crate::CoreError::Length),
+    /// and [`Error::OfLayer`] with an error of a compressor, or when a sum over the workers exceeds f32, or a mean its element
+    /// type. Else it returns an error of another
     /// rank: [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has
     /// other layers, settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A
     /// space that computes later returns errors later.

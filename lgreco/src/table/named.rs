@@ -328,7 +328,7 @@ impl fmt::Display for NamedError {
             Error::NoSharedOption { first, .. } => {
                 write!(
                     f,
-                    ": none of its options is shared by all layers of its group, the first of which is layer {first}; \
+                    ": none of its options is shared by all layers of its group, the first of which is layer {first}, counted from 0; \
                      compare their labels and fixed options"
                 )
             }

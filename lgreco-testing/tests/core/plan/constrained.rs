@@ -185,7 +185,7 @@ fn what_the_table_cannot_have_is_named() {
     let told = refused(demands().group([0, 1]).fix(0, 1).fix(1, 0)).to_string();
     assert_eq!(
         told,
-        "layer 1: none of its options is shared by all layers of its group, the first of which is layer 0; compare their \
+        "layer 1: none of its options is shared by all layers of its group, the first of which is layer 0, counted from 0; compare their \
                 labels and fixed options"
     );
     let unequal = Table::new(&choices, &[2, 6]).unwrap();

@@ -239,7 +239,7 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
             (results[0], report.unwrap().outcome, controller.save().is_ok())
         })
     });
-    let late = Error::LayerNotFinite { layer: 0, what: "the residual" };
+    let late = Error::OfLayer { layer: 0, error: CoreError::Overflow { what: "the residual" } };
     let fine = (Ok(()), Outcome::Exchanged, true);
     let unsaved = (Ok(()), Outcome::Exchanged, false);
     assert_eq!(results[0], [fine, fine, unsaved, (Err(late), Outcome::Failed, true), fine]);

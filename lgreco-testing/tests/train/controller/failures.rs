@@ -141,7 +141,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
         };
         [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(&mut step)
     });
-    let late = Error::LayerNotFinite { layer: 0, what: "the residual" };
+    let late = Error::OfLayer { layer: 0, error: CoreError::Overflow { what: "the residual" } };
     let fine = (Ok(()), true);
     assert_eq!(results[0], [fine, fine, (Ok(()), false), (Err(late), true), fine]);
     assert_eq!(results[1], [fine, fine, fine, (Err(Error::Peer { rank: 0, code: 5 }), true), fine]);
@@ -168,7 +168,7 @@ fn a_mean_that_does_not_fit_its_layer_is_an_error() {
         [[1.0, 1.0], [1.0, 1.0], [60000.0, 50000.0], [0.0, 50000.0], [0.0, -50000.0]].map(&mut step)
     });
     // 50000 is 49984 in f16.
-    let too_large = Error::LayerOverflow { layer: 0, index: 1, value: 99968.0 };
+    let too_large = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 1, value: 99968.0 } };
     assert_eq!(results, [Ok(()), Ok(()), Ok(()), Err(too_large), Ok(())]);
 }
 

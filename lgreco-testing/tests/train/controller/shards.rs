@@ -9,7 +9,7 @@ use lgreco_train::gradient::{Bf16, Element, F16};
 
 /// The error of each of two ranks if rank 1's shard of a layer overflows.
 fn failed(rank: u32, layer: usize) -> Result<(), Error> {
-    let overflow = Error::LayerNotFinite { layer, what: "the sum over the workers" };
+    let overflow = Error::OfLayer { layer, error: CoreError::Overflow { what: "the sum over the workers" } };
     Err(if rank == 1 { overflow } else { Error::Peer { rank: 1, code: overflow.code() } })
 }
 
@@ -105,7 +105,7 @@ fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Ou
 /// The rank with the shard fails alone. The next bucket, or the next agreement, reports that to the others.
 #[test]
 fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
-    let error = Error::LayerOverflow { layer: 0, index: 3, value: 99968.0 };
+    let error = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };
     let (too_large, told) = (Err(error), Err(Error::Peer { rank: 1, code: error.code() }));
     let exchanged = Ok(Outcome::Exchanged);
     let all = large_mean_in_one_shard(NonFinite::Skip, false);
@@ -118,7 +118,7 @@ fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
 /// Rank 1 fails alone in the middle bucket. The last bucket tells rank 0, and all ranks skip the step. None keeps a residual of it.
 #[test]
 fn a_rank_that_has_failed_alone_restores_the_residuals_of_a_step_that_all_skip() {
-    let too_large = Error::LayerOverflow { layer: 1, index: 3, value: 99968.0 };
+    let too_large = Error::OfLayer { layer: 1, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };
     for blocking in [true, false] {
         let results = threads::run(2, |mut worker| {
             let keep = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });

@@ -397,7 +397,7 @@ fn a_step_that_never_began_loses_nothing() {
     controller.close(bucket).unwrap();
     controller.abandon_step().unwrap();
     assert!(controller.save().is_err());
-    let late = Error::LayerNotFinite { layer: 0, what: "the residual" };
+    let late = Error::OfLayer { layer: 0, error: CoreError::Overflow { what: "the residual" } };
     assert_eq!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0), Err(late));
     assert!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0).is_ok());
 }

@@ -2,6 +2,7 @@
 
 use super::failures::tamper_in;
 use super::*;
+use lgreco_train::CoreError;
 
 /// Long and short layers of many methods. They are ordered so that each lane has several methods.
 fn mixed() -> Vec<(Setting, Shape)> {
@@ -58,7 +59,7 @@ fn the_first_error_is_that_of_one_core() {
     for layer in [5, 9, 14] {
         case.gradients[0][layer][layer] = 1e6 * layer as f32;
     }
-    let expected = Error::LayerOverflow { layer: 5, index: 5, value: 5e6 };
+    let expected = Error::OfLayer { layer: 5, error: CoreError::ElementOverflow { index: 5, value: 5e6 } };
     for cores in [1, 2, 3, 5] {
         let found = in_pool(cores, || case.exchange(&mut ThreadCollective::group(1).remove(0), None));
         assert_eq!(found, Err(expected), "{cores} cores");

@@ -203,9 +203,17 @@ fn sums_that_leave_f32_are_errors_on_all() {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results =
             Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();
-        let told = |r: &_| matches!(r, Err(Error::LayerNotFinite { layer: 0, .. } | Error::Peer { code: 5, .. }));
+        let told = |r: &_| {
+            matches!(
+                r,
+                Err(Error::OfLayer { layer: 0, error: CoreError::Overflow { .. } } | Error::Peer { code: 5, .. })
+            )
+        };
         assert!(results.iter().all(told), "{setting}: {results:?}");
-        assert!(results.iter().any(|r| matches!(r, Err(Error::LayerNotFinite { .. }))), "{setting}: {results:?}");
+        assert!(
+            results.iter().any(|r| matches!(r, Err(Error::OfLayer { error: CoreError::Overflow { .. }, .. }))),
+            "{setting}: {results:?}"
+        );
     }
 }
 
@@ -229,7 +237,10 @@ fn a_failure_between_the_factors_reaches_all() {
         (failed, sound.exchange(&mut worker, None).is_ok())
     });
     let other = (Error::Peer { rank: 0, code: 5 }, true);
-    assert_eq!(results, [(Error::LayerNotFinite { layer: 0, what: "PowerSGD factor Q" }, true), other, other]);
+    assert_eq!(
+        results,
+        [(Error::OfLayer { layer: 0, error: CoreError::Overflow { what: "PowerSGD factor Q" } }, true), other, other]
+    );
 }
 
 #[test]

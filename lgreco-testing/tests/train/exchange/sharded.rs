@@ -1,6 +1,7 @@
 //! Exchanges in which each rank gets only the mean of its shard.
 
 use super::*;
+use lgreco_train::CoreError;
 
 /// Settings whose contributions do not depend on the division of a layer. A row has a whole number of quantiser
 /// buckets.
@@ -127,7 +128,7 @@ fn a_shard_that_overflows_is_told_next() {
         // Only the rows of rank 1 are large.
         case.gradients.iter_mut().for_each(|layers| layers[0][12..].fill(large));
         let results = threads::run(2, |mut worker| case.exchange(&mut worker, None).map(drop));
-        let overflow = Error::LayerNotFinite { layer: 0, what: "the sum over the workers" };
+        let overflow = Error::OfLayer { layer: 0, error: CoreError::Overflow { what: "the sum over the workers" } };
         assert_eq!(results, [Ok(()), Err(overflow)], "{setting}");
     }
 }
@@ -163,7 +164,7 @@ fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
     })
 }
 
-const TOO_LARGE: Error = Error::LayerOverflow { layer: 0, index: 17, value: 1e6 };
+const TOO_LARGE: Error = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 17, value: 1e6 } };
 
 /// Under CLT-k only one rank finds the error, before or after the dense layer's collective.
 #[test]

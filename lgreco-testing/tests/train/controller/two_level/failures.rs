@@ -110,7 +110,9 @@ fn what_only_one_group_of_peers_finds_fails_on_all_ranks() {
         step(&mut training, node, peers).unwrap();
         result
     });
-    let overflow = |result: &Result<(), Error>| matches!(result, Err(Error::LayerNotFinite { layer: 0, .. }));
+    let overflow = |result: &Result<(), Error>| {
+        matches!(result, Err(Error::OfLayer { layer: 0, error: CoreError::Overflow { .. } }))
+    };
     for (rank, result) in results.iter().enumerate() {
         match rank % 2 {
             0 => assert!(overflow(result), "rank {rank}: {result:?}"),
