@@ -36,7 +36,8 @@ impl Results {
         self.rows.push(row);
         if let Some(path) = &self.path {
             let new = path.with_extension("new");
-            std::fs::write(&new, serde_json::to_string_pretty(&self.rows)? + "\n")?;
+            let lines = self.rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+            std::fs::write(&new, format!("[\n{}\n]\n", lines.join(",\n")))?;
             std::fs::rename(new, path)?;
         }
         Ok(())

@@ -24,7 +24,8 @@ class Results:
         if key not in self.runs:
             self.runs[key] = measure()
             new = self.path.with_suffix(".new")
-            new.write_text(json.dumps(self.runs, indent=1) + "\n")
+            lines = (f"{json.dumps(name)}: {json.dumps(run)}" for name, run in self.runs.items())
+            new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             new.replace(self.path)
         return self.runs[key]
 
