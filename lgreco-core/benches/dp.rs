@@ -1,5 +1,5 @@
-//! Measures cell updates per second of Algorithm 1, and compares time and plans with plain loops as printed in the
-//! paper.
+//! Measures Algorithm 1 in cell updates per second. Compares its time and its plans with the plain loops that the paper
+//! prints.
 
 use lgreco_core::plan::dp::{LEVELS, solve, workspace_len};
 use lgreco_core::rng::Stream;
@@ -12,7 +12,8 @@ const OPTIONS: usize = 100;
 fn main() {
     let stream = Stream { seed: 1, ..Stream::default() };
     let draw = |layer: usize, option: usize| stream.word((layer * OPTIONS + option) as u64) as usize;
-    // Costs in cells rise with the option, sizes fall: nothing is dominated, and the first option is free.
+    // A later option costs more cells and has a smaller size, so no option dominates another. The first option costs no
+    // cells.
     let cell = 0.25;
     let costs: Vec<Vec<usize>> = (0..LAYERS)
         .map(|layer| {
@@ -32,7 +33,7 @@ fn main() {
     let table = Table::new(&choices, &ends).expect("a valid table");
     let budget = f64::from(LEVELS) * cell;
 
-    // Counts the updates from a reachable cell to one within the budget. Every implementation needs these.
+    // Counts the updates that lead from a reachable cell to a cell within the budget. No implementation can skip them.
     let (mut reach, mut updates) = (0, 0);
     for row in &costs {
         updates += row.iter().map(|cost| reach.min(LEVELS as usize - cost) + 1).sum::<usize>();

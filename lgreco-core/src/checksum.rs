@@ -1,18 +1,19 @@
 //! Checksums of saved states, messages and agreements between ranks.
 //!
-//! A checksum is a chain of invertible steps, one per word. So a change of any single word always changes it. Changes of
-//! several words go unnoticed with a probability of 2^-64, or 2^-32 where a checksum has 32 bits.
+//! A checksum is a chain of invertible steps, one per word. So a change of any single word always changes the checksum.
+//! A change of several words goes unnoticed with a probability of 2^-64, or 2^-32 if the checksum has 32 bits.
 //!
-//! A saved state ends with the [`struct@Hash`] of all bytes before it. Readers check it right after magic and version.
-//! Without the checksum, most states with a flipped bit would load, for example with a wrong step of the next decision.
+//! A saved state ends with the [`struct@Hash`] of all bytes before it. Readers check this hash right after the magic
+//! number and the version. Without the checksum, most states with a flipped bit would load, for example with a wrong
+//! step number for the next decision.
 //!
-//! A state inside another state has no checksum of its own; an example is the error-feedback memory in a controller's
-//! state. The exception is a controller that is saved layer by layer: each layer's part has a checksum.
-//! `lgreco_testing::reseal` corrects the last eight bytes of a changed state.
+//! Only the outermost state has a checksum: the error-feedback memory in a controller's state has none, for example. If
+//! a controller is saved layer by layer, each layer's part has a checksum. After a test has changed a state,
+//! `lgreco_testing::reseal` writes the matching checksum into the last eight bytes.
 
 use crate::{Error, Result};
 
-/// A variant of 64-bit FNV-1a. It takes a word at a time, and a shift mixes high bits into low ones.
+/// A variant of 64-bit FNV-1a. Each step hashes one word, and a shift mixes high bits into low bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Hash(pub u64);
 
@@ -29,7 +30,7 @@ impl Hash {
         self
     }
 
-    /// The hash of the length and of all little-endian words. Zeros fill up the last word.
+    /// The hash of the length in bytes, followed by all bytes as little-endian words. Zeros pad the last word.
     fn of_bytes(bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<8>();
         let hash =
@@ -85,14 +86,15 @@ mod tests {
         }
     }
 
-    /// Zero bytes at the end change the hash, although zeros also fill up the last word.
+    /// Zero bytes at the end change the hash although zeros also pad the last word, because the hash includes the
+    /// length.
     #[test]
     fn the_length_counts() {
         let sums: Vec<_> = (0..20).map(|len| Hash::of_bytes(&vec![0; len]).0).collect();
         assert!((0..20).all(|i| (0..i).all(|j| sums[i] != sums[j])));
     }
 
-    /// Compares with the definition of the hash, written out.
+    /// Compares the hash of nine bytes with its definition, written out in full.
     #[test]
     fn the_bits_are_fixed() {
         let step = |hash: u64, word: u64| {

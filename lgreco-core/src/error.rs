@@ -9,7 +9,7 @@ use crate::num::Sum;
 use core::fmt;
 use word::{Found, Meant};
 
-/// Any failure of this crate, with its place and numbers. It holds no allocated strings.
+/// An error of this crate. It states what is wrong, where, and which value was found. It holds no allocated strings.
 ///
 /// Layers and options are named by index, counted from 0. Callers that know the names add them to the message.
 /// [`Error::code`] is permanent and shared with the C API.
@@ -51,12 +51,12 @@ pub enum Error {
         /// The known names.
         expected: &'static str,
     },
-    /// A word is unknown at its place in the text of a setting.
+    /// The text of a setting has an unknown word.
     #[error("setting: `{word}` is unknown{}", Meant(.word, .known))]
     SettingWord {
         /// The word found.
         word: Word,
-        /// The words that are allowed at this place.
+        /// The words that are allowed at this position.
         known: &'static [&'static str],
     },
     /// The text of a setting begins correctly, but has a wrong word or ends too early.
@@ -64,7 +64,7 @@ pub enum Error {
     SettingSyntax {
         /// The word found; empty at the end of the text.
         word: Word,
-        /// The words that are allowed at this place.
+        /// The words that are allowed at this position.
         expected: &'static str,
     },
     /// A tensor has 2^32 or more rows, columns or elements.
@@ -174,10 +174,10 @@ pub enum Error {
     Infeasible {
         /// The budget.
         budget: f64,
-        /// The smallest error of any plan, rounded up. It suffices as a budget.
+        /// The smallest error of any plan, rounded up. A budget of this error has a plan.
         smallest: f64,
-        /// The size in bits of the plan with that error. If options of a layer have equal errors, the plan has the
-        /// smallest of them.
+        /// The size in bits of the plan with the smallest error. Of a layer's options with equal errors, this plan has
+        /// the smallest.
         size: u64,
     },
     /// The plan's error exceeds its budget.
@@ -198,10 +198,10 @@ pub enum Error {
     SizeInfeasible {
         /// The size limit in bits.
         limit: u64,
-        /// The smallest size of any plan, in bits. It suffices as a limit.
+        /// The smallest size of any plan, in bits. A limit of this size has a plan.
         smallest: u64,
-        /// The error of the plan with that size, rounded up. If options of a layer have equal sizes, the plan has the
-        /// most exact of them.
+        /// The error of the plan with the smallest size, rounded up. Of a layer's options with equal sizes, this plan
+        /// has the one with the least error.
         error: f64,
     },
     /// The plan's size exceeds its limit.
@@ -228,7 +228,7 @@ pub enum Error {
         "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}, counted from 0; compare their labels and fixed options"
     )]
     NoSharedOption {
-        /// Index of the first layer that has none of the options which the group's earlier layers share.
+        /// Index of the first layer of the group that has none of the options shared by the group's earlier layers.
         layer: usize,
         /// Index of the group's first layer.
         first: usize,
@@ -334,7 +334,8 @@ impl Error {
         if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
     }
 
-    /// The error for a `budget` that no plan meets. The most exact plan has the error `smallest` and `size` bits.
+    /// The error for a `budget` that no plan meets. The plan with the least error has the error `smallest` and `size`
+    /// bits.
     pub(crate) fn infeasible(budget: f64, smallest: Sum, size: u64) -> Error {
         Error::Infeasible { budget, smallest: finite_or_infinite(smallest), size }
     }
@@ -434,7 +435,8 @@ impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number
     }
 }
 
-/// Names with their places in `names`, sorted. Fails if two names are equal, with the indices of the first such pair. O(n log n).
+/// Sorts names, and returns each name with its index in `names`. If two names are equal, fails with the indices of the
+/// first such pair. O(n log n).
 #[cfg(feature = "alloc")]
 pub fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<alloc::vec::Vec<(&'a str, usize)>, Error> {
     let mut names: alloc::vec::Vec<_> = names.into_iter().zip(0..).collect();

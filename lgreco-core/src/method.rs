@@ -8,8 +8,8 @@ use crate::{Error, Result, Word};
 use core::fmt;
 use core::panic::RefUnwindSafe;
 
-/// Up to four numbers of a setting, such as bits. The method defines them; unused ones are 0. A float is stored as its bits
-/// (`f32::to_bits`; see [`Method::is_float`]).
+/// The parameters of a setting, such as a number of bits. A method defines up to four parameters; unused entries are 0.
+/// An f32 parameter is stored as its bits (`f32::to_bits`; see [`Method::is_float`]).
 pub type Parameters = [u32; 4];
 
 /// The smallest [`id`](Method::id) that an outside method may have. Smaller ids belong to lgreco's own methods.
@@ -24,13 +24,13 @@ pub const MAX_NAME: usize = 32;
 
 /// A compression method from outside lgreco, without its parameters.
 ///
-/// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. That covers measurement,
-/// plans and their files, exchanges with error feedback, agreement between ranks, and saved states. Where lgreco turns
-/// bytes or text into settings, the program passes the methods that it knows ([`Methods`]).
+/// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. This covers measurements,
+/// plans, plan files, exchanges with error feedback, agreements between ranks, and saved states. All calls that convert
+/// bytes or text to settings take the program's list of outside methods ([`Methods`]).
 ///
-/// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the parameters.
-/// Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on every rank. On
-/// bytes that `encode` never writes, it must return an error and not panic.
+/// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the
+/// parameters. Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on
+/// every rank. On bytes that `encode` never writes, `decode` must return an error and must not panic.
 ///
 /// ```
 /// use lgreco_core::method::{Method, Methods, OwnSetting, Parameters};
@@ -64,15 +64,15 @@ pub const MAX_NAME: usize = 32;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
-    /// The permanent number of the method in payloads, plans and states, at least [`FIRST_ID`]. Each method of a program
-    /// needs a different one.
+    /// The permanent number of the method in payloads, plans and states, at least [`FIRST_ID`]. Each method of a
+    /// program needs a different number.
     fn id(&self) -> u8;
 
     /// The permanent name: the first word of the method's settings as text. It begins with a lowercase letter; lowercase
     /// letters, digits and `-` follow.
     fn name(&self) -> &'static str;
 
-    /// Checks the ranges of the parameters that do not depend on the tensor. Accepts all by default.
+    /// Checks the parameters against limits that do not depend on the tensor. The default accepts all parameters.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a parameter out of range.
@@ -81,14 +81,15 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         Ok(())
     }
 
-    /// Number of parameters that the method has, at most 4. A setting's text contains these parameters, and the
-    /// remaining ones are 0. Defaults to one.
+    /// Number of parameters that the method has, at most 4. A setting's text contains these parameters. The other
+    /// entries of [`Parameters`] are 0. Defaults to 1.
     fn parameters(&self) -> usize {
         1
     }
 
-    /// Bytes that [`encode`](Method::encode) writes for a gradient of this shape and element type. The number is exact if
-    /// [`has_fixed_len`](Method::has_fixed_len), else an upper bound. With error feedback the element type is f32.
+    /// Bytes that [`encode`](Method::encode) writes for a gradient of this shape and element type. The number is exact
+    /// if [`has_fixed_len`](Method::has_fixed_len) returns true, and otherwise an upper bound. With error feedback, the
+    /// element type is f32.
     ///
     /// # Errors
     /// [`Error::Parameter`] when the parameters do not fit the shape.
@@ -107,17 +108,18 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// Whether residuals stay bounded even if no part of a gradient is sent. This holds for a threshold, because a value is
-    /// sent as soon as its sum with the residual reaches the threshold. The default is false. A controller then leaves a
-    /// layer uncompressed if its squared error is as large as the gradient's squared norm or larger, because residuals could
-    /// grow without limit.
+    /// Whether residuals stay bounded even if a payload contains no part of the gradient. This is true for threshold
+    /// methods: they send a value as soon as its sum with the residual reaches the threshold. Defaults to false.
+    ///
+    /// If this is false, the residual of a layer could grow without limit when the squared error is at least the
+    /// gradient's squared norm. So a controller leaves such a layer uncompressed.
     fn is_bounded(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         false
     }
 
-    /// Whether a parameter, given by its index, is an f32. Its text then shows the number (`0.001`), not its bits. Defaults
-    /// to false.
+    /// Whether the parameter with this index is an f32. If it is, the setting's text shows the number (`0.001`), not
+    /// its bits. Defaults to false.
     fn is_float(&self, index: usize) -> bool {
         let _ = index;
         false
@@ -131,9 +133,9 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
 
     /// Compresses `gradient` into the front of `body`, and returns the number of bytes written.
     ///
-    /// `body` has room for [`body_len`](Method::body_len) bytes. Gradients are finite and not empty. Random bits come from
-    /// `stream`.
-    /// `workspace` and `body` hold arbitrary old content, not zeros. If this function panics, the program ends.
+    /// `body` has [`body_len`](Method::body_len) bytes. Gradients are finite and not empty. Random bits come from
+    /// `stream`. `workspace` and `body` hold arbitrary old content, not zeros. If this function panics, the program
+    /// ends.
     ///
     /// # Errors
     /// For example [`Error::ElementOverflow`], when a number is too large for the type in which it is sent.
@@ -260,7 +262,7 @@ impl Methods {
         for (index, method) in methods.iter().enumerate() {
             OwnSetting::new(*method, [0; 4]).map(drop).or_else(|error| match error {
                 Error::Parameter { what: "id of a method", .. } => Err(error),
-                _ => Ok(()), // only the id matters here: zeros may be out of range
+                _ => Ok(()), // checks only the id: zeros may be out of the method's range
             })?;
             let (id, name) = (method.id(), method.name());
             let count = method.parameters();

@@ -1,8 +1,8 @@
 //! Float functions that work without std, and sums with 106 bits.
 //!
-//! Solvers compare the error of a plan with its budget on 106 bits ([`Sum`]). Budgets that come from default options are
-//! rounded up. So the default plan always fits its own budget. `plan::check` repeats the comparison with separate, exact
-//! arithmetic.
+//! Solvers add a plan's errors with 106 bits ([`Sum`]), and compare the sum with the budget. A budget that is computed
+//! from a reference plan is rounded up, so the reference plan always meets this budget. `plan::check` repeats the
+//! comparison with separate, exact arithmetic.
 
 /// Square root. Its bits are the same with and without std.
 pub fn sqrt(x: f64) -> f64 {
@@ -21,8 +21,9 @@ pub fn exp(x: f64) -> f64 {
 
 /// A sum held in two f64 (106 bits), never below the true sum.
 ///
-/// Each addition exceeds the true result by at most 2^-104 of the sum of magnitudes. It is exact while 106 bits suffice.
-/// Each step is Knuth's TwoSum, and rounds its only inexact operation up. Addends must be finite.
+/// The result of an addition exceeds the true sum by at most 2^-104 of the sum of magnitudes. An addition is exact if
+/// 106 bits hold its result. It consists of Knuth's TwoSum steps, and rounds its only inexact operation up. Addends
+/// must be finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Sum {
     high: f64,

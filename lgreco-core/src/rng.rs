@@ -20,7 +20,8 @@ pub struct Stream {
     pub step: u32,
     /// Index of the layer in the model.
     pub layer: u32,
-    /// Rank of the worker. It must differ between workers; otherwise their rounding errors correlate and do not average out.
+    /// Rank of the worker. It must differ between workers. With equal ranks, the workers' rounding errors would
+    /// correlate and not average out.
     pub rank: u32,
 }
 

@@ -18,7 +18,8 @@ pub struct Choice {
     pub error: f64,
 }
 
-/// A validated error table that borrows its options. Layers are in order, each with at least one option.
+/// A validated error table that borrows its options. It has the layers in the model's order. Each layer has at least
+/// one option.
 ///
 /// Invariants: every error is finite and not negative. The sum over layers of each layer's largest size is below 2^64.
 ///

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// A word that was found in a text, cut to a length that messages show. It needs no allocator.
+/// A word from a text, cut to at most 22 bytes for error messages. It needs no allocator.
 ///
 /// ```
 /// use lgreco_core::Word;
@@ -19,7 +19,7 @@ pub struct Word {
 impl Word {
     const LONGEST: usize = 22;
 
-    /// Copies the characters of `word` that fit 22 bytes.
+    /// Copies whole characters from the start of `word`, up to 22 bytes.
     pub fn new(word: &str) -> Word {
         let mut bytes = [0; Word::LONGEST];
         let ends = word.char_indices().map(|(start, c)| start + c.len_utf8());
@@ -55,7 +55,8 @@ impl fmt::Display for Found<'_> {
     }
 }
 
-/// Suggests a replacement for an unknown word: the nearest known word if it is near, else all known words.
+/// The text after an unknown word in a message. It suggests the nearest known word if that is probably meant, and
+/// otherwise lists all known words.
 pub(super) struct Meant<'a>(pub(super) &'a Word, pub(super) &'a [&'static str]);
 
 impl fmt::Display for Meant<'_> {
@@ -72,8 +73,9 @@ impl fmt::Display for Meant<'_> {
     }
 }
 
-/// Whether `found` is probably a misspelling of `known`. That holds if `found` is a part of `known` of at least 4
-/// letters, has the same letters in another order, or needs at most one edit per three letters of `known`.
+/// Whether `found` is probably a misspelling of `known`. This is assumed if `found` is a part of `known` of at least 4
+/// letters, if it has the same letters in another order, or if it differs from `known` by at most one edit per three
+/// letters.
 fn is_near(found: &str, known: &str) -> bool {
     let count = |word: &str, letter: char| word.chars().filter(|&c| c == letter).count();
     let is_part = found.len() > 3 && known.contains(found);
@@ -81,7 +83,8 @@ fn is_near(found: &str, known: &str) -> bool {
     is_part || is_reordered || 3 * distance(found, known) <= known.len()
 }
 
-/// The known word at the smallest edit distance. Ties take the first; without known words the result is empty.
+/// The known word at the smallest edit distance from `found`. Of several such words, returns the first. Returns an
+/// empty text if `known` is empty.
 pub fn nearest(found: &str, known: &[&'static str]) -> &'static str {
     known.iter().copied().min_by_key(|known| distance(found, known)).unwrap_or_default()
 }

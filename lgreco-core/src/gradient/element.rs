@@ -113,7 +113,8 @@ impl Element for Bf16 {
 
 impl Element for F16 {
     const DTYPE: Dtype = Dtype::F16;
-    /// Shifts exponent and mantissa into place, then multiplies by 2^112. The product is exact for subnormals too.
+    /// Shifts exponent and mantissa to their positions in an f32, then multiplies by 2^112. The product is exact, also
+    /// for subnormal numbers.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let sign = ((self.0 & 0x8000) as u32) << 16;
@@ -132,7 +133,8 @@ impl Element for F16 {
         } else if magnitude >= 0x4780_0000 {
             0x7c00
         } else if magnitude < 0x3880_0000 {
-            // Subnormal: adding 0.5 leaves the value in the low mantissa bits, rounded to a multiple of 2^-24.
+            // The result is subnormal. Adding 0.5 rounds the value to a multiple of 2^-24, and leaves it in the low
+            // mantissa bits.
             (f32::from_bits(magnitude) + 0.5).to_bits() as u16
         } else {
             let rounded = magnitude + 0x0fff + ((magnitude >> 13) & 1);
@@ -142,7 +144,7 @@ impl Element for F16 {
     }
 }
 
-/// The name of an element type. Its discriminants appear in payload headers and never change.
+/// An element type of gradients, as a run-time value. The discriminants are part of payload headers and never change.
 ///
 /// ```
 /// use lgreco_core::gradient::{Dtype, Element, F16};

@@ -1,8 +1,8 @@
-//! Baselines from other work on the same table: uniform settings, k-means (CGX), global top-k.
+//! Baselines from other work, computed from an error table: uniform settings, k-means (CGX), global top-k.
 //!
 //! Each function writes one option per layer, and keeps an error budget or a size limit. `Plan::from_options` (feature
-//! `alloc`) makes a verified plan of the options. For the uniform baseline, pass the budget's reference plan to that
-//! function.
+//! `alloc`) makes a verified plan of the options. For the uniform baseline, pass the budget's reference plan to
+//! `Plan::from_options`.
 
 mod global;
 mod kmeans;
@@ -16,8 +16,8 @@ use crate::{Result, num::Sum};
 
 /// Finds a layer's efficient options: those that no other option beats in both size and error.
 ///
-/// Writes them to `front` by increasing size, and so by decreasing error. Returns their number. Among equal options it
-/// keeps the one with the lowest index.
+/// Writes their indices to `front` and returns their number. They are ordered by increasing size, and therefore by
+/// decreasing error. Of equal options, the one with the lowest index is kept.
 fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
     let front = &mut front[..choices.len()];
     for (index, option) in front.iter_mut().enumerate() {
@@ -44,11 +44,12 @@ fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64)> {
     Ok((chosen.clone().map(|choice| choice.error).collect(), chosen.map(|choice| choice.size).sum()))
 }
 
-/// Finds a place in a sequence of plans by bisection. `at` returns error and size of the plan at a place. Along the
-/// sequence, sizes increase and errors decrease.
+/// Finds a position in a sequence of plans by bisection. `at` returns the error and the size of the plan at a position.
+/// Along the sequence, sizes increase and errors decrease.
 ///
-/// Under an error budget, the result is the first place within the budget, or the last place if none is within it.
-/// Under a size limit, the result is the last place within the limit, or the first place if none is within it.
+/// Under an error budget, returns the first position whose plan is within the budget, or the last position if no plan
+/// is within it. Under a size limit, returns the last position whose plan is within the limit, or the first position if
+/// no plan is within it.
 fn place(
     limit: Limit,
     places: core::ops::RangeInclusive<usize>,

@@ -1,4 +1,5 @@
-//! Budgets: a largest error or a largest size. Each is absolute, or a multiple of a reference plan's error or size.
+//! A budget states the largest allowed error or the largest allowed size of a plan. It is an absolute number, or a
+//! multiple of a reference plan's error or size.
 
 use super::{Limit, goal::parts};
 use crate::{Error, Result, num::Sum, table::Table};
@@ -20,8 +21,8 @@ use crate::{Error, Result, num::Sum, table::Table};
 pub enum Budget<'a> {
     /// The largest error, in the table's metric.
     Absolute(f64),
-    /// A multiple of a reference plan's error. The reference plan is known to keep the model's accuracy. Usually it has
-    /// one setting for all layers.
+    /// A multiple of a reference plan's error. Choose a reference plan that is known to keep the model's accuracy.
+    /// Usually it has one setting for all layers.
     Defaults {
         /// The factor, finite and at least 0. With a factor of at least 1, the reference plan is within the budget.
         alpha: f64,
@@ -30,7 +31,7 @@ pub enum Budget<'a> {
     },
     /// The largest size in bits.
     Size(u64),
-    /// A multiple of a reference plan's size. With factor 1, the plan has the least error among all plans that are not
+    /// A multiple of a reference plan's size. With factor 1, solvers minimise the error among all plans that are not
     /// larger than the reference plan.
     DefaultSize {
         /// The factor, finite and at least 0. With a factor of at least 1, the reference plan is within the budget.

@@ -1,8 +1,9 @@
 //! The independent verifier of plans. It shares no code with the solvers.
 //!
-//! Its comparisons are exact. Every finite f64 is an integer multiple of 2^-1074. So the verifier adds errors, and compares
-//! them with budgets and bounds, as integers of 2176 bits. A plan passes only if the true sum of its errors is within the
-//! budget. The solvers' 106-bit sums are never below the true sum, so a plan that they accept passes here.
+//! Its comparisons are exact. Every finite f64 is an integer multiple of 2^-1074. The verifier represents errors,
+//! budgets and bounds as 2176-bit multiples of this unit, and adds and compares these integers. A plan passes only if
+//! the true sum of its errors is within the budget. The solvers' 106-bit sums are never below the true sum. So every
+//! plan that a solver accepts as within its budget also passes here.
 
 use super::{Proof, Summary};
 use crate::{Error, Result, table::Table};
@@ -62,7 +63,7 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
-        // Above `f64::MAX` there is no next f64. There the step down is also used as the step up.
+        // `f64::MAX` has no finite successor. For it, the distance to its predecessor is also used as the step up.
         let step = if error < f64::MAX { error.next_up() - error } else { error - below };
         let mut above = ExactSum::from(error);
         above.add(step);
@@ -128,12 +129,13 @@ impl ExactSum {
 
     /// The sum as an f64, for messages.
     fn approximate(&self) -> f64 {
-        // Multiplies by 2^32 twice.
+        // Multiplies the value by 2^64 in two steps, and adds the next word.
         let fold = |value: f64, &word: &u64| value * 4_294_967_296.0 * 4_294_967_296.0 + word as f64;
         let lead = self.0.iter().position(|&word| word > 0).unwrap_or(WORDS - 1);
         let kept = (lead + 3).min(WORDS);
         let value = self.0[lead..kept].iter().fold(0.0, fold);
-        // Multiplies by 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
+        // Multiplies by 2^(64·dropped words − 1074), in steps of at most 2^512 or at least 2^-512, so that no
+        // intermediate value overflows or underflows.
         let mut exponent = 64 * (WORDS - kept) as i32 - 1074;
         let mut value = value;
         while exponent != 0 {
@@ -197,7 +199,7 @@ mod tests {
         assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
     }
 
-    /// A sum beyond the largest f64 is reported as over the budget, not as a wrong statement.
+    /// `verify` reports a sum beyond the largest f64 as [`Error::OverBudget`], not as [`Error::PlanMismatch`].
     #[test]
     fn sums_beyond_the_largest_number_are_over_the_budget() {
         let choices = [f64::MAX, 1e290, 5e291].map(|error| Choice { size: 1, error });
@@ -211,7 +213,8 @@ mod tests {
     }
 
     proptest! {
-        /// If the exact sum exceeds a budget, so does the solvers' sum. The two differ only in the last of 106 bits.
+        /// If the exact sum exceeds a budget, the solvers' sum also exceeds it. The two sums differ only in the last of
+        /// 106 bits.
         #[test]
         fn solver_sums_are_never_below(
             values in prop::collection::vec((0u64..1 << 53, -80i32..80), 1..20), nudge in -3i32..3,

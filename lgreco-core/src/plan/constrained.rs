@@ -6,11 +6,11 @@ use crate::{Error, Result};
 use alloc::vec::Vec;
 
 impl Merged<'_> {
-    /// Chooses one option per layer within the constraints. Otherwise it works as [`solve_against`](super::solve_against).
+    /// Works as [`solve_against`](super::solve_against), but the plan keeps the constraints.
     ///
-    /// Budget, size and error cover the whole table, fixed layers included. [`check`](super::check) verifies the plan on
-    /// that table. The lower bound holds for all plans that keep the constraints. A `reference` that breaks the constraints
-    /// is ignored.
+    /// Budget, size and error cover the whole table, fixed layers included. [`check`](super::check) verifies the plan
+    /// on the whole table. The lower bound holds for all plans that keep the constraints. A `reference` that breaks the
+    /// constraints is ignored.
     ///
     /// ```
     /// use lgreco_core::{Error, plan::{Constraints, Merged, Solver, budget::Budget}, table::{Choice, Table}};
@@ -29,8 +29,8 @@ impl Merged<'_> {
     /// the best values within the constraints.
     ///
     /// # Complexity
-    /// The complexity of the solver on the merged table. The time doubles if the rounding of a group's errors decides
-    /// whether a plan fits the budget.
+    /// The complexity of the solver on the merged table. If the rounding of a group's errors decides whether a plan
+    /// fits the budget, the solver runs twice.
     pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
         let limit = budget.limit(&self.table)?;
         let kept = match reference.map(|options| self.check(options)).transpose() {
@@ -44,20 +44,22 @@ impl Merged<'_> {
     fn choose(&self, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
         let most_exact = self.most_exact();
         if self.is_rounded() && matches!(limit, Limit::Error(_)) {
-            // The solvers see rounded sums. So this compares the exact smallest error with the budget.
+            // The solvers work on rounded sums. So this code compares the smallest error with the budget without
+            // rounding.
             let options = self.expand(&most_exact)?;
             let chosen = self.table.chosen(&options)?;
             let error = chosen.clone().map(|choice| choice.error).collect();
             limit.expect_met(error, chosen.map(|choice| choice.size).sum())?;
         }
-        // Rounding errors down excludes no plan. So a lower bound for this merged table holds for the original table.
+        // With errors rounded down, no plan within the budget is excluded. So a lower bound for this merged table also
+        // holds for the original table.
         let (options, Summary { proof, .. }) = choose(&self.low(), limit, solver)?;
         match self.summary(&options, proof) {
             Err(Error::OverBudget { .. }) => {}
             found => return found,
         }
-        // This plan is over the budget only because errors were rounded down. With errors rounded up, no plan exceeds
-        // it.
+        // The solver accepted this plan only because errors were rounded down. With errors rounded up, every accepted
+        // plan is within the budget.
         match choose(&self.view(), limit, solver).and_then(|(options, _)| self.summary(&options, proof)) {
             Err(Error::Infeasible { .. } | Error::OverBudget { .. }) => self.summary(&most_exact, proof),
             found => found,

@@ -4,36 +4,39 @@
 //! arithmetic. So a plan that fits the grid also fits the budget. Row `l` holds, for each number of cells, the smallest size
 //! of the first `l` layers at exactly that cost. The answer is the smallest entry of the last row.
 //!
-//! Under a size limit the roles are exchanged: cells divide the limit, and rows hold errors as integers of about 44 bits.
-//! Sizes and errors are then both rounded.
+//! Under a size limit the roles are exchanged: the size limit is divided into cells, and rows hold errors as integers
+//! of about 44 bits. So under a size limit, both sizes and errors are rounded.
 //!
-//! **Ties** take the plan with the fewest cells. Remaining ties take the lowest option index, compared from the last layer
-//! to the first.
+//! **Ties:** Of plans with equal objective, the solver takes the one with the fewest cells. If these are equal too, it
+//! takes the plan with the lowest option index in the last layer in which the plans differ.
 //!
 //! # Where this differs from the released NumPy code, and why
-//! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here every
-//!   layer uses `>=`, as Algorithm 1 does. With `>`, a plan that uses exactly the budget would be lost.
+//! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here
+//!   every layer uses `>=`, as Algorithm 1 does. With `>`, the solver would miss a plan that uses exactly the budget.
 //! * In their code every option costs at least one cell. Here an error of zero costs no cells. So "do not compress" is
-//!   free, and a budget of zero has plans.
-//! * If the last row has no finite entry, their code traces back from cell 0, and returns a plan over budget. Here this is
-//!   [`Error::Infeasible`], with the smallest possible error.
-//! * Their code lets NaN through, because it discards the result of its check. It also divides by the reference error,
-//!   even if that is zero. Here both cases are excluded before the grid is built.
-//! * **Deviation from Algorithm 1:** rounding up can make every plan miss the grid although some meet the budget. Then the
-//!   plan of smallest error is returned if it meets the budget. Ties take the smallest size, then the lowest index.
+//!   free, and plans can exist for a budget of zero.
+//! * If the last row has no finite entry, their code traces back from cell 0, and returns a plan over budget. Here the
+//!   call returns [`Error::Infeasible`], with the smallest possible error.
+//! * Their code accepts NaN, because it discards the result of its check. It also divides by the reference error, even
+//!   if this is zero. Here both cases are excluded before the grid is built.
+//! * **Deviation from Algorithm 1:** because costs are rounded up, sometimes no plan fits the grid although some plans
+//!   meet the budget. In this case `solve` returns the plan of least error. Of a layer's options with equal error, this
+//!   plan has the smallest one, and of equal options the one with the lowest index.
 //!
 //! # How it is made fast
-//! * A cell holds one number, `objective · 2^k + option`. So relaxing a cell takes one addition and one minimum, and the
-//!   minimum also breaks ties. Sizes are divided by their greatest common divisor. While all numbers are below 2^52, an f64
-//!   holds them exactly; otherwise they have 128 bits. Both use the same code.
+//! * A cell holds one number, `objective · 2^k + option`. So relaxing a cell takes one addition and one minimum, and
+//!   the minimum also breaks ties. Sizes are divided by their greatest common divisor. If all numbers are below 2^52,
+//!   cells are f64, which hold them exactly. Otherwise cells are integers of 128 bits. The same code handles both
+//!   formats.
 //! * A block of cells stays in the first-level cache while all options of a layer are applied to it. Four options are
 //!   relaxed per pass.
 //! * Dominated options are dropped: an option is dominated if another one needs at most as many cells and has at most
 //!   the same objective. The tie rule never chooses a dominated option.
 //! * The cells of each layer's cheapest option are deducted in advance, which leaves fewer cells to fill. Cells that the
 //!   layers so far cannot reach are skipped.
-//! * The trace takes one byte per layer and cell. It takes two bytes if a layer has more than 256 options, and four if more
-//!   than 65536. It is most of the memory; bit-packing would save little and slow the inner loop.
+//! * The trace takes most of the memory. With f64 cells it takes one byte per layer and cell, or two bytes if a layer
+//!   has more than 256 options. With 128-bit cells it takes four bytes. Bit-packing would save little and slow down the
+//!   inner loop.
 
 mod cell;
 mod grid;
@@ -69,8 +72,8 @@ impl Layout {
         Layout { unit, index_bits, narrow }
     }
 
-    /// The layout for a size limit. It never needs more workspace than the layout of [`of`](Layout::of). The sum of
-    /// objectives is below 2^([`bits`](Layout::bits)).
+    /// The layout for a size limit. It never needs more workspace than the layout of [`of`](Layout::of). The sum of a
+    /// plan's objectives is below 2^([`bits`](Layout::bits)).
     fn of_errors(table: &Table) -> Layout {
         let index_bits = index_bits(table);
         Layout { unit: 1, index_bits, narrow: index_bits <= NARROW }
@@ -96,7 +99,7 @@ impl Layout {
     }
 }
 
-/// Largest number of index bits that leaves room for objectives in an f64.
+/// Largest number of index bits in an f64 cell. The other bits hold the objective.
 const NARROW: u32 = 16;
 
 fn index_bits(table: &Table) -> u32 {
@@ -111,16 +114,18 @@ fn stride(levels: u32) -> usize {
 /// 8-byte words of workspace that [`solve`] needs, or `usize::MAX` if the number overflows.
 ///
 /// # Complexity
-/// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes.
+/// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes, if cells are f64 and no
+/// layer has more than 256 options.
 pub fn workspace_len(table: &Table, levels: u32) -> usize {
     Layout::of(table).workspace_len(table, levels)
 }
 
 /// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1.
 ///
-/// Finds the smallest size within an error budget, or the smallest error within a size limit. The lower bound adds the sizes
-/// of each layer's smallest option, and ignores options that alone exceed the budget. Under a size limit it adds the
-/// smallest errors in the same way.
+/// Finds the smallest size within an error budget, or the smallest error within a size limit. Under an error budget,
+/// the lower bound is the sum of the layers' smallest sizes. Options whose error alone exceeds the budget are ignored.
+/// Under a size limit, the lower bound is the sum of the layers' smallest errors. Options whose size alone exceeds the
+/// limit are ignored.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, dp}, table::{Choice, Table}};
@@ -208,7 +213,8 @@ fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     Ok(lower_bound)
 }
 
-/// The discretised problem. Every layer has an option that costs no cells, and a plan may use `cells` in all.
+/// The discretised problem. Every layer has an option that costs no cells. A plan may use at most `cells` cells in
+/// total.
 struct Grid<'a> {
     kept: &'a [Kept],
     ends: &'a [u64],

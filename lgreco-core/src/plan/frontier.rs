@@ -23,23 +23,24 @@ pub struct Frontier {
     pub points: Vec<Point>,
     /// Whether `points` is proved to contain all points of the frontier.
     pub complete: bool,
-    /// Whether all computed plans are proved, including those that were left out because another plan beats them. If `proven` is
-    /// true and `complete` is false, the frontier has more points.
+    /// Whether [`Point::proven`] holds for all computed points, including those that were left out because another plan
+    /// beats them. If `proven` is true and `complete` is false, the frontier has more points.
     pub proven: bool,
 }
 
 /// A plan on the frontier, with its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The plan, with its own error as its budget. So its lower bound holds for all plans with at most that error.
+    /// The plan. Its budget is the least error that the solver found within a size. Its lower bound holds for all plans
+    /// within this budget.
     pub plan: Plan,
     /// Lower bound of the error of all plans with at most this plan's size.
     pub error_bound: f64,
 }
 
 impl Point {
-    /// Whether the point is proved to be on the frontier. Then no plan with at most this error is smaller, and no plan
-    /// of at most this size has less error (to [`Proof::RESOLUTION`]).
+    /// Whether the point is proved to be on the frontier. If it is, no plan with at most this error is smaller, and no
+    /// plan of at most this size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION
@@ -49,11 +50,12 @@ impl Point {
 impl Merged<'_> {
     /// Finds the plans within the constraints that no other plan beats in both size and error.
     ///
-    /// It returns all of them if there are at most `most`. Otherwise it returns up to `most`, at sizes that grow by a
-    /// constant factor. Errors that differ by less than [`Proof::RESOLUTION`] count as equal.
+    /// If there are at most `most` such plans, it returns all of them. Otherwise it returns up to `most` of them, at
+    /// sizes that grow by a constant factor. Errors are treated as equal if their relative difference is at most
+    /// [`Proof::RESOLUTION`].
     ///
-    /// The exact solver may reach its `limits`. Then [`Point::proven`] is false for that point, and points near it may be
-    /// missing. If another plan beats the point, it is left out, and [`Frontier::proven`] tells that points may be missing.
+    /// If the exact solver reaches its `limits` for a point, [`Point::proven`] is false, and neighbouring points may be
+    /// missing. If another plan beats this point, the point is left out and [`Frontier::proven`] is false.
     ///
     /// # Errors
     /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`]
@@ -79,7 +81,8 @@ impl Merged<'_> {
             }
         }
         let ended = size(&points) == smallest || points.len() < most;
-        // This comes before dominated points are removed: an unproved point may hide others, even if it is dominated.
+        // `proven` includes the points that are removed below as dominated: an unproved point may hide other points,
+        // even if it is dominated itself.
         let mut proven = points.iter().all(Point::proven);
         let complete = ended && proven;
         if !ended {
@@ -97,7 +100,7 @@ impl Merged<'_> {
         Ok(Frontier { points: undominated(points), complete, proven })
     }
 
-    /// Finds the least error within `size` bits, then the smallest plan with that error.
+    /// Finds the least error within `size` bits, then the smallest plan with at most this error.
     fn point(&self, size: u64, solver: Solver) -> Result<Point> {
         let within = self.solve(Budget::Size(size), None, solver)?;
         let error_bound = match within.summary().proof {
@@ -115,15 +118,15 @@ fn is_beyond(error: &Error) -> bool {
     matches!(error, Error::Parameter { .. })
 }
 
-/// Size number `step` of `steps`, on a geometric scale from `smallest` to `largest`. A `smallest` of 0 counts as 1 bit, but
-/// step 0 returns it unchanged.
+/// Size number `step` of `steps`, on a geometric scale from `smallest` to `largest`. If `smallest` is 0, the scale
+/// starts at 1 bit, but step 0 returns 0.
 fn between(smallest: u64, largest: u64, step: usize, steps: usize) -> u64 {
     let from = smallest.max(1) as f64;
     let factor = num_traits::Float::powf(largest as f64 / from, step as f64 / steps as f64);
     if step == 0 { smallest } else { (num_traits::Float::round(from * factor) as u64).clamp(smallest, largest) }
 }
 
-/// Removes the points that another one beats, and sorts the rest by increasing size.
+/// Removes the points that another point beats, and sorts the remaining points by increasing size.
 fn undominated(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_by(|a, b| {
         let (a, b) = (a.plan.summary(), b.plan.summary());

@@ -1,4 +1,5 @@
-//! Brings both problems into one form: minimise an integer, called the objective, while the other quantity is limited.
+//! Brings both problems (least size and least error) into one form: minimise an integer, called the objective, while
+//! the other quantity is limited.
 //!
 //! Under an error budget the objective is the size in bits. Under a size limit it is the error, rounded down to a multiple
 //! of a power of two. The sum of a plan's integers is exact, and never exceeds the plan's error.
@@ -12,7 +13,7 @@ use core::cmp::Ordering;
 /// needs no ceiling from a known plan.
 const NEAR: f64 = (1u32 << 16) as f64;
 
-/// A limit, and the integer objective within it.
+/// A limit on one quantity, and the conversion of the other quantity to an integer objective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Goal {
     pub(super) limit: Limit,
@@ -44,8 +45,8 @@ fn exponent_above(x: f64) -> i32 {
 }
 
 impl Goal {
-    /// Chooses the unit of errors. Under a size limit, the objective of every plan that can be optimal is then below
-    /// `2^bits`.
+    /// Chooses the unit of errors. Under a size limit, the objective of every plan that can be optimal is below
+    /// `2^bits` in this unit.
     ///
     /// # Complexity
     /// O(options) under a size limit.
@@ -87,7 +88,7 @@ impl Goal {
         }
     }
 
-    /// Compares how much of the limit two options need. At a tie, compares their other quantity.
+    /// Compares how much of the limit two options need. If both need the same amount, compares their other quantity.
     pub(super) fn need_less(&self, a: &Choice, b: &Choice) -> Ordering {
         let (size, error) = (a.size.cmp(&b.size), a.error.partial_cmp(&b.error).unwrap_or(Ordering::Equal));
         match self.limit {
@@ -126,7 +127,7 @@ impl Goal {
         match self.limit {
             Limit::Error(budget) => Proof::Size { lower_bound: bound, budget },
             Limit::Size(size_limit) => {
-                // Only the upper 53 bits are kept, so that the conversion rounds nothing up.
+                // Keeps only the upper 53 bits, so that the conversion to f64 does not round up.
                 let spare = 11u32.saturating_sub(bound.leading_zeros());
                 Proof::Error { lower_bound: (bound >> spare << spare) as f64 * power(self.exponent), size_limit }
             }
@@ -137,8 +138,8 @@ impl Goal {
 /// The error of one plan within `size` bits, or infinity if there is none.
 ///
 /// The result is at most about 2·layers times the smallest possible error. The search bisects over thresholds that are
-/// powers of two. For a threshold, each layer takes its smallest option with at most that error. The result is
-/// the error of the plan for the smallest threshold at which the plan fits.
+/// powers of two. The plan for a threshold takes each layer's smallest option with at most that error. The result is
+/// the error of the plan for the smallest threshold whose plan fits.
 ///
 /// # Complexity
 /// O(options), in about 12 passes.

@@ -4,7 +4,8 @@
 use super::Summary;
 use crate::{Error, Result, num::Sum};
 
-/// The limit that a plan must keep, summed over all layers. Solvers minimise the other quantity within it.
+/// A limit on the sum of a plan's errors, or of its sizes, over all layers. Solvers minimise the other quantity within
+/// this limit.
 ///
 /// An `f64` converts into an error budget.
 ///
@@ -64,7 +65,7 @@ impl Limit {
     }
 }
 
-/// The minimised quantity, the limit on the other one, and a lower bound for all plans within it.
+/// The limit of a plan, and a lower bound of the minimised quantity for all plans within this limit.
 ///
 /// ```
 /// use lgreco_core::plan::{Limit, Proof};
@@ -90,10 +91,11 @@ pub enum Proof {
 }
 
 impl Proof {
-    /// Relative difference below which errors count as equal.
+    /// Errors are treated as equal if their relative difference is at most this number.
     ///
-    /// A plan is [proven](Summary::proven) optimal if its error is that close to its lower bound. The solvers add errors as
-    /// integers of 63 bits, rounded down. So an exact proof can leave a gap of one such unit per layer.
+    /// A plan is [proven](Summary::proven) optimal if its error is this close to its lower bound. The solvers round
+    /// errors down to multiples of a unit, so that sums have 63 bits. So an exact proof can leave a gap of one unit per
+    /// layer.
     pub const RESOLUTION: f64 = 1.0 / (1u64 << 40) as f64;
 
     /// The limit for which the plan was made.

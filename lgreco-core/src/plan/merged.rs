@@ -182,7 +182,8 @@ impl<'a> Merged<'a> {
         &self.rows[layer].layers
     }
 
-    /// For each merged layer, its option of least error, compared without rounding. Ties take the smaller option.
+    /// For each merged layer, its option of least error, compared without rounding. Of options with equal error, the
+    /// smallest one.
     pub(super) fn most_exact(&self) -> Vec<u32> {
         let least = self.rows.iter().map(|row| {
             let error = |options: &[u32]| -> Sum {
@@ -194,7 +195,7 @@ impl<'a> Merged<'a> {
                 layers.map(|(&layer, &option)| self.table.layer(layer)[option as usize].size).sum()
             };
             let options = row.options().map(|options| (error(options), size(options))).zip(0..);
-            // A sum that overflows f64 is NaN. It counts as larger than any number.
+            // A sum that overflows f64 is NaN. It is ordered after all numbers.
             let order = |((a, a_size), _): &((Sum, u64), u32), ((b, b_size), _): &((Sum, u64), u32)| {
                 let overflow = || a.value().is_nan().cmp(&b.value().is_nan());
                 a.partial_cmp(b).unwrap_or_else(overflow).then(a_size.cmp(b_size))

@@ -56,7 +56,7 @@ pub struct Summary {
     pub size: u64,
     /// Sum of the chosen options' errors, computed with 106 bits and rounded to nearest.
     pub error: f64,
-    /// The minimised quantity, the limit on the other one, and the proved lower bound.
+    /// The limit, and the proved lower bound of the minimised quantity.
     pub proof: Proof,
 }
 
@@ -107,7 +107,8 @@ impl Summary {
         self.proof.limit()
     }
 
-    /// Whether the plan is proved optimal. A minimal size is proved exactly, a minimal error to [`Proof::RESOLUTION`].
+    /// Whether the plan is proved optimal. A minimal size is proved exactly, a minimal error up to a relative
+    /// difference of [`Proof::RESOLUTION`].
     pub const fn proven(&self) -> bool {
         match self.proof {
             Proof::Size { lower_bound, .. } => self.size <= lower_bound,
@@ -115,7 +116,7 @@ impl Summary {
         }
     }
 
-    /// Upper bound of the minimised quantity's excess over the optimum, relative to the lower bound.
+    /// Relative gap: the minimised quantity exceeds the optimum by at most this fraction of the lower bound.
     ///
     /// It is 0 when the plan is proved optimal. It is infinite when the error is positive and its lower bound is 0.
     pub fn gap(&self) -> f64 {

@@ -49,7 +49,8 @@ impl Solver {
 const FIRST_STATES: usize = 1 << 14;
 
 /// Solves exactly in up to three attempts. The first uses few states. The second is Algorithm 1, if it may find a
-/// better plan. The third uses all states. Keeps the best plan and the largest lower bound.
+/// better plan. The third uses all states, if the plan is not proved optimal yet. Keeps the best plan and the largest
+/// lower bound.
 fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -82,7 +83,7 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
 
 /// Chooses one option per layer. The reference plan is the one that the budget names, if any.
 ///
-/// The plan is within the budget, and [`check`](super::check) verifies it. The solver makes the other quantity as small as
+/// [`check`](super::check) verifies that the plan is within the budget. The solver makes the other quantity as small as
 /// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least the relaxation's
 /// bound.
 ///
@@ -101,19 +102,19 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
 /// ```
 ///
 /// # Errors
-/// As [`solve_against`].
+/// The errors of [`solve_against`].
 ///
 /// # Complexity
-/// As [`solve_against`].
+/// The complexity of [`solve_against`].
 pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
     solve_against(table, budget, budget.reference(), solver)
 }
 
 /// Chooses one option per layer, and never a worse plan than `reference`.
 ///
-/// If the reference plan is within the budget, the result has at most its size, or under a size limit at most its error.
-/// Algorithm 1 rounds the limited quantity up, so its plan can be worse than the reference plan. Then this returns the
-/// reference plan.
+/// If the reference plan is within the budget, the result is at most as large as the reference plan. Under a size
+/// limit, its error is at most that of the reference plan. Algorithm 1 rounds the limited quantity up, so its plan can
+/// be worse than the reference plan. In this case the result is the reference plan.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -209,8 +210,8 @@ fn relaxed(table: &Table, limit: Limit) -> Result<Proof> {
     exact::lower_bound(table, limit, &mut workspace)
 }
 
-/// Allocates zeroed memory. The system maps its pages at their first use, so a large workspace that is little used is cheap.
-/// `vec!` aborts if it gets no memory, so this function tries to reserve the memory first.
+/// Allocates zeroed memory. The system maps its pages at their first use, so a large workspace is cheap if only a small
+/// part of it is used. `vec!` aborts if the allocation fails, so this function tries to reserve the memory first.
 fn workspace(words: usize) -> Result<Vec<u64>> {
     Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
     Ok(vec![0; words])

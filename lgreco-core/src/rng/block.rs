@@ -2,8 +2,8 @@
 
 use super::Stream;
 
-/// Elements per block. A block fits the first-level cache. The size is a multiple of 8, so that blocks of packed codes start
-/// on byte boundaries. It is also a multiple of 4, the words of one counter.
+/// Elements per block. A block fits the first-level cache. The size is a multiple of 8, so that blocks of packed codes
+/// start on byte boundaries. It is also a multiple of 4, the number of words of one counter.
 pub const BLOCK: usize = 512;
 
 /// Writes words `first .. first + BLOCK` of the stream, each shifted right by 9, which leaves 23 bits. `first` is a multiple
@@ -53,7 +53,7 @@ mod tests {
     fn a_block_holds_the_streams_words_also_where_the_counter_wraps() {
         let stream = Stream { seed: 0x0123_4567_89ab_cdef, step: 5, layer: 7, rank: 11 };
         let firsts = [0u64, 512, (1 << 32) - 512, (1 << 34) - 256];
-        // The last one does not fit the indices of a processor with 32 bits.
+        // The last value does not fit `usize` on processors with 32 bits.
         for first in firsts.into_iter().filter_map(|first| usize::try_from(first).ok()) {
             let mut words = [0; BLOCK];
             fill_block(&stream, first, &mut words);

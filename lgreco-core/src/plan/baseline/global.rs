@@ -3,7 +3,8 @@ use crate::error::{expect_len, expect_room};
 use crate::plan::Limit;
 use crate::{Error, table::Table};
 
-/// A step from one hull point of a layer to the next. The step to a layer's smallest option has infinite gain.
+/// A step from one hull point of a layer to the next. A layer's first step leads to its smallest option and has
+/// infinite gain.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Step {
@@ -20,13 +21,13 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 
 /// Global top-k: one magnitude threshold over the whole model instead of one density per layer.
 ///
-/// A threshold τ keeps a layer's elements until one more element saves less than τ² of squared error. For a table, the
-/// corresponding option minimises `squared error + λ·size`, with one λ for all layers. It is a point of the lower convex
-/// hull of the layer's (size, squared error).
+/// TopK with a threshold τ sends an element if this saves at least τ² of squared error. The corresponding option of a
+/// table's layer minimises `squared error + λ·size`, with one λ for all layers. This option is a point on the lower
+/// convex hull of the layer's pairs (size, squared error).
 ///
-/// λ falls from infinity. Under an error budget it stops when the sum of errors, in the table's metric, is within the
-/// budget. Under a size limit it falls while the sum of sizes stays within the limit. Steps of equal λ are taken one by one
-/// in the order of layers.
+/// λ decreases from infinity. Under an error budget, it decreases until the sum of errors, in the table's metric, is
+/// within the budget. Under a size limit, it decreases as long as the sum of sizes stays within the limit. If several
+/// layers take a step at the same λ, the steps are taken one by one in the order of layers.
 ///
 /// `squared` states whether the table's errors are squared norms. The baseline is meant for TopK tables, but takes any
 /// table.
@@ -52,8 +53,9 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// O(options·log(options)) time; [`global_topk_workspace_len`] words; no allocator.
 ///
 /// # Source
-/// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization" (NeurIPS
-/// 2021). Deviations: the threshold follows from the budget, and densities are limited to the table's densities.
+/// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization"
+/// (NeurIPS 2021). Deviations: here the budget determines the threshold, and each layer's density is one of the table's
+/// densities.
 pub fn global_topk(
     table: &Table,
     limit: impl Into<Limit>,
@@ -95,7 +97,7 @@ pub fn global_topk(
     let steps = &mut steps[..count];
     steps.sort_unstable_by(|a, b| b.gain.total_cmp(&a.gain).then(a.layer.cmp(&b.layer)));
 
-    // The first steps lead to every layer's smallest option. Each later step lowers the error.
+    // The first steps, one per layer, lead to the layers' smallest options. Each later step lowers the error.
     let mut take = |taken: usize| {
         steps[..taken].iter().for_each(|step| options[step.layer as usize] = step.option);
         sums(table, options)

@@ -16,22 +16,25 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 
 /// CGX's adaptive setting: it clusters layers by size and metric, and gives each cluster one compression level.
 ///
-/// A layer is the point (log `elements`, `metric`). Each axis is divided by its standard deviation over the layers. Clusters
-/// are ordered by the metric of their centres. A level is a position among a layer's efficient options. Levels are
-/// spaced evenly, from the layer's smallest option to a finest level. An option is efficient if no other beats it in
-/// both size and error.
+/// Each layer is represented by the point (log `elements`, `metric`). Each axis is divided by its standard deviation
+/// over the layers. Clusters are ordered by the metric of their centres. An option is efficient if no other option of
+/// its layer beats it in both size and error. A level is a position in the list of a layer's efficient options. The
+/// levels of the clusters are spaced evenly, from the layer's smallest option to a finest level.
 ///
-/// CGX fixes the finest level by hand. Here it is the coarsest one that keeps the budget, or the finest one that keeps the
-/// size limit. If none keeps the budget, the layer with the largest error per bit takes its next larger efficient option.
-/// This repeats until the budget is kept.
+/// In CGX, the finest level is set by hand. Here, under an error budget, it is the coarsest level that keeps the plan
+/// within the budget. Under a size limit, it is the finest level that keeps the plan within the limit. If no level
+/// keeps the plan within the budget, the layer with the largest error per bit takes its next larger efficient option.
+/// This repeats until the plan is within the budget.
 ///
-/// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper uses the
-/// error of the default option. `clusters` is the number of levels. CGX has one per bit width; the L-GreCo paper has 6
-/// for PowerSGD ranks 8 to 64. If there are fewer distinct points than clusters, the coarsest levels are not used.
+/// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper
+/// uses the error of the default option. `clusters` is the number of levels. CGX has one level per bit width; the
+/// L-GreCo paper has 6 levels for PowerSGD ranks 8 to 64. If there are fewer distinct points than clusters, the
+/// coarsest levels are not used.
 ///
 /// The result is deterministic. Lloyd's iteration runs from up to 8 sets of centres. Each set starts with the point of
-/// a different layer, and adds the farthest points one by one. The clustering of lowest inertia wins; ties take the
-/// first. An empty cluster restarts at the point that is farthest from all centres.
+/// a different layer; then the point farthest from all centres of the set is added repeatedly. The result is the
+/// clustering of lowest inertia, or the first of several with equal inertia. A cluster that becomes empty restarts at
+/// the point that is farthest from all centres.
 ///
 /// ```
 /// use lgreco_core::{plan::baseline, table::{Choice, Table}};
@@ -54,8 +57,8 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// allocator.
 ///
 /// # Source
-/// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and a
-/// budget, which CGX's k-means lacks.
+/// CGX (Middleware 2022), the authors' development code. Deviations: this function takes the logarithm of the sizes,
+/// and its starts are deterministic. It also keeps a budget; CGX's k-means has none.
 pub fn kmeans(
     table: &Table,
     limit: impl Into<Limit>,
@@ -91,8 +94,8 @@ pub fn kmeans(
     }
     whiten(points);
     let used = cluster(points, bytemuck::cast_slice_mut(centre_words), assigned, best, rank);
-    // From here on, `assigned` holds the index of each layer's last efficient option. Unused entries of `front` repeat that
-    // option.
+    // From here on, `assigned` holds for each layer the position of its last efficient option in its row of `front`.
+    // The unused entries at the end of the row repeat this option.
     let (mut start, mut widest) = (0, 0);
     for (choices, last) in table.iter().zip(assigned.iter_mut()) {
         let row = &mut front[start..start + choices.len()];
@@ -154,7 +157,7 @@ fn distance(a: Point, b: Point) -> f64 {
     (a[0] - b[0]) * (a[0] - b[0]) + (a[1] - b[1]) * (a[1] - b[1])
 }
 
-/// Index of the nearest centre and its squared distance. Ties take the first centre.
+/// Index of the nearest centre, or of the first of several nearest centres, and its squared distance.
 fn nearest(point: Point, centres: &[Point]) -> (usize, f64) {
     let mut nearest = (0, f64::INFINITY);
     for (index, &centre) in centres.iter().enumerate() {
@@ -166,7 +169,7 @@ fn nearest(point: Point, centres: &[Point]) -> (usize, f64) {
     nearest
 }
 
-/// The point farthest from its nearest centre. Ties take the first. `None` if all points are centres.
+/// The point farthest from its nearest centre, or the first of several such points. `None` if all points are centres.
 fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
     let mut farthest = (None, 0.0);
     for (index, &point) in points.iter().enumerate() {
@@ -180,7 +183,8 @@ fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
 
 /// Clusters the points, and returns the number of clusters, at most the length of `centres`.
 ///
-/// Writes each point's cluster to `best`, and each cluster's position in the order of metrics to `rank`.
+/// Writes each point's cluster to `best`. Writes to `rank` each cluster's position when clusters are sorted by the
+/// metric of their centres.
 fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: &mut [u64], rank: &mut [u64]) -> usize {
     let (mut used, mut lowest) = (0, f64::INFINITY);
     let restarts = RESTARTS.min(points.len());
@@ -209,8 +213,8 @@ fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: 
     used
 }
 
-/// Lloyd's iteration: moves centres to the means of their points until nothing changes. Returns the sum of squared
-/// distances.
+/// Lloyd's iteration: moves centres to the means of their points until nothing changes. Returns the sum of the points'
+/// squared distances from their centres.
 fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
     assigned.fill(u64::MAX);
     let mut inertia = f64::INFINITY;

@@ -23,7 +23,7 @@ pub(super) trait Cell: bytemuck::Pod {
 
     fn less(self, other: Self) -> bool;
 
-    /// Splits the number into its value with option 0 and the option.
+    /// Splits the number into the objective (the number with option 0) and the option.
     fn split(self, mask: u64) -> (Self, u64);
 }
 
@@ -112,7 +112,7 @@ fn relax_group<C: Cell>(best: &mut [C; LANES], previous: &[C], starts: [usize; G
     }
 }
 
-/// Fills all rows and the trace. Running it returns the cell of the best plan.
+/// Fills all rows and the trace. [`run`](Fill::run) returns the cell of the best plan.
 pub(super) struct Fill<'a, C, T> {
     pub kept: &'a [Kept],
     pub ends: &'a [u64],
@@ -135,8 +135,8 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
         previous[..3 * LANES].fill(C::UNREACHABLE);
         previous[LANES] = C::ZERO;
         next[..LANES].fill(C::UNREACHABLE);
-        // `reach`: largest number of cells that the layers so far can use. `filled`: number of cells in the blocks up
-        // to it.
+        // `reach`: largest number of cells that the layers so far can use. `filled`: number of cells in all blocks up
+        // to the one that contains cell `reach`.
         let (mut reach, mut filled, mut start) = (0, LANES, 0);
         for (&end, trace) in ends.iter().zip(trace.chunks_exact_mut(stride)) {
             let options = &kept[start..end as usize];
@@ -147,7 +147,7 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
             for base in (0..fill).step_by(LANES) {
                 let mut best = [C::UNREACHABLE; LANES];
                 for (group, options) in options.chunks(GROUP).enumerate() {
-                    // Options that reach none of these cells read the padding left of the row.
+                    // Options that reach no cell of this block read the padding left of the row instead.
                     let (mut starts, mut keys) = ([0; GROUP], [C::ZERO; GROUP]);
                     for (place, option) in options.iter().enumerate() {
                         let shift = option.cells as usize;

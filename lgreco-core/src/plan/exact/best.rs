@@ -28,8 +28,8 @@ impl<'a> Best<'a> {
         Best { table, goal, choices, objective: u64::MAX, size: 0, error: 0.0, found: false, rejected: false }
     }
 
-    /// Takes a plan that is within the limit and has a smaller objective. Under a size limit it also takes one with equal
-    /// objective and less error.
+    /// Replaces the best plan by the plan `options`, if this plan is within the limit and has a smaller objective.
+    /// Under a size limit, a plan with an equal objective and less error also replaces it.
     pub(super) fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) {
         let chosen = self.table.iter().zip(options.clone()).map(|(row, option)| row[option as usize]);
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();
@@ -42,7 +42,7 @@ impl<'a> Best<'a> {
             self.rejected = true;
             return;
         }
-        // The plan contains an option above the goal's ceiling, so it cannot be optimal.
+        // Without an objective, the plan contains an option above the goal's ceiling. Such a plan cannot be optimal.
         let Some(objective) = objective else { return };
         let better = !self.found
             || match objective.cmp(&self.objective) {
@@ -70,7 +70,7 @@ impl<'a> Best<'a> {
         }));
     }
 
-    /// The plan's summary. No plan has an objective below `bound`.
+    /// The best plan's summary. The caller has proved that no plan has an objective below `bound`.
     pub(super) fn summary(&self, bound: u64) -> Summary {
         Summary { size: self.size, error: self.error, proof: self.goal.proof(bound.min(self.objective)) }
     }

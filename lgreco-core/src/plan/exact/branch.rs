@@ -1,4 +1,5 @@
-//! Branching with one list of partial plans. Each step adds one layer: the layer of the cut edge in the relaxation.
+//! Branching with one list of partial plans. Each step adds one layer to all partial plans: the layer whose edge is cut
+//! in the relaxation.
 
 use super::best::Best;
 use super::lists::{Arena, State};
@@ -6,15 +7,16 @@ use super::repair;
 use super::rows::{Item, Span};
 use super::tail::Tail;
 
-/// Limit on extended partial plans, as a multiple of the number of states that the arena can hold. Branching ends
-/// there.
+/// Branching ends when it has extended this many partial plans, counted in multiples of the number of states that the
+/// arena can hold.
 const EFFORT: usize = 8;
 
 /// Improves `best` by branching, and returns a proved lower bound of the objective.
 ///
-/// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes it to
-/// a plan. Then it extends the list by the layer of this relaxation's cut edge. Branching ends when no remaining state
-/// can beat the best plan, or when the list outgrows the arena.
+/// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes
+/// it to a plan. Then it extends all states by the options of one layer: the layer whose edge is cut in this
+/// relaxation. Branching ends when no remaining state can beat the best plan, when the list outgrows the arena, or
+/// after 8 extended partial plans per state of the arena.
 ///
 /// # Complexity
 /// At most 8 extended partial plans per state that the arena can hold, and O(options) for each layer added.
@@ -28,8 +30,9 @@ pub(super) fn branch(
     best: &mut Best<'_>,
 ) -> u64 {
     arena.clear(EFFORT);
-    // The target is at most `largest`, because the multiplier has no room for more. The best plan's objective can be larger:
-    // it may contain options that `rows` dropped as dominated, since units round small differences away.
+    // The target is at most `largest`, because the multiplier's arithmetic could overflow beyond it. The best plan's
+    // objective can be above `largest`: this plan may contain options that `rows` has dropped, because they are
+    // dominated after rounding to units.
     let largest: u64 = spans.iter().map(|span| items[span.start()].objective).sum();
     tail.aim(largest.min(best.objective - 1));
     let mut list = arena.start(State::root(0, 0), &tail);

@@ -9,7 +9,7 @@ pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
     items.iter().map(|item| multiplier.value(item.objective, item.units())).min().unwrap_or(0)
 }
 
-/// Keeps, in place, the items that a plan with an objective of at most `target` can contain.
+/// Removes, in place, the items that no plan with an objective of at most `target` can contain.
 ///
 /// `least` is the sum over layers of the least Lagrangian value.
 ///
@@ -67,7 +67,8 @@ impl Lattice {
         Lattice { step, residue: if step == 0 { base } else { base % step } }
     }
 
-    /// The smallest possible objective that is at least `objective`. Returns `objective` itself if none is below 2^64.
+    /// The smallest possible objective that is at least `objective`. Returns `objective` itself if no possible
+    /// objective in this range is below 2^64.
     pub(super) fn at_least(self, objective: u64) -> u64 {
         if self.step == 0 {
             return objective.max(self.residue);

@@ -1,4 +1,4 @@
-//! Pareto lists of partial plans. One arena holds them, and each step extends a list by one layer.
+//! Pareto lists of partial plans. One arena holds all lists. Each step extends a list by one layer.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -64,12 +64,12 @@ impl Line {
     }
 }
 
-/// A test of partial plans. A partial plan that fails has no completion within the target.
+/// A test of partial plans. A partial plan that fails the test has no completion within the target.
 pub(super) trait Bound {
     /// Largest number of units of an admitted partial plan.
     fn most_units(&self) -> u128;
 
-    /// A quick test. Returns false only for partial plans that are not admitted.
+    /// A quick test. Returns false only for partial plans that the full test does not admit.
     fn may_admit(&self, objective: u64, units: u128) -> bool;
 
     /// The full test, for partial plans of at most [`most_units`](Bound::most_units) units. `cursor` starts at 0. Between
@@ -104,7 +104,7 @@ impl Bound for Envelope {
     }
 }
 
-/// Storage for sorted lists, one after another. Within a list, units strictly rise and objectives strictly fall.
+/// Stores sorted lists of states one after another. Within a list, units strictly rise and objectives strictly fall.
 pub(super) struct Arena<'w> {
     states: &'w mut [State],
     heads: &'w mut [State],
@@ -114,7 +114,7 @@ pub(super) struct Arena<'w> {
 }
 
 impl<'w> Arena<'w> {
-    /// Wraps two buffers. `heads` needs room for the options of the largest layer.
+    /// Wraps two buffers. `heads` needs at least one state per option of the largest layer.
     pub(super) fn new(states: &'w mut [State], heads: &'w mut [State]) -> Self {
         Arena { states, heads, used: 0, effort: 0 }
     }
@@ -136,7 +136,8 @@ impl<'w> Arena<'w> {
         &self.states[list]
     }
 
-    /// Starts a list with `root`, or an empty list if the bound does not admit it. The arena must have room for one state.
+    /// Starts a list with `root`, or an empty list if the bound does not admit `root`. The arena must have at least one
+    /// free state.
     pub(super) fn start(&mut self, root: State, bound: &impl Bound) -> core::ops::Range<usize> {
         let start = self.used;
         if root.units() <= bound.most_units() && bound.admits_next(&mut 0, root.objective, root.units()) {
@@ -146,11 +147,13 @@ impl<'w> Arena<'w> {
         start..self.used
     }
 
-    /// Extends every state of `list` by each of `options`, and keeps the states that are admitted and undominated.
+    /// Extends every state of `list` by each of `options`, and keeps the new states that the bound admits and no other
+    /// new state dominates.
     ///
-    /// `first` is the item index of the first option. If the result exceeds `cap` states and `thinning` is set, states
-    /// close to others are dropped. Returns the new list, and whether no state was dropped. Returns `None` when the
-    /// arena has no room or the effort is used up.
+    /// `first` is the item index of the first option. The new list has at most `cap` states, and at most the arena's
+    /// free states. If it grows longer and `thinning` is set, states close to others are dropped. Returns the new list,
+    /// and whether thinning dropped no state. Returns `None` when the list grows longer without `thinning`, or when the
+    /// effort is used up.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.
@@ -223,7 +226,8 @@ impl<'w> Arena<'w> {
     }
 }
 
-/// Keeps the first state and later ones at least `spacing` units apart. Returns their number.
+/// Keeps the first state, and every later state that is at least `spacing` units above the last state kept. Returns the
+/// number of kept states.
 fn thin(states: &mut [State], spacing: u128) -> usize {
     let mut kept = 1;
     for at in 1..states.len() {

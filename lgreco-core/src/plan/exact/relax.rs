@@ -87,7 +87,7 @@ fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     len
 }
 
-/// The solution of the linear relaxation. The limit has room for all edges before `taken`.
+/// The solution of the linear relaxation. All edges before `taken` fit within the limit.
 pub(super) struct Solution<'w> {
     /// All hull edges. Those before `taken` precede the others in [`Edge::order`].
     pub(super) edges: &'w mut [Edge],
@@ -137,8 +137,8 @@ pub(super) fn solve<'w>(
     Solution { edges, taken }
 }
 
-/// Sets each layer's item in `plan`: the end of the layer's last edge in `edges`, or the first item if it has no edge
-/// there.
+/// Sets each layer's item in `plan`: the end of the layer's last edge in `edges`, or the layer's first item if `edges`
+/// has none of its edges.
 pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     for (span, item) in spans.iter().zip(plan.iter_mut()) {
         *item = span.start() as u32;
@@ -152,7 +152,7 @@ pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
 /// A Lagrange multiplier: the price of a coarse unit is `price / 2^shift`, in units of the objective. A coarse unit is
 /// 2^57 units.
 ///
-/// Its arithmetic is exact: `value` is an integer in units of `2^-shift` of the objective.
+/// The arithmetic is exact: [`value`](Multiplier::value) returns an integer in units of `2^-shift` of the objective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiplier {
     price: u64,
@@ -186,14 +186,14 @@ impl Multiplier {
         (u128::from(objective) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
     }
 
-    /// The largest value that a plan with this objective within `capacity` can have. A partial plan is hopeless if its value
-    /// must exceed this.
+    /// The largest value that a plan with this objective within `capacity` can have. A partial plan can be dropped if
+    /// the values of all its completions exceed this ceiling.
     #[inline(always)]
     pub(super) fn ceiling(self, objective: u64, capacity: u128) -> u128 {
         self.value(objective, capacity)
     }
 
-    /// The smallest possible objective of a plan within `capacity`. `least` is the sum over layers of the least
+    /// A lower bound of the objective of all plans within `capacity`. `least` is the sum over layers of the least
     /// Lagrangian value.
     pub(super) fn bound(self, least: u128, capacity: u128) -> u64 {
         let excess = least.saturating_sub(self.value(0, capacity));

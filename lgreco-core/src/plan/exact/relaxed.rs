@@ -1,4 +1,4 @@
-//! One run over a table: relaxation, rounding, branching and search.
+//! The steps of one run over a table: relaxation, rounding, branching and search.
 
 use super::best::Best;
 use super::branch::branch;
@@ -96,8 +96,8 @@ impl<'w> Relaxed<'w> {
         })
     }
 
-    /// Offers two roundings of the relaxation: one without the cut edge, and one with it. In the second, the change of
-    /// one layer brings the plan back within the limit.
+    /// Offers two roundings of the relaxation: one without the cut edge, and one with the whole cut edge. The second
+    /// plan exceeds the limit, so one layer is changed to bring the plan back within it.
     pub(super) fn round(&mut self, best: &mut Best<'_>) {
         let (items, spans) = (&*self.items, &*self.spans);
         self.trial.copy_from_slice(self.plan);
@@ -132,7 +132,8 @@ impl<'w> Relaxed<'w> {
         fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
     }
 
-    /// Searches with rising target objectives, from the bound up to the best plan. Improves bound and plan.
+    /// Searches with rising target objectives, from the bound up to the best plan. Improves the bound and the best
+    /// plan.
     pub(super) fn search(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;
@@ -153,9 +154,9 @@ impl<'w> Relaxed<'w> {
 
     /// Whether Algorithm 1 may find a better plan than the best one. Does not run Algorithm 1.
     ///
-    /// Fixing drops only options that no better plan contains. Algorithm 1 rounds the limited quantity up to cells. So this
-    /// computes the Lagrangian bound of the remaining options with their units in cells. If Algorithm 1 finds a better
-    /// plan, its objective is at least that bound.
+    /// Fixing drops only options that no better plan contains. For the remaining options, this function computes a
+    /// Lagrangian bound, with units rounded up to cells as in Algorithm 1. If Algorithm 1 finds a better plan, the
+    /// objective of that plan is at least this bound.
     ///
     /// # Complexity
     /// O(n) time for n remaining options.

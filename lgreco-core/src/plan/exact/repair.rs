@@ -2,7 +2,7 @@
 
 use super::rows::{Item, Span};
 
-/// Largest number of changes that `spend` makes. Further improvements are left to the search.
+/// Largest number of changes that `spend` makes. The search can improve the plan further.
 const ROUNDS: usize = 64;
 
 /// The layer's last item that needs at most `units`. Among such items it has the least objective.
@@ -16,8 +16,8 @@ pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Uses the capacity that `plan` leaves. Repeatedly makes the change of a single layer that saves most, until no change
-/// fits.
+/// Uses the capacity that `plan` leaves unused. Repeatedly makes the change of a single layer that saves most, until no
+/// change within the capacity saves anything.
 ///
 /// # Complexity
 /// O(layers * log options) per change, at most 64 changes.

@@ -1,5 +1,5 @@
-//! Each layer's undominated options as integers. They are sorted by units of the limit; more units always mean a smaller
-//! objective.
+//! Each layer's undominated options as integers. They are sorted by the units of the limit that they need. An option
+//! that needs more units always has a smaller objective.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -50,11 +50,12 @@ impl Span {
     }
 }
 
-/// Finds the undominated options that a plan within `capacity` can contain. Writes them to `items`, with one span per layer.
+/// Finds the undominated options that a plan within the limit can contain. Writes them to `items`, with one span per
+/// layer.
 ///
-/// If options have equal objectives, it keeps the one that needs fewest units, then the one of lowest index. Every
-/// layer keeps at least the option that needs fewest units. The caller has checked that these options together fit the
-/// limit.
+/// Of options with equal objectives, it keeps the one that needs the fewest units, and of these the one with the lowest
+/// index. Every layer keeps at least the option that needs the fewest units. The caller has checked that these options
+/// together fit the limit.
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

@@ -1,5 +1,5 @@
-//! The search among the options that remain after fixing (the *core* of the knapsack problem). It looks for the plan
-//! with the least objective, up to a target.
+//! The search among the options that remain after fixing (the *core* of the knapsack problem). It finds the plan with
+//! the least objective, if that objective is at most a target.
 
 use super::fix;
 use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
@@ -15,7 +15,7 @@ const PAIRS: usize = 128;
 /// Number of extended partial plans per layer when lists are thinned.
 const THIN: usize = 1 << 14;
 
-/// The items that remain after fixing. A search needs each layer's items by increasing Lagrangian value.
+/// The items that remain after fixing. A search needs each layer's items in order of increasing Lagrangian value.
 pub(super) struct Core<'w> {
     pub(super) items: &'w [Item],
     pub(super) spans: &'w [Span],
@@ -38,12 +38,12 @@ impl Core<'_> {
         self.multiplier.value(self.items[item].objective, self.items[item].units())
     }
 
-    /// How far the value of an option may exceed its layer's least value in a plan within `target`.
+    /// In a plan within `target`, the value of an option may exceed its layer's least value by at most this amount.
     fn room(&self, target: u64) -> u128 {
         self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
     }
 
-    /// The items of `layer` whose value is at most `room` above the layer's least.
+    /// The items of `layer` whose value is at most `room` above the layer's least value.
     fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
         let range = self.spans[layer].range();
         let ceiling = self.value(range.start) + room;
@@ -58,12 +58,12 @@ impl Core<'_> {
         (0..self.spans.len()).map(|layer| (self.options(layer, room).len() as u64).pow(2).ilog2()).sum()
     }
 
-    /// Finds the plan of least objective, if that is at most `target`, and writes its items to `plan`.
+    /// Finds the plan of least objective, if this objective is at most `target`, and writes its items to `plan`.
     ///
     /// Two Pareto lists of partial plans grow side by side. Each step adds one of the layers with several options to
-    /// the shorter list. The last of these layers is in neither list: each of its options is matched with all pairs
-    /// from the two lists. A partial plan is dropped when the least values of its missing layers prove that it cannot
-    /// reach the target.
+    /// the shorter list. The last of these layers is added to neither list: each of its options is combined with the
+    /// best pair of states from the two lists. A partial plan is dropped when the least values of its missing layers
+    /// prove that all its completions exceed the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
@@ -163,7 +163,8 @@ impl Core<'_> {
     }
 
     /// The limits of the two lists before they contain open layers, and the state of the layers with a single option.
-    /// Writes the items of those layers to `plan`. Returns `None` when nothing fits.
+    /// Sets each layer of `plan` to its first item. A layer with a single option keeps this item. Returns `None` when
+    /// no plan can be within the capacity and the target.
     fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Envelope; 2], State)> {
         let (mut objective, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
@@ -201,8 +202,8 @@ impl Core<'_> {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units. The plan
-    /// must have a smaller objective, or the same objective and fewer units.
+    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units. The result
+    /// must have a smaller objective than `bar`, or the same objective and fewer units.
     fn best_pair(
         &self,
         arena: &Arena<'_>,

@@ -12,7 +12,7 @@ use super::rows::{Item, Span};
 /// Largest number of edges that are kept around the cut edge.
 const STEPS: usize = 1 << 10;
 
-/// An edge of the tail. `saved` and `coarse` are sums over this edge and all steps before it.
+/// One of the tail's edges around the cut edge. `saved` and `coarse` are sums over this edge and all steps before it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Step {
@@ -30,8 +30,8 @@ pub(super) fn steps(options: usize) -> usize {
 /// Saved objective and coarse units of an edge: its slope as a fraction.
 type Slope = (u64, u64);
 
-/// The layers that a list's partial plans do not contain yet. Each starts at its base item. Steps lead from there to
-/// items of smaller objective.
+/// The layers that a list's partial plans do not contain yet. Each layer starts at its base item. Steps lead from the
+/// base items to items of smaller objective.
 pub(super) struct Tail<'w> {
     items: &'w [Item],
     spans: &'w [Span],
@@ -55,8 +55,8 @@ pub(super) struct Tail<'w> {
 }
 
 impl<'w> Tail<'w> {
-    /// Starts with all layers. Turns the edges around the cut into steps, half of them on either side, until `steps` is
-    /// full.
+    /// Starts with all layers. Turns the edges nearest to the cut edge into steps, about half of them on either side,
+    /// until `steps` is full.
     pub(super) fn new(
         (items, spans, capacity): (&'w [Item], &'w [Span], u128),
         solution: &mut Solution<'_>,
@@ -129,14 +129,16 @@ impl<'w> Tail<'w> {
         self.steps = &mut steps[..kept];
     }
 
-    /// Number of steps at the end that do not fit beside a partial plan of `units`; at least `cursor`.
+    /// Number of steps, counted from the last one, that do not fit into the capacity left by a partial plan of `units`.
+    /// The last `cursor` steps are counted without a test.
     fn cut(&self, units: u128, cursor: usize) -> usize {
         let room = coarse(self.capacity - units).saturating_sub(self.coarse);
         let over = self.steps.iter().rev().skip(cursor).take_while(|step| step.coarse > room).count();
         cursor + over
     }
 
-    /// The relaxation's lower bound of all completions of a partial plan. `cursor` works as in [`Bound::admits_next`].
+    /// The relaxation's lower bound of the objective of all completions of a partial plan. `cursor` works as in
+    /// [`Bound::admits_next`].
     pub(super) fn lower_bound(&self, cursor: &mut usize, objective: u64, units: u128) -> u64 {
         let share = |(saved, cost): Slope, part: u64| {
             let part = (u128::from(saved) * u128::from(part)).checked_div(u128::from(cost));
@@ -224,9 +226,9 @@ mod tests {
         (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
     }
 
-    /// The least objective of the linear relaxation of these layers within `room` coarse units, rounded up. It belongs
-    /// to a plan that fits, or to a mixture of such a plan with one that does not, of exactly `room` units. `None` if
-    /// no plan fits.
+    /// The least objective of the linear relaxation of these layers within `room` coarse units, rounded up. It is the
+    /// objective of a plan that fits, or of a mixture of two plans that needs exactly `room` units: one plan that fits
+    /// and one that does not. `None` if no plan fits.
     fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
         let mut sums = vec![(0, 0)];
         for layer in layers {

@@ -35,7 +35,8 @@ impl Model {
     }
 }
 
-/// Makes a table. Its budget adds the error of the option at one third of each row.
+/// Makes a table. Its budget is the sum over layers of one error: the one at a third of the layer's errors, sorted from
+/// large to small.
 fn model(rows: Rows, layers: usize, options: usize, seed: u64) -> Model {
     let mut words = (0..).map(|i| Stream { seed, ..Stream::default() }.word(i));
     let mut draw = move || f64::from(words.next().unwrap()) / 4_294_967_296.0;
@@ -81,7 +82,7 @@ fn solved(table: &Table<'_>, budget: f64, states: usize) -> Summary {
     solve(table, budget, Limits { states }, &mut workspace, &mut choices).unwrap()
 }
 
-/// The lower bound of the size.
+/// The proved lower bound of the size.
 fn bound(summary: &Summary) -> u64 {
     let Proof::Size { lower_bound, .. } = summary.proof else { panic!("{summary:?}") };
     lower_bound
@@ -109,7 +110,7 @@ fn algorithm_1_is_asked_where_its_plan_may_be_smaller() {
     assert!(asked > 0 && won > 0 && excluded > 5, "{asked}, {won}, {excluded}");
 }
 
-/// Branching alone proves most tables. So this test runs the search without branching.
+/// Branching alone proves the optimum of most tables. So this test runs the search without branching.
 #[test]
 fn the_search_proves_what_branching_proves() {
     let mut searched = 0;

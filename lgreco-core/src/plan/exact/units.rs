@@ -6,10 +6,11 @@ use crate::table::Choice;
 /// Number of bits of the limit in units.
 const BITS: i32 = 120;
 
-/// Rounding of bits below 2^-120 of the budget. Ordinary errors have no such bits, and sizes never do.
+/// Rounding of bits below 2^-120 of the budget. Errors of ordinary magnitude have no such bits, and sizes never have
+/// any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
-    /// Every plan within the budget is also within it in units. Lower bounds need this.
+    /// Every plan within the budget is also within the budget in units. Lower bounds need this.
     Down,
     /// Every plan within the budget in units is also within the budget itself. Feasible plans need this.
     Up,
