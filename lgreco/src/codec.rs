@@ -49,7 +49,7 @@ impl Codec {
         self.shape
     }
 
-    /// Bytes of room that a payload needs. This is its exact length unless that [depends on the
+    /// Largest length of a payload in bytes. Every payload has exactly this length, unless the length [depends on the
     /// values](Compressor::has_fixed_len).
     pub fn payload_len(&self) -> usize {
         self.payload_len
@@ -60,11 +60,12 @@ impl Codec {
         self.setting.encode_workspace_len(self.shape, self.dtype)
     }
 
-    /// Encodes a gradient into a new payload. Random bits come from `stream`; the layer's index replaces its field `layer`.
+    /// Encodes a gradient into a new payload. Random bits come from `stream`, with its field `layer` replaced by the
+    /// layer's index.
     ///
     /// # Errors
     /// The errors of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN
-    /// or infinity. `Length` for a gradient of another shape. `OutOfMemory` for the workspace.
+    /// or infinity. `Length` for a gradient of another shape. `OutOfMemory` when the workspace cannot be allocated.
     pub fn encode(&self, gradient: &Gradient<'_>, stream: Stream) -> Result<Vec<u8>> {
         let (mut workspace, mut payload) = (Vec::new(), vec![0; self.payload_len]);
         grow(&mut workspace, self.workspace_len())?;

@@ -11,12 +11,13 @@ use alloc::vec::Vec;
 
 /// Checks the properties of a setting that searches, exchanges and saved states rely on:
 ///
-/// * Payloads have the promised length, and their first bytes state it. They depend only on gradient and stream, not on
-///   old content of workspace or payload.
-/// * Payloads decode to finite values, which do not depend on old content either. The measured error equals the error of the
-///   decoded values.
-/// * A cut payload is an error. A damaged one gives an error or a result, but no panic.
-/// * Text and numbers convert back to the same setting.
+/// * Payloads have the promised length, and their first bytes state this length. Payloads depend only on gradient and
+///   stream, not on the old content of the workspace or of the payload buffer.
+/// * Payloads decode to finite values, which do not depend on the old content of the buffer. Unless the method is
+///   unbiased, the measured error equals the error of the decoded values.
+/// * Decoding a truncated payload returns an error. Decoding a damaged payload returns an error or values, and does not
+///   panic.
+/// * The setting's text and its numbers convert back to the same setting.
 /// * An unbiased method decodes to the gradient on average.
 ///
 /// ```
@@ -81,7 +82,7 @@ impl Case<'_> {
         alloc::format!("{}: {what} ({} of {rows} x {cols} in {dtype})", self.setting, self.kind)
     }
 
-    /// Encodes a payload with workspace and payload filled with `garbage` before.
+    /// Encodes the gradient, after filling workspace and payload with the byte `garbage`.
     fn encoded(&self, garbage: u8) -> Vec<u8> {
         let (shape, dtype) = (self.gradient.shape(), self.gradient.values().dtype());
         let words = self.setting.encode_workspace_len(shape, dtype);
@@ -99,7 +100,8 @@ impl Case<'_> {
             self.told("encode writes behind the payload")
         );
         payload.truncate(len);
-        // A method may accept less room than `payload_len` where its payload fits.
+        // A method may accept a buffer shorter than `payload_len` if its payload fits. This buffer is one byte too
+        // short for the payload.
         let room = payload.len() - 1;
         let short = self.setting.encode(&self.gradient, stream, &mut workspace, &mut vec![0; room]);
         assert!(matches!(short, Err(Error::Length { .. })), "{}", self.told("a payload without room is no error"));

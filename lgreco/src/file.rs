@@ -1,8 +1,8 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
 //! Readers accept any bytes, and return a value or an [`Error`] that names the place. Keys that begin with `x-` are
-//! private to the writer, and ignored. Other unknown keys, and keys that occur twice in an object, are errors. Floats
-//! are written with enough digits to read back the same bits.
+//! private to the writer; readers ignore them. Other unknown keys, and keys that occur twice in an object, are errors.
+//! Floats are written with enough digits to read back the same bits.
 
 mod model;
 mod plan;
@@ -29,12 +29,12 @@ pub const VERSION: u64 = 1;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are not JSON, or not the JSON that is expected at this place.
+    /// The bytes are not JSON, or the JSON value has a wrong type or form.
     #[error("{}{what}", Prefix(place))]
     Json {
         /// Layer and option, as far as they are known. Empty at the top level.
         place: String,
-        /// The parser's message. Line and column count from the start of the place.
+        /// The parser's message. Line and column are counted from the start of this layer or option.
         what: String,
     },
     /// This library does not read the file's version.

@@ -32,16 +32,16 @@
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
-//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`. `error` is the squared error
-//!   turned into the chosen metric.
-//! * workspaces: counted in 8-byte words. All calls take `&mut [u64]`, and use parts of it as f32, f64 or u32. Old content
-//!   never changes a result; tests fill workspaces with garbage.
+//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`. `error` is the squared error,
+//!   converted to the chosen metric.
+//! * workspaces: counted in 8-byte words. All calls take a workspace as `&mut [u64]`, and use parts of it as f32, f64
+//!   or u32. Its old content never changes a result; tests fill workspaces with arbitrary bits.
 //!
 //! # Features
 //! Without features the crate is `no_std` and needs no allocator.
-//! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions of the compilation
-//!   target. Results have the same bits either way. Implies `alloc`.
-//! * `avx512` (default): AVX-512 too; a third more to compile. Implies `std`.
+//! * `std` (default): chooses vector instructions at run time. Without this feature, loops use the instructions of the
+//!   compilation target. Results have the same bits with and without it. Implies `alloc`.
+//! * `avx512` (default): also compiles loops for AVX-512. Compilation takes a third longer. Implies `std`.
 //! * `alloc`: named tables, plans that own their choices, the planner that allocates its workspace, and the module `search`.
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. Its results may differ between
 //!   processors. Implies `std`.

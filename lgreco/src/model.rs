@@ -101,8 +101,8 @@ pub struct Planning<'m, 'a> {
 impl Planning<'_, '_> {
     /// Minimises the plan's size. The plan's error is at most the error of a uniform plan with this setting.
     ///
-    /// The setting is a method with its parameter, such as `qsgd 4`, `topk 1%` or `powersgd 4`. The search includes this
-    /// method, with its range around the parameter.
+    /// The setting is a method with its parameter, such as `qsgd 4`, `topk 1%` or `powersgd 4`. The search includes
+    /// this method, with its usual range around the parameter.
     pub fn within_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Size;
@@ -125,7 +125,7 @@ impl Planning<'_, '_> {
     }
 
     /// Sets the number of workers whose payloads are averaged, at least 1. The noise of unbiased methods averages out
-    /// between them.
+    /// between the workers.
     pub fn workers(mut self, workers: u32) -> Self {
         self.search = self.search.and_then(|mut search| {
             Error::require(workers > 0, "workers", 0.0, "at least 1")?;
@@ -145,11 +145,11 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Measures the model on the CPU and solves.
+    /// Measures the model on the CPU and makes the plan.
     ///
     /// # Errors
     /// The errors of [`Search::measure`] and [`plan::solve`](crate::plan::solve()).
-    /// [`SettingWord`](crate::Error::SettingWord) or another error for the text of the uniform setting.
+    /// [`SettingWord`](crate::Error::SettingWord) or another error when the text of the uniform setting is wrong.
     ///
     /// # Complexity
     /// About a pass over the gradients per method; see [`Search::measure`].
@@ -196,7 +196,7 @@ impl Planning<'_, '_> {
     }
 }
 
-/// A plan for a whole model, with a [`Codec`] per layer. Displays as one line per layer and a summary.
+/// A plan for a whole model, with a [`Codec`] per layer. Its `Display` text has one line per layer and a summary.
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
     measured: Measured,

@@ -1,5 +1,5 @@
-//! Error tables: for each layer a list of options with size and error. Named tables add names and settings for people and
-//! files.
+//! Error tables: for each layer a list of options with size and error. Named tables add the names and settings that
+//! users and files need.
 
 #[cfg(feature = "alloc")]
 mod named;

@@ -40,7 +40,7 @@ pub struct Job<'a, G = Gradient<'a>> {
     pub stream: Stream,
 }
 
-/// An error of the core or a backend, with the job of the batch that failed.
+/// An error of the core or a backend, with the index of the job that failed.
 ///
 /// ```
 /// use lgreco::{Error, backend::JobError};
@@ -68,7 +68,7 @@ impl<E: fmt::Display> fmt::Display for JobError<E> {
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for JobError<E> {}
 
-/// Makes an error of the batch as a whole.
+/// Makes an error that concerns the whole batch.
 impl<E> From<E> for JobError<E> {
     fn from(error: E) -> Self {
         JobError { job: None, error }
@@ -98,12 +98,12 @@ pub trait Backend {
     /// Measures all `jobs` as one batch, and writes their rows to `rows` one after another (see [`Candidates::measure`]).
     ///
     /// # Errors
-    /// The error of the first job that fails, with the job's index. Errors without an index are failures of the whole
-    /// device, and [`Error::Length`] when `rows` does not have one place per candidate or `workspace` is shorter than
+    /// The error of the first job that fails, with the job's index. An error without an index is a failure of the whole
+    /// device, or [`Error::Length`] when `rows` does not have one entry per candidate or `workspace` is shorter than
     /// [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
-    /// Compresses `gradient` with `setting`. By default it runs on the CPU; see [`Compressor::encode`].
+    /// Compresses `gradient` with `setting`. The default implementation runs on the CPU; see [`Compressor::encode`].
     ///
     /// # Errors
     /// The errors of [`Compressor::encode`].
@@ -118,7 +118,7 @@ pub trait Backend {
         setting.encode(gradient, stream, workspace, payload)
     }
 
-    /// Decodes any payload into `values`. By default it runs on the CPU; see [`decode`].
+    /// Decodes any payload into `values`. The default implementation runs on the CPU; see [`decode`].
     ///
     /// # Errors
     /// The errors of [`decode`].
@@ -151,10 +151,11 @@ pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Makes a workspace at least `words` long. Methods from outside may ask for any length.
+/// Grows a workspace to at least `words` words of 8 bytes. The allocation may fail, because outside methods may ask for
+/// any length.
 ///
 /// # Errors
-/// `OutOfMemory`. The workspace is then unchanged.
+/// `OutOfMemory`; the workspace is unchanged.
 #[cfg(feature = "alloc")]
 pub(crate) fn grow(workspace: &mut Vec<u64>, words: usize) -> Result<()> {
     let more = words.saturating_sub(workspace.len());

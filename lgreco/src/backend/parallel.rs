@@ -5,8 +5,8 @@ use crate::error::expect_len;
 use alloc::vec::Vec;
 use rayon::prelude::*;
 
-/// [`Portable`](super::Portable) on rayon's current thread pool. Each thread takes one job at a time. Results have the
-/// same bits as on one core.
+/// Works as [`Portable`](super::Portable), but on all threads of rayon's current pool. Each thread takes one job at a
+/// time. Results have the same bits as on one core.
 ///
 /// Each thread allocates the workspace of its largest job. The caller's workspace is not used.
 ///

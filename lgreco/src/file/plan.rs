@@ -48,21 +48,22 @@ pub struct PlanFile {
     /// Sum of the chosen options' sizes in bits.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
-    /// Lower bound of the minimised quantity. No plan within the error budget has fewer bits; the bound is rounded down
-    /// where f64 cannot hold it. With a size limit instead, no plan within that limit has less error.
+    /// Lower bound of the minimised quantity. Under an error budget, no plan has fewer bits; the bound is rounded down
+    /// to an f64. Under a size limit, no plan has less error.
     pub lower_bound: f64,
     /// Whether the plan is proved optimal within its limit, as defined by [`Summary::proven`].
     pub proven: bool,
     /// Sum of the chosen options' errors.
     pub error: f64,
-    /// The error budget. With it, `lower_bound` bounds the size. `None` if the plan has a size limit.
+    /// The error budget, or `None` if the plan has a size limit. Under an error budget, `lower_bound` bounds the size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
-    /// The size limit in bits. With it, `lower_bound` bounds the error. `None` if the plan has an error budget.
+    /// The size limit in bits, or `None` if the plan has an error budget. Under a size limit, `lower_bound` bounds the
+    /// error.
     #[serde(default, deserialize_with = "read::optional_count", skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
-    /// Size of the uncompressed gradients in bits. Where the table does not state it, [`PlanFile::new`] counts 32 bits per
-    /// element.
+    /// Size of the uncompressed gradients in bits. [`PlanFile::new`] assumes 32 bits per element for layers whose
+    /// uncompressed size the table does not state.
     #[serde(deserialize_with = "read::count")]
     pub uncompressed_size: u64,
     /// Sum of the default options' sizes in bits, if every layer has a default.
@@ -187,9 +188,9 @@ impl PlanFile {
 
     /// The plan's size, error and proof, as the file states them.
     ///
-    /// If the file says that the size is proved optimal, the lower bound is the size, because f64 may have rounded the
-    /// stated bound. A file with both a budget and a size limit counts as one with a budget. A file without either counts as
-    /// one with a budget of 0.
+    /// If the file states that the size is proved optimal, the summary's lower bound is the size, because the file's
+    /// bound may have been rounded to f64. If both a budget and a size limit are set, the summary has the budget. If
+    /// neither is set, the summary has a budget of 0.
     ///
     /// ```
     /// use lgreco::{file::PlanFile, plan::Limit};

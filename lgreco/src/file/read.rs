@@ -29,8 +29,8 @@ pub(super) fn text(json: &[u8]) -> Result<&str, Error> {
     }
 }
 
-/// An integer of at least 0. As in JSON Schema, `3.0` and `1e3` are integers too. Integers in this form must be at most
-/// 2^53, because f64 cannot represent all larger integers.
+/// An integer of at least 0. As in JSON Schema, `3.0` and `1e3` are integers too. Integers with a point or an exponent
+/// must be at most 2^53, because f64 cannot represent all larger integers.
 pub(super) struct Count<T>(pub(super) T);
 
 impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
@@ -39,7 +39,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
-/// The two kinds of files. Each kind has a mandatory field that the other kind must not have.
+/// The two kinds of files: the kind's name for messages, and a mandatory field that tells it apart from the other kind.
 pub(super) const TABLE: (&str, &str) = ("a table", "metric");
 pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
 

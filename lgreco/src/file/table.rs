@@ -29,7 +29,7 @@ use alloc::{format, string::String, vec::Vec};
 pub struct TableFile {
     /// The table.
     pub table: NamedTable,
-    /// The error budget, finite and at least 0. Without it, the default options' size is the limit.
+    /// The error budget, finite and at least 0. If it is `None`, the size of the default options is the limit.
     pub budget: Option<f64>,
 }
 

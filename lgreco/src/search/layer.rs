@@ -26,7 +26,8 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut settings, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
-            // On a small layer, several parameters may give the same setting. The first one names it.
+            // On a small layer, several parameters may give the same setting. The setting gets the label of the first
+            // one.
             let (mut full, mut names): (Vec<Setting>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let setting = (family.method.planned().setting)(parameter, shape, dtype)?;
@@ -42,7 +43,7 @@ impl LayerOptions {
             let few: Vec<_> =
                 full.iter().zip(&names).flat_map(|(setting, name)| in_few_bits(setting, name, &bits)).collect();
             if !family.widths.full() {
-                // The default stays as the only option with full values, because the budget is taken from it.
+                // Only the default option keeps full values, because the budget is computed from it.
                 let at = default.filter(|_| index == 0);
                 (full, names) = (at.map(|at| (full[at], names.swap_remove(at)))).into_iter().unzip();
                 default = default.map(|default| if index == 0 { 0 } else { default });
@@ -110,7 +111,8 @@ impl LayerOptions {
     }
 }
 
-/// The setting with its values in each number of `bits`, with names. Empty for methods without such a form.
+/// For TopK: the settings that quantise the kept values to each number of `bits`, with their names. Empty for other
+/// methods.
 fn in_few_bits(setting: &Setting, name: &str, bits: &[u8]) -> Vec<(Setting, String)> {
     bits.iter().filter_map(|&bits| Some((setting.in_few_bits(bits)?, format!("{name} bits {bits}")))).collect()
 }

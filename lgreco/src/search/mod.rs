@@ -6,8 +6,8 @@
 //! Layers with fewer than two dimensions, or with fewer than `min_elements` elements, stay uncompressed. They are not in the
 //! table.
 //!
-//! One option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor. So no plan
-//! pays for compression that saves nothing.
+//! One option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor. So no
+//! plan compresses a layer without saving bits.
 
 mod layer;
 mod offer;
@@ -125,18 +125,19 @@ pub struct Search {
     ///
     /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W
     /// workers has 1/W of the squared error, and the table divides the squared errors of these methods by W. Biased
-    /// methods lose the same part on all workers that have the same gradient. `None` means 1; in a controller it means
-    /// the number of its workers.
+    /// methods drop the same part of equal gradients on all workers, so their squared errors are not divided. `None`
+    /// means 1, or the number of workers if a controller uses the search.
     pub workers: Option<NonZeroU32>,
     /// Layers with fewer elements stay uncompressed. Defaults to 1024.
     pub min_elements: usize,
-    /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`]. It changes
-    /// sizes as [`Setting::exchanged_len`] states. In training by two levels, it is also the type in which the ranks of a
-    /// node send each other gradients.
+    /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`].
+    /// [`Setting::exchanged_len`] describes how it changes sizes. In two-level training, the ranks of a node also send
+    /// each other gradients in this type.
     ///
-    /// The table's errors do not include the rounding to this type. Each rounding loses at most `2^-16` of the values'
-    /// energy; subnormal values lose more. For PowerSGD, a rounded `P` spans another space. This raises or lowers the error
-    /// by up to about `2^-8` of the gradient's energy.
+    /// The table's errors do not include the rounding to this type. Each rounding to bf16 adds a squared error of at
+    /// most `2^-16` of the values' squared norm, or more for subnormal values. For PowerSGD, the rounded `P` spans a
+    /// slightly different space. This raises or lowers the squared error by up to about `2^-8` of the gradient's
+    /// squared norm.
     pub reduce_dtype: Dtype,
     /// Seed of random start matrices. The stream of a row has this seed and the layer's index in the model (see
     /// [`Measured::stream`]).
@@ -322,8 +323,9 @@ impl Search {
     /// Replaces the default of the first method (bits, density or rank), and replaces its range by L-GreCo's range
     /// around that default.
     ///
-    /// Bits and ranks range from half the default, rounded up, to twice the default. Densities range from a tenth to ten
-    /// times the default, but SIDCo's from half to twice. Ranges end at the method's bounds. EDEN's range is always 1 to 8 bits.
+    /// Bits and ranks range from half the default, rounded up, to twice the default. Densities range from a tenth to
+    /// ten times the default; SIDCo's densities range from half to twice the default. Ranges end at the method's
+    /// bounds. EDEN's range is always 1 to 8 bits.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};

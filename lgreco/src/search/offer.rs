@@ -12,7 +12,8 @@ use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
 use alloc::vec::Vec;
 
-/// The candidates that a [`Search`] offers each layer of a model: rows to measure, from which it makes the table.
+/// The candidates that a [`Search`] offers each layer of a model, as rows to measure.
+/// [`into_measured`](Offer::into_measured) makes the table from the measured errors.
 ///
 /// The caller measures the rows, so the gradients may also be in device memory. [`Search::measure`] does all steps for
 /// gradients in host memory.
@@ -81,7 +82,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`measure`](Search::measure), except errors about values, duplicate names and an empty table.
+    /// The errors of [`measure`](Search::measure), except those for values, duplicate names and an empty table.
     ///
     /// # Complexity
     /// O(options).

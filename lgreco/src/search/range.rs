@@ -14,7 +14,7 @@ fn tidy(x: f64) -> f64 {
     Float::round(x * 1e9) / 1e9
 }
 
-/// Like [`tidy`], but keeps 12 digits of numbers of any magnitude.
+/// Works as [`tidy`], but rounds to 12 significant digits, for numbers of any magnitude.
 fn tidy_digits(x: f64) -> f64 {
     let exponent = 11 - Float::floor(Float::log10(x)) as i32;
     match exponent {
@@ -25,20 +25,21 @@ fn tidy_digits(x: f64) -> f64 {
 
 /// The metric that turns a squared error into an error of the table.
 ///
-/// Planners add the errors of layers, and the sum should predict the effect on the loss. SGD's expected loss rises with the
-/// squared norm of the step's error. The squared norms of layers add up to the squared norm of the whole gradient. So
-/// [`SquaredL2`](Metric::SquaredL2) is the default. The L-GreCo paper adds [norms](Metric::L2). The root flattens large
-/// errors, so plans may sacrifice one large layer for many small ones.
+/// Planners add the errors of layers, and the sum should predict the effect on the loss. SGD's expected loss rises with
+/// the squared norm of the step's error. The squared norms of layers add up to the squared norm of the whole gradient.
+/// So [`SquaredL2`](Metric::SquaredL2) is the default. The L-GreCo paper adds [norms](Metric::L2). The square root
+/// reduces the weight of large errors. So plans may accept a large error in one layer to reduce errors in many other
+/// layers.
 ///
-/// When methods mix, bias and noise must be treated differently. TopK and PowerSGD drop the same part of a gradient on every
-/// worker. The mean over the workers lacks this part completely; error feedback sends it later. QSGD's stochastic
-/// rounding and EDEN's rotation are independent between workers. So the mean of W payloads has 1/W of the squared error
-/// of one payload. [`Search::workers`](super::Search::workers) is W; controllers set it.
+/// When a search has several methods, bias and noise must be treated differently. TopK and PowerSGD drop the same part
+/// of a gradient on every worker. The mean over the workers lacks this part completely; error feedback sends it later.
+/// QSGD's stochastic rounding and EDEN's rotation are independent between workers. So the mean of W payloads has 1/W of
+/// the squared error of one payload. [`Search::workers`](super::Search::workers) is W; controllers set it.
 ///
 /// The experiment in docs/src/experiments/which-error.md trained two models with 48 random plans, and compared how well
-/// each metric ranks the losses. In it, the division by W matters. The root makes no difference beyond the scatter
-/// between seeds. Weights for the delay of error feedback, 1/(1−r) or 1/(1−r)² for a relative squared error r (Stich et
-/// al., NeurIPS 2018), make no difference either.
+/// each metric ranks the losses. In this experiment, the division by W matters. The square root makes no difference
+/// beyond the variation between seeds. Weights for the delay of error feedback, 1/(1−r) or 1/(1−r)² for a relative
+/// squared error r (Stich et al., NeurIPS 2018), make no difference beyond this variation either.
 ///
 /// ```
 /// use lgreco::search::Metric;
@@ -142,7 +143,7 @@ impl FromStr for Width {
     }
 }
 
-/// The widths in which TopK offers its densities. The default with full values comes in addition.
+/// The widths in which TopK's densities are offered. The default density is always offered with full values, too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Widths {
     full: bool,
@@ -153,7 +154,7 @@ pub(super) struct Widths {
 impl Widths {
     pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
 
-    /// One bit per width. Bit 0 stands for full values.
+    /// The widths as a word with one bit per width. Bit 0 is set for full values.
     pub(super) fn word(self) -> u64 {
         u64::from(self.full) | u64::from(self.bits)
     }
@@ -176,7 +177,7 @@ impl Widths {
         Ok(found)
     }
 
-    /// Whether every density is offered with full values. Otherwise only the default is.
+    /// Whether every density is offered with full values. If not, only the default density is.
     pub(super) fn full(self) -> bool {
         self.full
     }
@@ -203,7 +204,7 @@ impl Widths {
 pub struct Range {
     /// The smallest parameter.
     pub first: f64,
-    /// The largest parameter, included when a whole number of steps reaches it.
+    /// The end of the range. It is a parameter if a whole number of steps reaches it.
     pub last: f64,
     /// The step, above 0.
     pub step: f64,
@@ -229,9 +230,10 @@ impl Family {
 
     /// The method with its range around `default`.
     ///
-    /// QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1, densities [D/10, 10 D]
-    /// with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. If that gives more than
-    /// [`MAX_OPTIONS`] whole parameters, the step is larger: the smallest step that gives at most that many.
+    /// For a default D, QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1,
+    /// densities [D/10, 10 D] with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. If a step
+    /// of 1 gives more than [`MAX_OPTIONS`] whole parameters, the step is the smallest one that gives at most
+    /// [`MAX_OPTIONS`].
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();
         let [below, above, steps] = planned.around;
@@ -262,8 +264,8 @@ impl Family {
         Ok(family)
     }
 
-    /// The method after the part `done` of a ramp. Its default is between `first` and the final default. A default
-    /// range moves with it.
+    /// The method after the part `done` of a ramp. Its default is between `first` and the final default. A range that
+    /// was derived from the default moves with it.
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
@@ -326,7 +328,7 @@ mod tests {
             assert_eq!(of(method, 3.0), [2.0, 3.0, 4.0, 5.0, 6.0]);
             assert_eq!(of(method, 1.0), [1.0, 2.0]);
         }
-        // Magnitudes may be tiny or huge, so they are rounded to digits.
+        // Thresholds may be tiny or huge, so they are rounded to significant digits.
         let magnitudes = |scale: f64| of(Method::HardThreshold, scale).iter().map(|x| x / scale).collect::<Vec<_>>();
         for scale in [1e-30, 1e-12, 1e-3, 1.0, 1e30] {
             let (found, usual) = (magnitudes(scale), magnitudes(0.01));

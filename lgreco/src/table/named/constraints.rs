@@ -10,7 +10,7 @@ use alloc::{
 };
 
 /// # Groups and fixed options
-/// [`merged`](NamedTable::merged) prepares the table for planning within them.
+/// [`merged`](NamedTable::merged) prepares the table for planning within groups and fixed options.
 ///
 /// ```
 /// use lgreco::table::{Choice, NamedTable};
@@ -42,7 +42,7 @@ impl NamedTable {
         self.layers[layer].fixed
     }
 
-    /// Fixes a layer's option, or leaves the choice to the planner.
+    /// Fixes a layer's option. `None` lets the planner choose the option.
     ///
     /// # Panics
     /// When the layer lacks the option.
@@ -72,8 +72,8 @@ impl NamedTable {
 
     /// Prepares the table for planning within `constraints`. Layers of a group share options with the same label.
     ///
-    /// If a layer has a label twice, the first occurrences match each other, and so do the second ones. `constraints`
-    /// replace the constraints that the table states.
+    /// If a label occurs twice in each of two layers, the first occurrences match each other, and the second
+    /// occurrences match each other. `constraints` replace the constraints that the table states.
     ///
     /// ```
     /// # use lgreco::{plan::Constraints, table::{Choice, NamedTable}};
@@ -113,13 +113,15 @@ impl NamedTable {
         self.layers.iter().position(|layer| layer.name == name)
     }
 
-    /// The first option of a layer with this label, or else the first with this setting as text. O(options).
+    /// The first option of a layer with this label. If there is none, the first option whose setting has this text.
+    /// O(options).
     pub fn find_option(&self, layer: usize, text: &str) -> Option<u32> {
         let labelled = self.labels(layer).iter().position(|label| label == text);
         let option = labelled.or_else(|| {
             let setting: Option<Setting> = text.parse().ok();
             let is_meant = |known: &Setting| match known {
-                // Without the list of outside methods, only their text can be compared.
+                // The text cannot be parsed without the list of outside methods. So this compares it with the setting's
+                // text.
                 Setting::Own(known) => known.to_string() == text,
                 known => Some(*known) == setting,
             };
