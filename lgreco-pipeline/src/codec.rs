@@ -29,7 +29,7 @@ pub enum Tile {
     Elements(u32),
 }
 
-/// How a batch (samples × features) is compressed. Every codec is deterministic, and decodes a batch of zeros to zeros.
+/// The compressor of a batch (samples × features). Every codec is deterministic, and decodes a batch of zeros to zeros.
 ///
 /// # Complexity
 /// O(samples · features) to encode or decode.
@@ -51,8 +51,8 @@ pub enum Tile {
 /// # Source
 /// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices). Wang et al., "AQ-SGD", NeurIPS 2022
 /// (symmetric). Vargaftik et al., "EDEN", ICML 2022. Deviations: Min–max rounds ties to the larger level instead of to
-/// even, and sends constant tiles exactly. TopK keeps exactly `keep` values, with ties going to the first. The paper's
-/// TopK drops all tied values.
+/// even, and sends constant tiles exactly. TopK keeps exactly `keep` values; of equal magnitudes, it keeps the first
+/// ones. The paper's TopK drops all values whose magnitude equals the threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// The values without compression.
@@ -60,8 +60,9 @@ pub enum Codec {
         /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
-    /// Codes on an even grid from a tile's smallest to its largest value, which are both exact. Sends two f32 per tile.
-    /// Zero is exact only if it is the smallest or the largest value, as in the output of a ReLU.
+    /// Codes on an evenly spaced grid from a tile's smallest to its largest value. The smallest and the largest value
+    /// are exact. Sends two f32 per tile. Zero is exact only if it is the smallest or the largest value, as in the
+    /// output of a ReLU.
     MinMax {
         /// Bits per value, 1 to 8.
         bits: u8,
@@ -83,7 +84,8 @@ pub enum Codec {
         /// Bits per value, 1 to 8.
         bits: u8,
     },
-    /// The largest magnitudes of each sample, with their positions. Ties go to the first.
+    /// The values of largest magnitude of each sample, with their positions. Of equal magnitudes, the first ones are
+    /// kept.
     TopK {
         /// Number of values kept per sample, 1 to the number of features. [`Codec::top_k`] takes a fraction.
         keep: u32,
@@ -194,7 +196,7 @@ impl Codec {
         }
     }
 
-    /// Bytes of the indices that shared-index takes from a body of this codec, if it is TopK; 0 for other codecs.
+    /// Number of bytes of the indices that shared-index takes from a TopK body. Returns 0 if this codec is not TopK.
     ///
     /// # Errors
     /// The errors of [`body_len`](Codec::body_len).

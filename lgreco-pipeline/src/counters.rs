@@ -25,7 +25,7 @@ pub struct Counters {
     pub messages: u64,
     /// Bytes of these messages.
     pub bytes: u64,
-    /// Bytes of their values without compression, in the sender's element type.
+    /// Bytes that the values of these messages take without compression, in the sender's element type.
     pub uncompressed_bytes: u64,
     /// AQ-SGD: number of samples sent as a change.
     pub hits: u64,

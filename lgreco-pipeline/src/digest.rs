@@ -7,7 +7,8 @@ fn mix(hash: u32, word: u32) -> u32 {
     (hash ^ word).wrapping_mul(PRIME).rotate_left(13)
 }
 
-/// Hashes eight interleaved sequences, each by a chain of invertible steps, then chains their results.
+/// Splits the words into eight interleaved sequences, and hashes each by a chain of invertible steps. A last chain
+/// hashes the eight results.
 fn checksum<T: Copy>(words: &[T], bits: impl Fn(T) -> u32) -> u32 {
     let mut lanes = [PRIME; LANES];
     let (blocks, rest) = words.as_chunks::<LANES>();

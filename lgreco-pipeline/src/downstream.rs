@@ -45,8 +45,8 @@ impl End<Below> {
     /// end is unchanged, and `activations` must not be used.
     ///
     /// # Complexity
-    /// The time of one decoding, and with a memory about two more passes. Allocates only while a memory of samples
-    /// grows.
+    /// The time of one decoding. With a memory, about two passes over the values are added. Allocates only while a
+    /// memory of samples grows.
     pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], activations: &mut [f32]) -> Result<u64, Error> {
         let message = Message::parse(message)?;
         let ticket = self.forward.sequence;
@@ -86,7 +86,7 @@ impl End<Below> {
     }
 
     /// Compresses the gradients of a micro-batch into `message`, closes the ticket, and returns the message's length in
-    /// bytes. There must be as many gradients as activations. `message` has at least
+    /// bytes. The number of gradients must equal the number of activations. `message` has at least
     /// [`message_len`](Downstream::message_len) bytes. The gradients of different micro-batches may be sent in any
     /// order.
     ///
@@ -98,7 +98,7 @@ impl End<Below> {
     /// unchanged.
     ///
     /// # Complexity
-    /// The time of one encoding. With a memory, a decoding and about four passes are added.
+    /// The time of one encoding. With a memory, a decoding and about four passes over the values are added.
     pub fn send(
         &mut self,
         ticket: u64,

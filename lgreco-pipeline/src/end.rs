@@ -1,9 +1,10 @@
 //! Code that both ends of a cut share.
 //!
 //! The two ends live in two processes and share nothing but messages, so they are two objects. Every message carries
-//! its generation, sequence number and step, and a checksum of the sender's memory. So a difference between the ends is
-//! an error at the next message, instead of noise in training. Reading or writing a message takes `&self`, and memory
-//! is updated only afterwards. So a failure changes nothing, and evaluation cannot change anything.
+//! its generation, sequence number and step, and a checksum of the sender's memory. So if the ends differ, the next
+//! message gives an error. Without these numbers, the difference would only add noise to the training. Reading or
+//! writing a message takes `&self`, and memory is updated only afterwards. So a failure changes nothing, and evaluation
+//! cannot change anything.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};
@@ -33,7 +34,7 @@ pub(super) mod sealed {
     pub trait Side: Clone + core::fmt::Debug {
         /// Direction in which this end sends.
         const SENDS: Direction;
-        /// Code of this end in saved ends.
+        /// The number that marks this side in saved ends.
         const CODE: u8;
     }
 
@@ -49,8 +50,8 @@ pub(super) mod sealed {
 }
 
 /// One end of a cut. [`Upstream`](super::Upstream) sends activations and receives gradients.
-/// [`Downstream`](super::Downstream) does the reverse. This type has the methods of both ends, and the two types have
-/// examples.
+/// [`Downstream`](super::Downstream) does the reverse. This type has the methods that both ends share. The two type
+/// aliases have examples.
 #[derive(Clone, Debug)]
 pub struct End<S: Side> {
     pub(super) setting: CutSetting,
@@ -101,8 +102,9 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// Number of values in a message for this end, in any mode: at most `batch` × `features` of the setting. Use it to
-    /// allocate memory before receiving, because a damaged header may state any number.
+    /// Number of values in a message for this end, in any mode: at most `batch` × `features` of the setting. Use this
+    /// number to allocate memory before receiving. Do not use the header's shape: a damaged header may state any
+    /// number.
     ///
     /// # Errors
     /// The errors of [`Message::parse`](super::Message::parse). [`CoreError::PayloadHeader`] when the message belongs
@@ -158,7 +160,7 @@ impl<S: Side> End<S> {
     /// in memory.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `values` does not have one place per feature.
+    /// [`CoreError::Length`] when `values` does not have one entry per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
         match &self.forward.state {
             State::Samples(store) => store.read(sample, values),

@@ -2,7 +2,7 @@
 
 use crate::CoreError;
 
-/// All errors at a cut, with place and numbers. Creating an error builds no strings.
+/// An error at a cut. It states what is wrong, with the numbers found and expected, and holds no allocated strings.
 ///
 /// [`Error::code`] is permanent and shared with the C API.
 ///
@@ -28,8 +28,8 @@ pub enum Error {
         /// The requirement of the rule.
         needs: &'static str,
     },
-    /// The two ends of a cut have not seen the same messages. One was lost, repeated, reordered, or belongs to another
-    /// run.
+    /// The two ends of a cut have not seen the same messages. A message was lost, repeated or reordered, or belongs to
+    /// another run.
     #[error("the ends of the cut are out of step: {what} is {found}, expected {expected}")]
     OutOfStep {
         /// Name of the number that differs.

@@ -108,8 +108,7 @@ impl Half {
     /// The shape of `values` values: samples × features.
     ///
     /// # Errors
-    /// [`CoreError::Length`] unless they are whole samples, in a number that the setting
-    /// allows.
+    /// [`CoreError::Length`] unless the values are whole samples, and the setting allows their number.
     pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();
         expect_len("values, whole samples", samples * self.features(), values)?;
@@ -127,7 +126,7 @@ impl Half {
         Ok(expect_room("samples that a message may have, against those there are", samples, batch)?)
     }
 
-    /// A header for a message with this mode, shape and element type. Its other numbers are 0.
+    /// A header for a message with this mode, shape and element type. Sequence number, ticket, step and checksum are 0.
     pub(super) fn header(&self, mode: Mode, shape: Shape, values: Dtype, clock: Clock) -> Header {
         Header {
             direction: self.direction,
@@ -245,8 +244,8 @@ impl Half {
         Ok(rest)
     }
 
-    /// Returns an error unless a message has this direction, cut, setting and generation, and belongs to training or to
-    /// evaluation as `training` says.
+    /// Returns an error unless the message has this half's direction, cut and setting, and the generation of `clock`.
+    /// If `training` is true, it must be a message of training, else a message of evaluation.
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
@@ -276,8 +275,8 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
     }
     if let LinkMemory::Samples { .. } = link.memory {
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
-        // If the codec has samples, the length is nearly linear in the number of first visits. So the longest message
-        // is one of these three.
+        // As long as the codec encodes at least one sample, the length is nearly linear in the number of first visits.
+        // So the longest message has one of these three numbers of first visits.
         for first in [0, batch - 1, batch] {
             let values = plain(first)?.saturating_add(link.codec.longest_body(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));

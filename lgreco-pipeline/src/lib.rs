@@ -2,10 +2,10 @@
 //!
 //! A cut has two ends, in two processes. [`Upstream`] sends activations and receives gradients; [`Downstream`] does the
 //! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders
-//! them. If a message is lost or reordered, the next call returns an error before anything has changed.
-//! [`Upstream::repeat`] can then make a lost message again, unless the forward memory is by position (see below). In
-//! that case, keep each message until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. With
-//! batch and features they form the [`CutSetting`].
+//! them. If a message is lost or reordered nevertheless, the receiver's next call returns an error and changes nothing.
+//! [`Upstream::repeat`] makes a lost message again, unless the forward memory is by position (see below). With such a
+//! memory, keep each message until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. They are
+//! parts of the [`CutSetting`], together with the batch size and the number of features.
 //!
 //! ```
 //! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
@@ -54,33 +54,34 @@
 //! | [`Residual`](LinkMemory::Residual) | `x + e` as `c` | `c` | sender: `e + x − c`, by position in the batch |
 //! | [`Mixed`](LinkMemory::Mixed) | `x + e` at entries chosen half by abs x, half by abs e | `c` | as `Residual` |
 //! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
-//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: the same, rounded, by sample |
+//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: what the receiver uses, rounded, by sample |
 //!
 //! `Residual`, `Mixed` and `Ef21` are memories by position: they hold a value for each position in the batch. Every
-//! training message updates them, so all training batches must have the same size. The error of one position is added
-//! to the next sample at that position.
+//! training message updates them, so all training batches must have the same size. With `Residual` and `Mixed`, the
+//! compression error at one position is added to the next sample at that position.
 //!
 //! Only [`commit_step`](Upstream::commit_step) updates the memory of samples, so that all forward passes of a step use
 //! the same rows. Both ends must commit at the same point of the sequence of activation messages. A first visit is a
 //! visit of a sample that is not in memory, in any epoch. The memory of samples pays off when a sample's activations
 //! change little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
-//! [`Counters::change_ratio`] measures it.
+//! [`Counters::change_ratio`] measures whether it pays off.
 //!
 //! # What is promised
 //! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, number of
 //!   committed steps, and a checksum of the sender's memory. A mismatch is an error with both numbers.
 //! * A failed call changes nothing. Evaluation and repetition take `&self`.
-//! * Values that equal their row in memory are reconstructed exactly, because every codec sends zeros exactly.
+//! * If all samples of a message equal their rows in memory, they are reconstructed exactly, because every codec
+//!   decodes a batch of zeros to zeros.
 //! * A saved end continues bit for bit, on any machine.
 //! * Codecs and [`Message`] do not allocate. Ends allocate when they are made, and while a memory of samples grows.
 //!
 //! # Source
 //! Rudakov, Beznosikov, Kholodov, Gasnikov, "Activations and Gradients Compression for Model-Parallel Training", arXiv
-//! 2401.07788: codecs per direction, EF and EF21 by position, shared indices, evaluation with compression. EF21:
-//! Richtárik, Sokolov, Fatkhullin, NeurIPS 2021. AQ-SGD: Wang et al., "Fine-tuning Language Models over Slow Networks
-//! using Activation Quantization with Guarantees", NeurIPS 2022. Deviations from AQ-SGD's code: (1) A visit counts as
-//! the first if the sample is not in memory, in any epoch. (2) Beyond the capacity, the least recently updated samples
-//! are evicted. (3) Rows are bf16 instead of f16, which overflows.
+//! 2401.07788: the source of codecs per direction, EF and EF21 by position, shared indices, and evaluation with
+//! compression. EF21: Richtárik, Sokolov, Fatkhullin, NeurIPS 2021. AQ-SGD: Wang et al., "Fine-tuning Language Models
+//! over Slow Networks using Activation Quantization with Guarantees", NeurIPS 2022. Deviations from AQ-SGD's code: (1)
+//! In any epoch, the visit of a sample that is not in memory is a first visit. (2) Beyond the capacity, the least
+//! recently updated samples are evicted. (3) Rows are bf16 instead of f16, which overflows.
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -21,9 +21,10 @@
 //! | 60..64 | 0 |
 //!
 //! The body is usually the output of the codec. In [`Mode::EvalPlain`], it has the values in the sender's element type.
-//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: its id, the checksum of its row in
-//! memory or 0, a kind, and three zeros. The kind is 0 for a first visit, 1 for a change and 2 for a sample without id.
-//! Then come the rows of first visits in the sender's element type, and then the codec's body for all other samples.
+//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: 8 bytes of id, 4 bytes of checksum
+//! of its row in memory (or 0), 1 byte of kind, and 3 zero bytes. The kind is 0 for a first visit, 1 for a change and 2
+//! for a sample without id. Then come the rows of first visits in the sender's element type, and then the codec's body
+//! for all other samples.
 
 use super::codec::Codec;
 use crate::gradient::{Dtype, Shape};
@@ -72,8 +73,8 @@ pub enum Direction {
 pub enum Mode {
     /// Training: memories are used and updated.
     Train = 0,
-    /// Evaluation of the model with compression, but without memory. This is the model that training with TopK
-    /// produces.
+    /// Evaluation of the model with compression, but without memory. A model trained with TopK must be evaluated in
+    /// this mode.
     EvalCompressed = 1,
     /// Evaluation without compression.
     EvalPlain = 2,

@@ -6,10 +6,10 @@ use crate::Error;
 use crate::gradient::Element;
 use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
-/// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The chosen ones are the ⌈keep/2⌉
-/// largest by abs g and the ⌊keep/2⌋ largest by abs m. For each entry that is chosen twice, one more entry is chosen:
-/// the largest remaining one by abs (m + g). `remembered` holds m and is overwritten. `workspace` has the length that a
-/// selection needs.
+/// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The function chooses the ⌈keep/2⌉
+/// entries with the largest abs g and the ⌊keep/2⌋ entries with the largest abs m. If these sets share entries, the
+/// function fills up to `keep` entries with the largest abs (m + g) among the remaining ones. `remembered` holds m and
+/// is overwritten. `workspace` has the length that a selection needs.
 pub(super) fn restrict<T: Element>(
     keep: u32,
     gradient: &[T],
@@ -36,10 +36,12 @@ pub(super) fn restrict<T: Element>(
     Ok(())
 }
 
-/// Marks a chosen entry, in place of its value. 0.0 was added to all other values, so none of them is −0.
+/// This value replaces the values of chosen entries. It marks them uniquely: 0.0 was added to all other values, so none
+/// of them is −0.
 const CHOSEN: f32 = -0.0;
 
-/// The `k` largest magnitudes of a sequence, tested element by element.
+/// Tests for each element of a sequence, in order, whether it is one of the `k` largest magnitudes. Of equal
+/// magnitudes, the first ones are taken.
 struct Top {
     magnitude: u32,
     ties: u32,
@@ -69,7 +71,7 @@ mod tests {
     use lgreco_testing::topk::order;
     use std::{vec, vec::Vec};
 
-    /// Computes EF-mixed by full sorts.
+    /// The entries that EF-mixed chooses, computed by full sorts.
     fn support(g: &[f32], m: &[f32], keep: usize) -> Vec<usize> {
         let p: Vec<f32> = g.iter().zip(m).map(|(g, m)| g + m).collect();
         let mut support: Vec<usize> = order(g)[..keep.div_ceil(2)].to_vec();
@@ -83,7 +85,7 @@ mod tests {
         support
     }
 
-    /// Tests several steps. After each step, the memory is the compression error.
+    /// Compares `restrict` with `support` over several steps. After each step, the memory is the compression error.
     fn check(gradients: &[Vec<f32>], keep: u32) {
         let n = gradients[0].len();
         let mut memory = vec![0.0; n];

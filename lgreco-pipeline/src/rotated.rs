@@ -16,8 +16,9 @@ pub(super) fn body_len(bits: u8, samples: usize, features: usize) -> Result<usiz
     Ok(if samples == 0 { 0 } else { len })
 }
 
-/// Bytes of the longest body of a batch with at most this many samples. A smaller batch can have a longer body, because
-/// the last elements are rotated in blocks of a power of two, and each block has a scale.
+/// Bytes of the longest body of a batch with at most this many samples. A smaller batch can have a longer body: its
+/// last elements are rotated in blocks whose lengths are powers of two, each block has a scale, and there may be more
+/// of these blocks.
 pub(super) fn longest_body(bits: u8, samples: usize, features: usize) -> Result<usize, Error> {
     let elements = Shape::new(samples, features)?.elements();
     let small_blocks = eden::BLOCK.min(elements + 1).ilog2() - (elements % eden::BLOCK).count_ones();
@@ -38,7 +39,7 @@ pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8])
 /// Decodes the payload of a batch.
 ///
 /// # Errors
-/// [`CoreError::PayloadBody`] also on a payload that is not EDEN's with these bits and this shape.
+/// [`CoreError::PayloadBody`] on a body that no encoder writes, and on a payload of another method, bit width or shape.
 /// [`CoreError::Overflow`] when a value is too large for f32.
 pub(super) fn decode(bits: u8, body: &[u8], features: usize, values: &mut [f32]) -> Result<(), CoreError> {
     if values.is_empty() {

@@ -47,7 +47,7 @@ impl<S: Side> End<S> {
         Ok(len)
     }
 
-    /// Restores the end that [`save`](End::save) wrote. It continues bit for bit. Any bytes may be given.
+    /// Restores the end that [`save`](End::save) wrote. The restored end continues bit for bit. Any bytes may be given.
     ///
     /// # Errors
     /// [`Error::OtherSetting`] when the end was saved under another setting. [`CoreError::Checksum`] when the bytes of

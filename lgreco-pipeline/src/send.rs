@@ -13,7 +13,7 @@ use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
 use lgreco::error::{expect_len, expect_room};
 
-/// Length and header of a written message, and the energies for the counters.
+/// Length and header of a written message, and the sums of squares for the counters.
 pub(super) struct Written {
     pub(super) len: usize,
     pub(super) header: Header,
@@ -47,8 +47,8 @@ impl Half {
         Ok(len)
     }
 
-    /// Writes training message `sequence`. Changes nothing. Leaves the data that [`remember`](Half::remember) needs in
-    /// the workspace.
+    /// Writes training message `sequence`, and leaves the data that [`remember`](Half::remember) needs in the
+    /// workspace. Does not change the memory.
     #[expect(clippy::too_many_arguments, reason = "numbers, inputs, buffers")]
     pub(super) fn write(
         &self,

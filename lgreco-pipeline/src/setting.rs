@@ -41,8 +41,8 @@ pub enum RowStorage {
 }
 
 /// The memory that the two ends keep between messages of one direction. According to [Rudakov et
-/// al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain compression at a cut.
-/// But they reduce the difference between evaluation with and without compression.
+/// al.](https://arxiv.org/abs/2401.07788), models trained with error feedback or EF21 at a cut are not better than with
+/// plain compression. But these memories reduce the difference between evaluation with and without compression.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory};
@@ -58,12 +58,13 @@ pub enum LinkMemory {
     None,
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
-    /// EF-mixed on each sample, for TopK only: error feedback in which the new values x and the residuals e each choose
-    /// half of the `k` entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry
-    /// chosen twice frees a place for the largest abs p among the others, where p = x + e. Every chosen entry sends
-    /// `p`. So large fresh values cannot suppress old residuals, and old residuals cannot suppress fresh values.
+    /// EF-mixed on each sample, for TopK only. It is error feedback with another choice of the `k` entries. Let x be
+    /// the new values and e the residuals. The sender chooses the ⌈k/2⌉ entries with the largest abs x and the ⌊k/2⌋
+    /// entries with the largest abs e. If these sets share entries, it fills up to `k` entries with the largest abs (x
+    /// + e) among the remaining ones. It sends x + e of the chosen entries. So large new values cannot suppress old
+    /// residuals, and old residuals cannot suppress new values.
     Mixed(Residual),
-    /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
+    /// EF21: both ends hold an estimate of the batch, by position. Each message corrects the estimate.
     Ef21,
     /// AQ-SGD: both ends hold the last reconstruction of each *sample*, by its id. The first visit of a sample is sent
     /// uncompressed; later visits send the compressed change. Forward only.
@@ -114,8 +115,9 @@ pub struct Link {
 pub struct CutSetting {
     /// Number of the cut in the model: the number of the stage above it, counted from 0.
     pub cut: u32,
-    /// Samples per message, at least 1. It is exact in training if either direction has a memory by position
-    /// ([`LinkMemory::Residual`], [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]). Otherwise it is a maximum.
+    /// Samples per message, at least 1. If either direction has a memory by position ([`LinkMemory::Residual`],
+    /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]), every training message has exactly this number of samples. Without
+    /// such a memory, this number is the maximum.
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,
@@ -162,8 +164,8 @@ impl CutSetting {
     /// Number of bytes without the checksum, as in a saved end.
     pub(crate) const PART_BYTES: usize = 20 + 2 * LINK_BYTES;
 
-    /// The default setting: no memory, and tiles of 128 values with 4 bits forward and 8 bits backward, the widths of
-    /// AQ-SGD's experiments. Up to 8 micro-batches are in flight.
+    /// The default setting. It has no memory, and tiles of 128 values with 4 bits forward and 8 bits backward, as in
+    /// AQ-SGD's experiments. Up to 8 micro-batches may be in flight.
     pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
         const fn tiles(bits: u8) -> Link {
             Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
@@ -240,7 +242,7 @@ impl CutSetting {
         }
     }
 
-    /// Whether a memory by position requires batches of equal size.
+    /// Whether either direction has a memory by position, which requires batches of equal size.
     pub(super) fn by_position(&self) -> bool {
         self.forward.memory.by_position() || self.backward.memory.by_position()
     }

@@ -1,7 +1,8 @@
 //! AQ-SGD's memory at one end of a cut: one row per sample.
 //!
-//! Only `commit_step` changes rows. Until then, updates wait in separate rows, so every pass of a step reads the same
-//! rows. Publishing swaps rows. Both ends evict the same rows, because both publish in the order of the messages.
+//! Only `commit_step` changes the samples' rows. Until then, updates wait in separate rows, so every pass of a step
+//! reads the same rows. `commit_step` publishes the updates: each waiting row replaces the sample's old row. Both ends
+//! evict the same rows, because both publish in the order of the messages.
 
 use super::digest;
 use super::setting::RowStorage;
@@ -147,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Reserves rows for `updates` updates. Allocates while the store grows, and never once it is full.
+    /// Reserves rows for `updates` updates. Allocates while the store grows, but no longer when it is full.
     pub(super) fn reserve(&mut self, updates: usize) -> Result<(), Error> {
         let out_of_memory = CoreError::OutOfMemory { words: self.row_len.div_ceil(8) };
         self.staged.try_reserve(updates).map_err(|_| out_of_memory)?;
@@ -163,7 +164,8 @@ impl Store {
         Ok(())
     }
 
-    /// Stages an update, for which room must be [reserved](Store::reserve). The last update of a sample counts.
+    /// Stages an update. A row for it must be [reserved](Store::reserve) before. If a sample has several updates, the
+    /// last one takes effect.
     pub(super) fn stage(&mut self, id: u64, values: &[f32]) -> Result<(), Error> {
         let slot = self.free.pop().ok_or(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) })?;
         if self.form.pack(values, &mut self.slots[slot])? {

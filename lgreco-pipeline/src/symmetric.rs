@@ -7,7 +7,8 @@
 //!
 //! # Source
 //! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: (1) Scales are f32 or bf16 instead of f16, which
-//! overflows at 65504. (2) Nothing is added to the scale before dividing, because that distorts small tensors.
+//! overflows at 65504. (2) AQ-SGD's code adds a constant to the scale before dividing. This distorts small tensors, so
+//! it is omitted here.
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};
@@ -16,7 +17,8 @@ use lgreco::compress::bits;
 
 /// Number of codes per block: a multiple of 8, so that blocks start on byte boundaries.
 const BLOCK: usize = 512;
-/// The number 1.5 · 2^23. Adding it to a small number rounds the number to an integer, ties to even, in the low bits.
+/// The number 1.5 · 2^23. Adding it to a small number rounds that number to an integer, ties to even, and leaves the
+/// integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// Which values share a scale.
@@ -44,8 +46,8 @@ pub enum Scope {
     Sample,
     /// The values of a channel, over all samples of a message. Feature `j` belongs to channel `j mod channels`.
     Channel {
-        /// Number of channels, a divisor of the number of features. With as many channels as features, each feature has
-        /// a scale.
+        /// Number of channels, a divisor of the number of features. If it equals the number of features, each feature
+        /// has its own scale.
         channels: u32,
     },
 }

@@ -23,7 +23,7 @@ fn name_of<T: PartialEq>(list: &[(&'static str, T)], value: &T) -> &'static str 
     list.iter().find(|(_, known)| known == value).map_or("", |(name, _)| name)
 }
 
-/// The words of a text. Methods return `None` when a word is wrong.
+/// The words of a text. Methods that return an option return `None` when a word is wrong.
 struct Words<'a>(core::iter::Peekable<SplitAsciiWhitespace<'a>>);
 
 impl<'a> Words<'a> {
@@ -35,7 +35,7 @@ impl<'a> Words<'a> {
         self.0.next()?.parse().ok()
     }
 
-    /// Consumes the next word if it is `word`. Returns whether it was.
+    /// Consumes the next word if it equals `word`, and returns whether it does.
     fn is(&mut self, word: &str) -> bool {
         self.0.next_if(|next| *next == word).is_some()
     }

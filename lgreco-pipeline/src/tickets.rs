@@ -5,17 +5,18 @@ use crate::gradient::Shape;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
-/// The ticket of a micro-batch: its number, its samples, and with shared-index the indices that TopK kept.
+/// A slot for the ticket of a micro-batch: its number, its number of samples, and the indices that TopK kept, if the
+/// gradients use shared-index.
 #[derive(Clone, Debug)]
 struct Ticket {
-    /// Number of the ticket; `None` when the place is free.
+    /// Number of the ticket; `None` when the slot is free.
     number: Option<u64>,
     samples: usize,
     indices: Vec<u8>,
     indices_len: usize,
 }
 
-/// A fixed number of places for tickets, with preallocated memory.
+/// A fixed number of slots for tickets, with preallocated memory.
 #[derive(Clone, Debug)]
 pub(super) struct Tickets {
     places: Vec<Ticket>,
@@ -43,7 +44,7 @@ impl Tickets {
         self.places.iter().filter(|place| place.number.is_some()).count()
     }
 
-    /// Returns an error when no place is free.
+    /// Returns an error when no slot is free.
     pub(super) fn check_room(&self) -> Result<(), Error> {
         match self.pending() < self.places.len() {
             true => Ok(()),
@@ -75,7 +76,7 @@ impl Tickets {
         Ok((Shape::new(place.samples, features)?, &place.indices[..place.indices_len]))
     }
 
-    /// Frees the place of a ticket.
+    /// Frees the slot of a ticket.
     pub(super) fn close(&mut self, number: u64) -> Result<(), Error> {
         let place = self.places.iter_mut().find(|place| place.number == Some(number));
         place.ok_or(Error::NotInFlight { ticket: number })?.number = None;

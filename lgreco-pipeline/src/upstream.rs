@@ -21,10 +21,10 @@ use crate::gradient::Values;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Evaluation {
-    /// By the forward codec, without memory. A model trained with TopK works only in this way, because the codec has
-    /// become part of the model.
+    /// The forward codec compresses the activations, without memory. A model trained with TopK works only with this
+    /// kind of evaluation, because the codec has become part of the model.
     Compressed,
-    /// Without compression.
+    /// The activations are sent without compression.
     Plain,
 }
 
@@ -94,21 +94,21 @@ impl End<Above> {
     /// Compresses the activations of a micro-batch into `message`. Activations are whole samples, row-major. `message`
     /// has at least [`message_len`](Upstream::message_len) bytes. Under
     /// [`LinkMemory::Samples`](super::LinkMemory::Samples), `samples` has an id for every sample, or `None` to keep the
-    /// sample out of the memory. Otherwise `samples` is not used.
+    /// sample out of the memory. Under other memories, `samples` is not used.
     ///
     /// # Errors
     /// [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) and
     /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format.
-    /// [`CoreError::Length`](crate::CoreError::Length) when activations are not whole samples or differ in number from
-    /// the setting, when ids are missing, or when buffers are too short. [`Error::DuplicateSample`] when an id occurs
-    /// twice. [`Error::TooManyInFlight`] when no ticket is free.
+    /// [`CoreError::Length`](crate::CoreError::Length) when activations are not whole samples, when the setting does
+    /// not allow their number, when ids are missing, or when buffers are too short. [`Error::DuplicateSample`] when an
+    /// id occurs twice. [`Error::TooManyInFlight`] when no ticket is free.
     /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) when memory cannot be allocated. After an error, the
     /// end is unchanged.
     ///
     /// # Complexity
-    /// The time of one encoding. With a memory, a decoding and about four passes are added. Allocates only while a
-    /// memory of samples grows.
+    /// The time of one encoding. With a memory, a decoding and about four passes over the values are added. Allocates
+    /// only while a memory of samples grows.
     pub fn send(
         &mut self,
         activations: Values<'_>,

@@ -37,13 +37,13 @@ pub(super) fn get(dtype: Dtype, slot: &[u8]) -> Result<f32, Error> {
     if value.is_finite() { Ok(value) } else { Err(Error::PayloadBody { what: "a value is not finite" }) }
 }
 
-/// Writes consecutive values, like [`put`].
+/// Writes consecutive values as [`put`] does.
 pub(super) fn put_all(dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> Result<(), Error> {
     let slots = bytes.chunks_exact_mut(dtype.bytes());
     values.iter().zip(slots).enumerate().try_for_each(|(index, (&value, slot))| put(dtype, index, value, slot))
 }
 
-/// Reads consecutive values, like [`get`].
+/// Reads consecutive values as [`get`] does.
 pub(super) fn get_all(dtype: Dtype, bytes: &[u8], values: &mut [f32]) -> Result<(), Error> {
     let slots = bytes.chunks_exact(dtype.bytes());
     values.iter_mut().zip(slots).try_for_each(|(value, slot)| get(dtype, slot).map(|read| *value = read))

@@ -1,5 +1,5 @@
-//! Tests that codecs and messages do not allocate: encoding and decoding by every codec, shared indices, and the
-//! parser.
+//! Tests that codecs and messages do not allocate. The test encodes and decodes with every codec, uses shared indices,
+//! and parses messages.
 
 use lgreco_pipeline::gradient::{Dtype, Shape};
 use lgreco_pipeline::{Codec, Direction, Error, HEADER_LEN, Header, Message, Mode, Scope, Tile};
