@@ -28,7 +28,7 @@ pub enum Error {
     Length {
         /// The argument's name.
         what: &'static str,
-        /// The length that it must have. For buffers and workspaces, this is the least length.
+        /// The length that it must have. Buffers and workspaces may be longer.
         expected: usize,
         /// The length that it has.
         found: usize,
@@ -174,7 +174,7 @@ pub enum Error {
     Infeasible {
         /// The budget.
         budget: f64,
-        /// The smallest error of any plan, rounded up. A budget of this error has a plan.
+        /// The smallest error of any plan, rounded up. A plan exists for every budget from this number on.
         smallest: f64,
         /// The size in bits of the plan with the smallest error. Of a layer's options with equal errors, this plan has
         /// the smallest.
@@ -198,7 +198,7 @@ pub enum Error {
     SizeInfeasible {
         /// The size limit in bits.
         limit: u64,
-        /// The smallest size of any plan, in bits. A limit of this size has a plan.
+        /// The smallest size of any plan, in bits. A plan exists for every limit from this number on.
         smallest: u64,
         /// The error of the plan with the smallest size, rounded up. Of a layer's options with equal sizes, this plan
         /// has the one with the least error.
@@ -286,7 +286,7 @@ pub enum Error {
         /// The contradiction.
         what: &'static str,
     },
-    /// The method is neither one of lgreco's nor registered by the program.
+    /// The method is not one of lgreco's own, and the program has not registered it.
     #[error("method {id:#x} is unknown: register it in `Search::methods`, or pass it to `parse_with` or `decode_with`")]
     UnknownMethod {
         /// The method's id.

@@ -118,8 +118,8 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// Whether the parameter with this index is an f32. If it is, the setting's text shows the number (`0.001`), not
-    /// its bits. Defaults to false.
+    /// Whether the parameter with this index is an f32. For such a parameter, the setting's text shows the number
+    /// (`0.001`), not its bits. Defaults to false.
     fn is_float(&self, index: usize) -> bool {
         let _ = index;
         false

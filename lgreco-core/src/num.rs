@@ -22,8 +22,8 @@ pub fn exp(x: f64) -> f64 {
 /// A sum held in two f64 (106 bits), never below the true sum.
 ///
 /// The result of an addition exceeds the true sum by at most 2^-104 of the sum of magnitudes. An addition is exact if
-/// 106 bits hold its result. It consists of Knuth's TwoSum steps, and rounds its only inexact operation up. Addends
-/// must be finite.
+/// 106 bits hold its result. An addition consists of three TwoSum steps (Knuth), and rounds its only inexact operation
+/// up. Addends must be finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Sum {
     high: f64,

@@ -28,8 +28,8 @@
 pub trait Kernel {
     /// The result of the loop.
     type Output;
-    /// Runs the loop. It and the functions that it calls must be `#[inline(always)]`: only inlined code is compiled for the
-    /// instruction set.
+    /// Runs the loop. `run` and the functions that it calls must be `#[inline(always)]`: only inlined code is compiled
+    /// for the instruction set.
     fn run(self) -> Self::Output;
 }
 

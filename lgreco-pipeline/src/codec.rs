@@ -12,7 +12,7 @@ use lgreco::compress::select;
 use lgreco::compress::topk;
 use lgreco::error::{expect_len, expect_room};
 
-/// Which values a min–max quantiser maps onto one grid.
+/// The values that share one grid of a min–max quantiser.
 ///
 /// ```
 /// use lgreco_pipeline::{Codec, Tile};
@@ -71,15 +71,16 @@ pub enum Codec {
     },
     /// Codes on a grid that is symmetric about zero. Zero is exact.
     Symmetric {
-        /// Bits per value, 2 to 8. One bit would leave only −scale and 0.
+        /// Bits per value, 2 to 8. With one bit, the grid would consist of −scale and 0.
         bits: u8,
         /// The values that share a scale.
         scope: Scope,
         /// Type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
         scale: Dtype,
     },
-    /// [EDEN](crate::compress::eden), unbiased, on the batch as one tensor. A checksum of the batch is the seed of the
-    /// random signs. So the decoded values of a sample depend on the whole batch, also in evaluation.
+    /// [EDEN](crate::compress::eden) on the whole batch as one tensor. It is unbiased. A checksum of the batch is the
+    /// seed of its random signs. So the decoded values of a sample depend on the whole batch, in training and in
+    /// evaluation.
     Eden {
         /// Bits per value, 1 to 8.
         bits: u8,
@@ -92,8 +93,8 @@ pub enum Codec {
         /// Type in which the values are sent, rounded to nearest.
         values: Dtype,
     },
-    /// For gradients: the values at the positions that the forward [`TopK`](Codec::TopK) of the same micro-batch kept.
-    /// This is the exact derivative of that selection. No positions are sent.
+    /// For gradients only: the gradient's values at the positions that the forward [`TopK`](Codec::TopK) of the same
+    /// micro-batch kept. This is the exact derivative of the forward selection. No positions are sent.
     SharedIndex {
         /// The `keep` of the forward codec.
         keep: u32,
@@ -188,7 +189,7 @@ impl Codec {
         }
     }
 
-    /// Bytes that are enough for the body of a batch with at most this many samples.
+    /// Number of bytes of the longest body of a batch with at most this many samples.
     pub(super) fn longest_body(&self, samples: usize, features: usize) -> Result<usize, Error> {
         match *self {
             Codec::Eden { bits } => rotated::longest_body(bits, samples, features),
@@ -251,7 +252,7 @@ impl Codec {
         }
     }
 
-    /// Compresses `values`, samples of `features` values each, into `body`, which has exactly
+    /// Compresses `values` into `body`. `values` has `features` values per sample. `body` has exactly
     /// [`body_len`](Codec::body_len) bytes. For shared-index, `indices` are the indices in the forward body. For other
     /// codecs, they are empty. After an error, `body` must not be used.
     ///
@@ -293,8 +294,8 @@ impl Codec {
         Ok(encoded?)
     }
 
-    /// Decodes a body into `values`. Any bytes may be given: a body that no encoder writes is an error. After an error,
-    /// `values` must not be used.
+    /// Decodes a body into `values`. Any bytes may be given: a body that no encoder writes gives an error. After an
+    /// error, `values` must not be used.
     ///
     /// # Errors
     /// [`CoreError::PayloadBody`] on a body that no encoder writes. [`CoreError::Overflow`] when a value of EDEN does
@@ -353,7 +354,8 @@ impl Codec {
         bytes
     }
 
-    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, or `None`. Does not check the parameters.
+    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, or `None` if it writes these bytes for no codec.
+    /// Does not check the parameters.
     pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
         let [kind, bits, dtype, scope, parameter @ ..] = bytes;
         let parameter = u32::from_le_bytes(parameter);

@@ -21,7 +21,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Messages compressed or decompressed. Zero after a step means that the cut is configured but not used.
+    /// Number of messages compressed or decompressed. If it is zero after a step, the cut is configured but not used.
     pub messages: u64,
     /// Bytes of these messages.
     pub bytes: u64,
@@ -51,8 +51,9 @@ impl Counters {
     /// Bytes of the saved form.
     pub(super) const BYTES: usize = 80;
 
-    /// The ratio Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first hit. Near 0 the memory of samples pays off. At 1
-    /// it is as good as no memory. Unrelated activations give 2.
+    /// The ratio Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first hit. Near 0, the memory of samples pays off. At 1,
+    /// sending changes is no better than sending values. If the activations of different visits are unrelated, the
+    /// ratio is 2.
     pub fn change_ratio(&self) -> f64 {
         if self.hit_energy > 0.0 { self.change_energy / self.hit_energy } else { 0.0 }
     }

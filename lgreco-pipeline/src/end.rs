@@ -94,7 +94,7 @@ impl<S: Side> End<S> {
         self.forward.workspace_len().max(self.backward.workspace_len())
     }
 
-    /// Bytes that are enough for any message that this end writes.
+    /// Number of bytes of the longest message that this end writes.
     pub fn message_len(&self) -> usize {
         match S::SENDS {
             Direction::Forward => self.forward.message_len(),
@@ -124,7 +124,7 @@ impl<S: Side> End<S> {
         self.tickets.close(ticket)
     }
 
-    /// Ends an optimiser step: the step's updates of the memory of samples take effect. Both ends must commit between
+    /// Ends an optimiser step, and applies the step's updates to the memory of samples. Both ends must commit between
     /// the same two activation messages.
     ///
     /// # Errors

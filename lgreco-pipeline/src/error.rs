@@ -20,7 +20,7 @@ pub enum Error {
     /// An error of `lgreco-train`, from error feedback.
     #[error(transparent)]
     Train(lgreco_train::Error),
-    /// A feedback rule is used where it does not work.
+    /// A memory or a codec does not fit the other parts of the setting, or the call.
     #[error("feedback by {rule} needs {needs}")]
     FeedbackRule {
         /// The rule.
@@ -53,7 +53,7 @@ pub enum Error {
         /// The sample's id.
         id: u64,
     },
-    /// There are more micro-batches in flight than the cut has tickets.
+    /// The number of micro-batches in flight has reached the limit of the setting.
     #[error("{limit} micro-batches are in flight already, as many as the setting of the cut allows")]
     TooManyInFlight {
         /// Limit of the setting.

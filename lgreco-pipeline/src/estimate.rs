@@ -1,4 +1,4 @@
-//! EF21: both ends hold an estimate of the sender's batch, by position, and each message corrects it.
+//! EF21: both ends hold an estimate of the sender's batch, by position. Each message corrects the estimate.
 
 use crate::compress::check_finite;
 use crate::gradient::{Element, Gradient, Shape, with_elements};

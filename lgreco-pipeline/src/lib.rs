@@ -67,12 +67,13 @@
 //! [`Counters::change_ratio`] measures whether it pays off.
 //!
 //! # What is promised
-//! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, number of
-//!   committed steps, and a checksum of the sender's memory. A mismatch is an error with both numbers.
+//! * With EF21 and AQ-SGD, the memories of both ends have the same bits. A message carries generation, sequence number,
+//!   number of committed steps, and a checksum of the sender's memory. If a number in a message is not the expected
+//!   one, the call returns an error with both numbers.
 //! * A failed call changes nothing. Evaluation and repetition take `&self`.
 //! * If all samples of a message equal their rows in memory, they are reconstructed exactly, because every codec
 //!   decodes a batch of zeros to zeros.
-//! * A saved end continues bit for bit, on any machine.
+//! * An end that is restored from saved bytes gives the same bits as the saved end, on any machine.
 //! * Codecs and [`Message`] do not allocate. Ends allocate when they are made, and while a memory of samples grows.
 //!
 //! # Source

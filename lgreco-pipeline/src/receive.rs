@@ -1,4 +1,4 @@
-//! The receiving half: decodes a message to the batch that the stage computes with.
+//! The receiving half: decodes a message into the batch with which the stage computes.
 
 use super::codec::Codec;
 use super::digest;

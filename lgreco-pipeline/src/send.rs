@@ -163,7 +163,7 @@ impl Half {
         Ok(Written { len, header, change_energy, hit_energy })
     }
 
-    /// Updates the memory after [`write`](Half::write), from the workspace that it left. On an error nothing changes.
+    /// Updates the memory after [`write`](Half::write), from the data in the workspace. On an error nothing changes.
     pub(super) fn remember(
         &mut self,
         written: &Written,

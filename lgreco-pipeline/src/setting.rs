@@ -32,8 +32,8 @@ pub enum RowStorage {
     /// bfloat16; 2 bytes per value. It has the range of f32, whereas f16 would overflow at 65504.
     #[default]
     Bf16,
-    /// Codes of 2 to 8 bits on a grid symmetric about zero, and one f32 per 128 values. Rows are quantised again at
-    /// every visit.
+    /// Codes of 2 to 8 bits on a grid symmetric about zero, and one f32 scale per 128 values. Rows are quantised again
+    /// at every visit.
     Quantised {
         /// Bits per value.
         bits: u8,
@@ -69,7 +69,8 @@ pub enum LinkMemory {
     /// AQ-SGD: both ends hold the last reconstruction of each *sample*, by its id. The first visit of a sample is sent
     /// uncompressed; later visits send the compressed change. Forward only.
     Samples {
-        /// Maximum number of samples in memory, at least 1. Beyond it, the least recently updated sample is evicted.
+        /// Maximum number of samples in memory, at least 1. If this number is exceeded, the least recently updated
+        /// sample is evicted.
         capacity: u32,
         /// How the rows are stored.
         storage: RowStorage,
@@ -96,7 +97,7 @@ pub struct Link {
     pub memory: LinkMemory,
 }
 
-/// Everything about a cut on which both ends must agree. Compression at a cut becomes part of the model. So save
+/// All parameters of a cut. Both ends must have equal settings. Compression at a cut becomes part of the model. So save
 /// [`to_bytes`](CutSetting::to_bytes) with the model, and call [`compare`](CutSetting::compare) before evaluating.
 ///
 /// ```
@@ -147,7 +148,7 @@ pub enum Compatibility {
         /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation gives other numbers than with the setting used in training.
+    /// Evaluation gives other numbers than it gives with the setting used in training.
     EvaluatesDifferently {
         /// Name of the first field that differs.
         what: &'static str,

@@ -18,7 +18,7 @@ const MEMORIES: &str = "none, residual, mixed, ef21 or samples CAPACITY, and wha
 const DTYPES: [(&str, Dtype); 3] = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
 const STORAGES: [(&str, Storage); 3] = [("f32", Storage::F32), ("bf16", Storage::Bf16), ("int8", Storage::Int8)];
 
-/// Name of a value in a list.
+/// The name of `value` in `list`.
 fn name_of<T: PartialEq>(list: &[(&'static str, T)], value: &T) -> &'static str {
     list.iter().find(|(_, known)| known == value).map_or("", |(name, _)| name)
 }

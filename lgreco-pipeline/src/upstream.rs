@@ -125,8 +125,8 @@ impl End<Above> {
         Ok(Sent { ticket, len: written.len })
     }
 
-    /// Writes the message of a micro-batch in flight again. Use it when the message was lost, or for another forward
-    /// pass of the same step with the same values. Gives the same bytes every time, and changes nothing.
+    /// Writes the message of a micro-batch in flight again. Use this call when the message was lost, or for another
+    /// forward pass of the same step with the same values. Gives the same bytes every time, and changes nothing.
     ///
     /// # Errors
     /// The errors of [`send`](Upstream::send). [`Error::NotInFlight`] when the ticket is unknown. [`Error::OutOfStep`]

@@ -52,8 +52,8 @@ fn batch(seed: u64) -> [f32; SAMPLES * FEATURES] {
     })
 }
 
-/// Encodes a batch with `codec` as a message, decodes it, and adds both to the digest. Returns the message and its
-/// length.
+/// Encodes a batch with `codec` as a message, and decodes the message. Adds the message and the decoded values to the
+/// digest. Returns the message and its length.
 fn message(digest: &mut Digest, codec: Codec, indices: &[u8]) -> Result<([u8; 2048], usize), Error> {
     let header = Header {
         direction: if indices.is_empty() { Direction::Forward } else { Direction::Backward },

@@ -90,7 +90,7 @@ impl Codec {
         self.setting.encode(gradient, Stream { layer: self.index, ..stream }, workspace, payload)
     }
 
-    /// Decodes a payload into a new vector. It accepts arbitrary bytes without panic.
+    /// Decodes a payload into a new vector. Arbitrary bytes never cause a panic.
     ///
     /// # Errors
     /// The errors of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method, `Length` for a

@@ -39,7 +39,7 @@ pub fn check(setting: &Setting, methods: &Methods) {
             for values in [Values::F32(&values), Values::F16(&f16), Values::Bf16(&bf16)] {
                 let Ok(shape) = Shape::new(rows, cols) else { continue };
                 let Ok(gradient) = Gradient::new(values, shape) else { continue };
-                // A setting that names a number of elements does not fit all shapes.
+                // A setting with a number of elements, such as `topk 5`, does not fit all shapes.
                 if setting.payload_len(shape, values.dtype()).is_ok() {
                     Case { setting, methods, gradient, kind }.check();
                 }

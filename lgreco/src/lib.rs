@@ -45,9 +45,9 @@
 //! * `alloc`: named tables, plans that own their choices, the planner that allocates its workspace, and the module `search`.
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. Its results may differ between
 //!   processors. Implies `std`.
-//! * `rayon`: `backend::Parallel`, which measures layers in parallel. Long layers are also compressed and decoded on all
-//!   cores of rayon's current thread pool, with the same bits. A thread that waits for such a layer may run another task of
-//!   the pool. So tasks of the same pool must not block in collectives. Implies `std`.
+//! * `rayon`: `backend::Parallel`, which measures layers in parallel. Long layers are also compressed and decoded on
+//!   all cores of rayon's current thread pool. Results have the same bits as on one core. A thread that waits for such
+//!   a layer may run another task of the pool. So tasks of the same pool must not block in collectives. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

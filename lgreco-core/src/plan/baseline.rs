@@ -16,8 +16,8 @@ use crate::{Result, num::Sum};
 
 /// Finds a layer's efficient options: those that no other option beats in both size and error.
 ///
-/// Writes their indices to `front` and returns their number. They are ordered by increasing size, and therefore by
-/// decreasing error. Of equal options, the one with the lowest index is kept.
+/// Writes the indices of the efficient options to `front` and returns their number. The options are ordered by
+/// increasing size, and therefore by decreasing error. Of equal options, the one with the lowest index is kept.
 fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
     let front = &mut front[..choices.len()];
     for (index, option) in front.iter_mut().enumerate() {

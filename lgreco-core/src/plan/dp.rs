@@ -7,8 +7,8 @@
 //! Under a size limit the roles are exchanged: the size limit is divided into cells, and rows hold errors as integers
 //! of about 44 bits. So under a size limit, both sizes and errors are rounded.
 //!
-//! **Ties:** Of plans with equal objective, the solver takes the one with the fewest cells. If these are equal too, it
-//! takes the plan with the lowest option index in the last layer in which the plans differ.
+//! **Ties:** Of plans with equal objective, the solver takes the one with the fewest cells. Of plans that also have
+//! equally many cells, it takes the one with the lowest option index in the last layer in which the plans differ.
 //!
 //! # Where this differs from the released NumPy code, and why
 //! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here

@@ -31,8 +31,8 @@ pub struct Frontier {
 /// A plan on the frontier, with its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The plan. Its budget is the least error that the solver found within a size. Its lower bound holds for all plans
-    /// within this budget.
+    /// The plan. Its budget is the least error that the solver found within a size limit. Its lower bound holds for all
+    /// plans within this budget.
     pub plan: Plan,
     /// Lower bound of the error of all plans with at most this plan's size.
     pub error_bound: f64,
@@ -54,7 +54,7 @@ impl Merged<'_> {
     /// sizes that grow by a constant factor. Errors are treated as equal if their relative difference is at most
     /// [`Proof::RESOLUTION`].
     ///
-    /// If the exact solver reaches its `limits` for a point, [`Point::proven`] is false, and neighbouring points may be
+    /// If the exact solver reaches its `limits` for a point, [`Point::proven`] is false, and adjacent points may be
     /// missing. If another plan beats this point, the point is left out and [`Frontier::proven`] is false.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! Backends measure rows of the error table and make payloads. The trait [`Backend`] is their interface; the CPU is the
-//! reference.
+//! Backends measure rows of the error table and make payloads. The trait [`Backend`] is their interface; the CPU
+//! backend is the reference.
 
 #[cfg(feature = "rayon")]
 mod parallel;

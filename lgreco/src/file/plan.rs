@@ -97,7 +97,7 @@ pub struct PlanLayer {
     pub option: u32,
     /// The option's label.
     pub label: String,
-    /// The option's setting, which files hold as text. `None` in plans for a table without settings.
+    /// The option's setting. Files store it as text. `None` in plans for a table without settings.
     #[serde(
         default,
         deserialize_with = "read::optional_setting",
@@ -153,7 +153,7 @@ impl PlanFile {
     /// ```
     ///
     /// # Panics
-    /// When the plan was made for another table, and names layers or options that this one lacks.
+    /// When the plan was made for another table, and `table` lacks layers or options of the plan.
     pub fn new(table: &NamedTable, plan: &Plan) -> PlanFile {
         let (view, summary) = (table.view(), plan.summary());
         let layer = |(layer, &option): (usize, &u32)| {

@@ -142,7 +142,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Rejects a file that has the other kind's mandatory field `mark` but not the mandatory field `own` of this kind.
+    /// Rejects a file of the other kind. Such a file has the other kind's mandatory field `mark`, and lacks this kind's
+    /// mandatory field `own`.
     pub(super) fn expect_kind(
         &self,
         (expected, own): (&'static str, &str),

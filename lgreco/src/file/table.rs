@@ -109,7 +109,8 @@ impl TableFile {
         Ok(TableFile { table, budget })
     }
 
-    /// The file's budget, or else the size of the default options. `None` when the file has neither.
+    /// The file's budget. Without a budget, the size of the default options is the limit. `None` if a layer has no
+    /// default option either.
     ///
     /// ```
     /// # use lgreco::{file::TableFile, plan::Limit};

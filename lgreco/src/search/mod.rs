@@ -121,7 +121,8 @@ pub struct Search {
     families: Vec<Family>,
     /// The metric that turns squared errors into errors.
     pub metric: Metric,
-    /// Number of workers whose payloads are averaged. It matters when the search mixes biased and unbiased methods.
+    /// Number of workers whose payloads are averaged. The number matters when the search has biased and unbiased
+    /// methods.
     ///
     /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W
     /// workers has 1/W of the squared error, and the table divides the squared errors of these methods by W. Biased

@@ -74,7 +74,8 @@ impl NamedTable {
     /// The name of a layer.
     ///
     /// # Panics
-    /// When `layer >= self.layers()`. All functions that take a layer or an option panic likewise.
+    /// When `layer >= self.layers()`. All functions that take the index of a layer or an option panic if the table
+    /// lacks it.
     pub fn name(&self, layer: usize) -> &str {
         &self.layers[layer].name
     }
@@ -132,7 +133,7 @@ impl NamedTable {
     /// Sets the setting of an option, so that plans for this table can be used in training.
     ///
     /// # Panics
-    /// The same as for [`setting`](NamedTable::setting).
+    /// When the table has no such layer or option.
     pub fn set_setting(&mut self, layer: usize, option: usize, setting: Setting) {
         let options = self.options(layer);
         self.settings[options][option] = Some(setting);

@@ -21,10 +21,10 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// its layer beats it in both size and error. A level is a position in the list of a layer's efficient options. The
 /// levels of the clusters are spaced evenly, from the layer's smallest option to a finest level.
 ///
-/// In CGX, the finest level is set by hand. Here, under an error budget, it is the coarsest level that keeps the plan
-/// within the budget. Under a size limit, it is the finest level that keeps the plan within the limit. If no level
-/// keeps the plan within the budget, the layer with the largest error per bit takes its next larger efficient option.
-/// This repeats until the plan is within the budget.
+/// In CGX, the finest level is set by hand. This function chooses it. Under an error budget, it takes the coarsest
+/// choice that keeps the plan within the budget. Under a size limit, it takes the finest choice that keeps the plan
+/// within the limit. If no choice keeps the plan within the budget, the layer with the largest error per bit takes its
+/// next larger efficient option. This repeats until the plan is within the budget.
 ///
 /// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper
 /// uses the error of the default option. `clusters` is the number of levels. CGX has one level per bit width; the
@@ -246,7 +246,8 @@ fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
     inertia
 }
 
-/// Repeatedly raises the layer with the largest error per bit to its next efficient option, until the budget is kept.
+/// Repeatedly raises the layer with the largest error per bit to its next efficient option, until the plan is within
+/// the budget.
 fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: &mut [u32]) -> Result<()> {
     loop {
         let sum: Sum = table.chosen(options)?.map(|choice| choice.error).collect();

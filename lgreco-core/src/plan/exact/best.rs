@@ -42,7 +42,8 @@ impl<'a> Best<'a> {
             self.rejected = true;
             return;
         }
-        // Without an objective, the plan contains an option above the goal's ceiling. Such a plan cannot be optimal.
+        // If the objective is `None`, the plan contains an option above the goal's ceiling. Such a plan cannot be
+        // optimal.
         let Some(objective) = objective else { return };
         let better = !self.found
             || match objective.cmp(&self.objective) {

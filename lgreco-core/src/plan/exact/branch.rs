@@ -7,8 +7,7 @@ use super::repair;
 use super::rows::{Item, Span};
 use super::tail::Tail;
 
-/// Branching ends when it has extended this many partial plans, counted in multiples of the number of states that the
-/// arena can hold.
+/// Largest number of partial plans that branching extends, per state of the arena.
 const EFFORT: usize = 8;
 
 /// Improves `best` by branching, and returns a proved lower bound of the objective.
@@ -19,7 +18,7 @@ const EFFORT: usize = 8;
 /// after 8 extended partial plans per state of the arena.
 ///
 /// # Complexity
-/// At most 8 extended partial plans per state that the arena can hold, and O(options) for each layer added.
+/// At most 8 extended partial plans per state of the arena, and O(options) for each layer added.
 pub(super) fn branch(
     items: &[Item],
     spans: &[Span],

@@ -218,7 +218,7 @@ const BITS: u32 = 63;
 
 /// Runs all steps with `states` states. Returns the proved bound, and whether Algorithm 1 might find a better plan.
 ///
-/// Both results are valid only when units are rounded down.
+/// The results are valid only when units are rounded down.
 fn improve(
     rounding: Rounding,
     states: usize,

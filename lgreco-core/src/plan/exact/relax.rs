@@ -137,8 +137,8 @@ pub(super) fn solve<'w>(
     Solution { edges, taken }
 }
 
-/// Sets each layer's item in `plan`: the end of the layer's last edge in `edges`, or the layer's first item if `edges`
-/// has none of its edges.
+/// Sets each layer's item in `plan` to the end of the layer's last edge in `edges`. A layer without an edge in `edges`
+/// gets its first item.
 pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     for (span, item) in spans.iter().zip(plan.iter_mut()) {
         *item = span.start() as u32;

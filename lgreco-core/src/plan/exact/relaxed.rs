@@ -112,7 +112,7 @@ impl<'w> Relaxed<'w> {
         }
     }
 
-    /// Branches on the layers of the relaxations' cut edges. Improves the bound and the best plan.
+    /// Runs `branch`. Improves the bound and the best plan.
     pub(super) fn branch(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;

@@ -6,11 +6,9 @@ use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// Limit on the number of extended partial plans in a search without thinning, as a multiple of the number of states
-/// that the arena can hold.
+/// Largest number of partial plans that a search without thinning extends, per state of the arena.
 const EFFORT: usize = 8;
-/// Limit on the number of matching steps in a search without thinning, as a multiple of the number of states that the
-/// arena can hold.
+/// Largest number of matching steps in a search without thinning, per state of the arena.
 const PAIRS: usize = 128;
 /// Number of extended partial plans per layer when lists are thinned.
 const THIN: usize = 1 << 14;
@@ -60,10 +58,10 @@ impl Core<'_> {
 
     /// Finds the plan of least objective, if this objective is at most `target`, and writes its items to `plan`.
     ///
-    /// Two Pareto lists of partial plans grow side by side. Each step adds one of the layers with several options to
-    /// the shorter list. The last of these layers is added to neither list: each of its options is combined with the
-    /// best pair of states from the two lists. A partial plan is dropped when the least values of its missing layers
-    /// prove that all its completions exceed the target.
+    /// The search extends two Pareto lists of partial plans in turn. Each step adds one of the layers with several
+    /// options to the shorter list. The last of these layers is added to neither list: each of its options is combined
+    /// with the best pair of states from the two lists. A partial plan is dropped when the least values of its missing
+    /// layers prove that all its completions exceed the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///

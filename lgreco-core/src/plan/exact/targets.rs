@@ -15,8 +15,8 @@ const FINEST: u32 = 10;
 /// Number of retries after a search that outgrew the limits but found a better plan.
 const RETRIES: u32 = 3;
 
-/// Searches targets in `range`, from the bound to just below the best plan. Improves that plan, and returns the proved
-/// bound.
+/// Searches targets in `range`, from the bound to just below the best plan. Improves the best plan, and returns the
+/// proved bound.
 pub(super) fn search(
     core: &Core<'_>,
     range: RangeInclusive<u64>,
