@@ -1,5 +1,5 @@
-//! Times PowerSGD: measuring all ranks against encoding and decoding at one rank, and our matrix products and encodings
-//! against products by `matrixmultiply`.
+//! Times PowerSGD. Compares measuring all ranks with encoding and decoding at one rank. Also compares our matrix
+//! products and encodings with products by `matrixmultiply`.
 //!
 //! Run `cargo bench -p lgreco-compress --bench powersgd` for our own products, and again with `--features gemm`. The
 //! benchmark also checks the answers. Times are minima over interleaved runs.
@@ -13,10 +13,10 @@
 //! | 32 | 61, 57 | 90, 90 | 79, 84 |
 //! | 64 | 66, 61 | 113, 113 | 96, 100 |
 //!
-//! With the feature, measuring ranks 16..=64 takes 27 ms instead of 33 ms for one iteration, and 72 ms instead of 102
-//! ms for five. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest
-//! at rank 1 (13, 13; the others 4), and for `Mᵀ P` at ranks 4 and 8 (37, 44). For `M Q` it is slower than the others
-//! from rank 4 on (7 to 70).
+//! Measuring ranks 16..=64 takes 33 ms for one iteration and 102 ms for five. With the feature, it takes 27 ms and 72
+//! ms. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest at rank
+//! 1: 13 GFLOP/s for each product, where the others reach 4. It is also the fastest for `Mᵀ P` at ranks 4 and 8, with
+//! 37 and 44 GFLOP/s. For `M Q` it is slower than the others from rank 4 on, with 7 to 70 GFLOP/s.
 
 use lgreco_compress::powersgd::{self, PowerSgd, decode, measure, measure_workspace_len, start_matrix};
 use lgreco_compress::{Compressor, wire::Payload};
@@ -38,7 +38,7 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
-    // A rank-64 approximation misses most of the norm of noise, but less than 1/32 of the second matrix's norm.
+    // A rank-64 approximation loses most of the norm of the noise, but less than 1/32 of the norm of the other matrix.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
         for iterations in [1, 5] {
             row(name, shape, values, iterations)?;

@@ -105,7 +105,7 @@ fn main() -> Result<(), lgreco_core::Error> {
             println!("{:<40} {:5.2} {target}", format!("{what} ({name})"), best[i] / floor);
         }
 
-        // A sum of 16 M independent errors strays from its expectation by less than one part in a thousand.
+        // The sum of 16 M independent errors differs from its expectation by less than 0.1 %.
         let real = squared_distance(&values, &decoded);
         let tolerance = if rounding == Rounding::Nearest { 1e-5 } else { 1e-3 };
         assert!((real / errors[2] - 1.0).abs() < tolerance, "{name}: row {}, decoded {real}", errors[2]);

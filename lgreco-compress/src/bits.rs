@@ -8,7 +8,7 @@ pub const fn packed_len(count: u64, width: u8) -> u64 {
     (count * width as u64).div_ceil(8)
 }
 
-/// Masks that select the lower half of each pair of fields. The fields hold 1, 2 and 4 codes.
+/// Masks of the three rounds. Each mask selects the lower field of every pair of fields. A field holds 1, 2 or 4 codes.
 const fn lower_of_pairs<const WIDTH: usize>() -> [u64; 3] {
     let code = (1u64 << WIDTH) - 1;
     let two = code | code << WIDTH;
@@ -84,15 +84,15 @@ macro_rules! with_width {
 }
 pub(super) use with_width;
 
-/// Packs codes into `packed`. Each code has a byte of `codes` and is below `2^width` (`width` 1 to 8). `codes` has a
-/// multiple of 8 entries, at least as many as `packed` has room for.
+/// Packs codes into `packed`. Each code has a byte of `codes` and is below `2^width` (`width` 1 to 8). The length of
+/// `codes` is a multiple of 8. `codes` has at least as many entries as there are codes in `packed`.
 #[inline(always)]
 pub fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
     with_width!(width, pack_as(codes, packed))
 }
 
-/// The inverse of [`pack`]: writes one code per byte of `codes`. `codes` has a multiple of 8 entries, at least as many
-/// as `packed` holds, including a partial last code.
+/// The inverse of [`pack`]: writes one code per byte of `codes`. The length of `codes` is a multiple of 8. `codes` has
+/// at least as many entries as there are codes in `packed`, including a partial last code.
 #[inline(always)]
 pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))
@@ -103,8 +103,8 @@ pub const fn some_room(count: usize) -> usize {
     count.next_multiple_of(8) + 8
 }
 
-/// Unpacks the `count` codes from code `first` on, and returns them. They must be in `packed`. The buffer `codes` has
-/// [`some_room`] entries, because whole groups of eight are unpacked.
+/// Unpacks the `count` codes from code `first` on, and returns them. `packed` must contain all of them. The buffer
+/// `codes` has [`some_room`] entries, because whole groups of eight are unpacked.
 #[inline(always)]
 pub fn unpack_some<'c>(width: u8, packed: &[u8], first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
     let groups = first / 8..(first + count as u64).div_ceil(8);

@@ -63,8 +63,9 @@ pub enum Candidates<'a> {
         /// Ranks, at least 1.
         ranks: &'a [u32],
     },
-    /// CLT-k with each number of kept elements in `keeps`, as the leader selects them. Measured on the mean gradient,
-    /// this is a lower bound of the error of the mean. A real leader selects from one worker's gradient.
+    /// CLT-k with each number of kept elements in `keeps`. The errors are those of the leader's selection. If the mean
+    /// gradient is measured, they are lower bounds of the mean's error, because a real leader selects from one worker's
+    /// gradient.
     CltK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
@@ -82,7 +83,7 @@ pub enum Candidates<'a> {
 }
 
 impl Candidates<'_> {
-    /// Number of places in the row: one per candidate, or two in some cases of [`Each`](Candidates::Each).
+    /// Number of values in the row: one per candidate, or two in some cases of [`Each`](Candidates::Each).
     pub fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } | Candidates::Eden { bits, .. } => bits.len(),
@@ -160,9 +161,9 @@ impl Candidates<'_> {
     }
 
     /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`. For
-    /// stochastic rounding it is the expectation over the random bits. The relative deviation is below 1e-5 for all
-    /// methods but QSGD. [`qsgd::measure`](crate::qsgd::measure) states QSGD's bound, which is wider for tensors of a
-    /// few values and for stochastic rounding.
+    /// stochastic rounding, the result is the expectation of this error over the random bits. The relative deviation of
+    /// the result is below 1e-5 for all methods but QSGD. [`qsgd::measure`](crate::qsgd::measure) states QSGD's bound,
+    /// which is wider for tensors of a few values and for stochastic rounding.
     ///
     /// ```
     /// # use lgreco_compress::{Candidates, qsgd::Qsgd};

@@ -1,4 +1,5 @@
-//! CLT-k, the cyclic local top-k of ScaleCom: all workers send their values at the positions of one leader's k largest.
+//! CLT-k, the cyclic local top-k of ScaleCom: one leader selects the positions of its k largest values, and all workers
+//! send their values at these positions.
 //!
 //! At step `t`, rank `t mod W` leads. It selects the `keep` largest magnitudes of its compensated gradient and
 //! broadcasts their positions. One all-reduce then sums all workers' values at these positions. Because all workers
@@ -26,9 +27,9 @@ use lgreco_core::method::Parameters;
 
 /// Keeps the values at the positions of the leader's `keep` largest magnitudes.
 ///
-/// A payload has the format of [`TopK`] with f32 values, as a leader or a single worker would send it. Tables count its
-/// length: header, positions and values. In an exchange the leader sends positions and values, the other ranks send 4
-/// bytes per value, and no rank sends a header.
+/// A payload has the format of [`TopK`] with f32 values, and contains the encoder's own selection. Error tables use the
+/// length of this payload: header, positions and values. In an exchange the leader sends positions and values, the
+/// other ranks send 4 bytes per value, and no rank sends a header.
 ///
 /// # Complexity
 /// The complexity of [`TopK`]. In an exchange only the leader selects.

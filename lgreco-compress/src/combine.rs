@@ -1,4 +1,4 @@
-//! Adds decoded values to others, or subtracts them, without storing the decoded values in memory.
+//! Adds decoded values to existing values, or subtracts them, without storing the decoded values in memory.
 
 use crate::spread::spread_parts;
 

@@ -32,7 +32,7 @@ impl Setting {
             (known.from_parameters)(parameters)?
         };
         setting.check()?;
-        // Refuses numbers that no setting writes, such as values in unused places.
+        // Refuses numbers that no setting writes, such as values of unused parameters.
         let (_, expected) = setting.data();
         let same = expected == parameters;
         let odd = expected.iter().zip(&parameters).find(|(expected, found)| expected != found);

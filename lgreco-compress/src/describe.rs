@@ -1,4 +1,4 @@
-//! The descriptions that each method gives of its settings, its payloads and the parameter that a search varies.
+//! Types with which each method describes its settings, its payloads and the parameter that a search varies.
 
 use super::registry::decode_parsed;
 use super::words::Words;
@@ -25,7 +25,7 @@ pub(crate) trait Described: Compressor {
         self.parameters()
     }
 
-    /// Returns an error unless the parameters are in the ranges that hold for any tensor.
+    /// Returns an error if a parameter is outside the range that is valid for every tensor.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -46,12 +46,13 @@ pub(crate) trait Described: Compressor {
     fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         let payload = self.payload_len(shape, dtype).unwrap_or(0);
         let payload_and_values = payload.div_ceil(8) + shape.elements().div_ceil(2);
-        // An outside method may state any length.
+        // The addition saturates, because an outside method may return any length.
         self.encode_workspace_len(shape, dtype).saturating_add(payload_and_values)
     }
 
-    /// Measures this setting alone. Returns the squared error and the payload's length in bytes. The default encodes and
-    /// decodes. It is not called for settings that are measured in rows.
+    /// Measures this setting alone. Returns the squared error and the payload's length in bytes. The default
+    /// implementation encodes and decodes. Methods that measure several settings in one pass are measured by
+    /// [`Candidates`](crate::Candidates) instead.
     fn measure(&self, gradient: &Gradient<'_>, stream: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         expect_room("workspace words", self.measure_workspace_len(shape, dtype), workspace.len())?;
@@ -81,7 +82,7 @@ pub(crate) struct Known {
     pub id: u8,
     /// First word of the text.
     pub name: &'static str,
-    /// Parses the text after the name. `None` where another method with the same name parses it.
+    /// Parses the text after the name. `None` if another method with the same name parses it.
     pub read: Option<fn(&mut Words<'_>) -> Result<Setting>>,
     /// Makes a setting from its parameters as data.
     pub from_parameters: fn(Parameters) -> Result<Setting>,
@@ -89,7 +90,8 @@ pub(crate) struct Known {
 
 /// Function that adds a payload's values to a slice or subtracts them from it.
 pub(crate) type Combined = fn(&Payload<'_>, Combine, &mut [f32]) -> Result<()>;
-/// Function that reads a stretch of a payload's values; see [`combine_stretch`](crate::payload::combine_stretch).
+/// Function that reads a stretch (consecutive values) of a payload; see
+/// [`combine_stretch`](crate::payload::combine_stretch).
 pub(crate) type Stretch = fn(&Payload<'_>, bool, usize, &mut [u64; 2], &mut [f32]) -> Result<()>;
 /// Function that finds where a stretch begins in the payload; see [`place_of`](crate::payload::place_of).
 pub(crate) type PlaceOf = fn(&Payload<'_>, usize) -> Result<Option<[u64; 2]>>;
@@ -102,9 +104,10 @@ pub(crate) struct Reader {
     pub decode: fn(&Payload<'_>, &mut [f32]) -> Result<()>,
     /// Returns the number of bytes after the header.
     pub stated: fn(&wire::Header) -> Result<usize>,
-    /// Adds or subtracts the values without scratch memory. `None` where the payload is decoded first.
+    /// Adds or subtracts the values without scratch memory. `None` if the payload must first be decoded to scratch
+    /// memory.
     pub combine: Option<Combined>,
-    /// Reads a stretch, and finds where it begins. `None` where payloads cannot be read in stretches.
+    /// The functions that read a stretch and that find where it begins. `None` if payloads cannot be read in stretches.
     pub stretch: Option<(Stretch, PlaceOf)>,
 }
 

@@ -14,12 +14,12 @@ pub(crate) trait Lanes: Copy {
     /// Returns a mask: bit i is set if lane i is not 0.
     fn mask(self, lanes: [u32; LANES]) -> u16;
 
-    /// Moves the lanes with set bits to the front of `places`, in order, and returns their number. The content of
-    /// `places` after them is unspecified.
+    /// Moves the lanes whose bits in `mask` are set to the front of `places`, in order. Returns the number of these
+    /// lanes. The content of `places` after these lanes is unspecified.
     fn squeeze(self, lanes: &Block, mask: u64, places: &mut Block) -> usize;
 
-    /// The inverse of `squeeze`: moves the first lanes to the places with set bits, in order. All other places become
-    /// 0.
+    /// The inverse of `squeeze`: moves the first lanes to the indices of the set bits, in order. All other lanes of the
+    /// result are 0.
     fn expand(self, lanes: &Block, mask: u64) -> Block;
 }
 
@@ -40,8 +40,8 @@ impl Lanes for Portable {
     #[inline(always)]
     fn squeeze(self, lanes: &Block, mut mask: u64, places: &mut Block) -> usize {
         let count = mask.count_ones() as usize;
-        // Works in rounds of four lanes, because the branch predictor guesses the number of rounds more often than the
-        // number of lanes.
+        // Works in rounds of four lanes, because the branch predictor predicts the number of rounds more reliably than
+        // the number of lanes.
         for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
             for place in four {
                 *place = lanes[mask.trailing_zeros() as usize % lanes.len()];
@@ -134,7 +134,8 @@ pub(crate) fn dispatch_lanes<K: LaneKernel>(kernel: K) -> K::Output {
 mod tests {
     use super::*;
 
-    /// Checks all three operations: every mask of 16 lanes, and random and one-sided masks of 64 lanes.
+    /// Checks `mask` with every mask of 16 lanes. Checks `squeeze` and `expand` with random and one-sided masks of 64
+    /// lanes.
     struct All;
 
     impl LaneKernel for All {

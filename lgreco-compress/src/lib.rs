@@ -16,7 +16,7 @@
 //! | [`clt`] | the values at the positions of one worker's k largest | TopK | shape |
 //! | [`hard_threshold`] | magnitudes that reach λ | TopK | the values |
 //! | [`sidco`] | magnitudes that reach an estimate of the k-th largest | TopK | the values |
-//! | [`adacomp`] | elements that stand out of their bin, as one magnitude with signs | AdaComp | the values |
+//! | [`adacomp`] | elements that stand out in their bin, as signs and one magnitude | AdaComp | the values |
 //!
 //! # Features
 //! Without features the crate is `no_std` and needs no allocator. Every compressor and measurement works on caller
@@ -113,20 +113,21 @@ pub trait Compressor {
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
-    /// Whether shape and element type alone decide the length of a payload. Otherwise the values decide too. Tables
-    /// then hold measured lengths ([`Setting::measure`]), and payloads travel by an all-gather of varying lengths.
+    /// Whether the length of a payload depends only on the shape and the element type. If it also depends on the
+    /// values, error tables hold measured lengths ([`Setting::measure`]), and ranks exchange payloads by an all-gather
+    /// of varying lengths.
     fn has_fixed_len(&self) -> bool {
         true
     }
 
-    /// How the setting is aggregated, which properties its error has, and what it costs.
+    /// How ranks aggregate payloads of this setting, which properties the error has, and what the setting costs.
     ///
     /// # Complexity
     /// O(1).
     fn traits(&self) -> Traits;
 
-    /// Relative squared error on heavy-tailed values: the quantiles of Student's t with two degrees of freedom. It may
-    /// be 1 or more. It is 0 if the error's norm is below the gradient's norm for every gradient.
+    /// Relative squared error on heavy-tailed values: the quantiles of Student's t with two degrees of freedom. The
+    /// error may be 1 or more. Returns 0 for a method whose error always has a smaller norm than the gradient.
     ///
     /// # Errors
     /// [`Error::Parameter`] on parameters out of range.
@@ -140,7 +141,7 @@ pub trait Compressor {
     }
 
     /// Compresses `gradient` into the front of `payload` and returns the number of bytes written. `payload` must have
-    /// room for [`payload_len`](Compressor::payload_len) bytes. Methods that use random bits take them from `stream`.
+    /// at least [`payload_len`](Compressor::payload_len) bytes. Methods that use random bits take them from `stream`.
     /// After an error, the content of `payload` must not be used.
     ///
     /// ```
@@ -170,7 +171,7 @@ pub trait Compressor {
     ) -> Result<usize, Error>;
 
     /// Encodes `compensated`, a gradient plus its residual. Some compressors read the gradient without residual as well
-    /// ([`Traits::sees_gradient`]). The others do the same as [`encode`](Compressor::encode).
+    /// ([`Traits::sees_gradient`]). All other compressors only [`encode`](Compressor::encode) `compensated`.
     ///
     /// # Errors
     /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the two tensors differ in shape.

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 4 × `variant` | the further parameters up to the last that is not 0, little-endian |
 //! | 4 | length of the body |
-//! | the rest | the body, in the method's format |
+//! | remaining | the body, in the method's format |
 
 use super::describe::Described;
 use super::wire::{HEADER_LEN, Header, Method, Payload, payload_len};
@@ -168,7 +168,8 @@ mod tests {
     use super::*;
     use crate::gradient::Values;
 
-    /// Promises 8 bytes, writes `parameters[0]`, and wants any workspace.
+    /// A method that promises at most 8 bytes and reports that it wrote `parameters[0]` bytes. If `parameters[0]` is 0,
+    /// it requires `usize::MAX` words of workspace.
     #[derive(Debug)]
     struct Untrue;
 

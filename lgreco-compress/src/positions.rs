@@ -1,8 +1,8 @@
-//! Codes sorted positions in few bits: as a bitmap or by Elias–Fano.
+//! Codes sorted positions compactly, as a bitmap or by Elias–Fano.
 //!
 //! TopK, CLT-k, hard thresholds and SIDCo differ in the elements they select, but they share TopK's payload format. So
-//! they share this coder and one parser. AdaComp's format adds only signs. Decoded elements are added directly to the
-//! mean.
+//! they share this coder and one parser. AdaComp has another payload format, but codes positions in the same way.
+//! Decoded elements are added directly to the mean.
 
 mod expand;
 mod read;
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Coding {
-    /// No bytes at all, because every position is kept.
+    /// No bytes, because every position is kept.
     All = 0,
     /// One bit for each element.
     Bitmap = 1,
@@ -100,8 +100,9 @@ impl Layout {
 }
 
 /// Finds where [`for_each_block`] continues at `start`, a multiple of 64. Returns the number of positions before
-/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. `None` if
-/// counting does not suffice: with Elias–Fano, `start` must be a multiple of `2^low_bits`.
+/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. Returns `None` if
+/// positions are coded by Elias–Fano and `start` is not a multiple of `2^low_bits`, because counting then does not
+/// suffice.
 pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
     let Layout { coding, low_bits, low_bytes, .. } = layout;
     match coding {

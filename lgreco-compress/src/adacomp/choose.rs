@@ -4,10 +4,10 @@ use crate::gradient::{Element, Values, with_elements};
 use crate::select::magnitude_bits;
 use core::ops::Range;
 
-/// Number of elements that are widened together.
+/// Number of elements that are converted to f32 together.
 const BLOCK: usize = 256;
 
-/// The elements that AdaComp sends of a gradient.
+/// The elements of a gradient that AdaComp sends.
 pub(super) struct Choice<'a> {
     bin: usize,
     compensated: Values<'a>,
@@ -18,7 +18,7 @@ pub(super) struct Choice<'a> {
     pub(super) count: u32,
 }
 
-/// Converts the values in `range`, at most a block, to f32.
+/// Converts the values in `range` to f32. The range has at most [`BLOCK`] values.
 fn read(values: Values<'_>, range: &Range<usize>, block: &mut [f32; BLOCK]) {
     with_elements!(values, v => v[range.clone()].iter().zip(block).for_each(|(x, to)| *to = x.to_f32()));
 }

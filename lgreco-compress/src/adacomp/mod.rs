@@ -4,12 +4,12 @@
 //!
 //! 1. `G = p`, and `H = p + w`, which counts this step's gradient twice.
 //! 2. The threshold of a bin of `bin` elements is its largest `|G|`. The mean of all thresholds is the magnitude `s`.
-//! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent, and neither
-//!    are bins of zeros. Nothing is sent if `s` underflows to 0.
+//! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent. Nothing is
+//!    sent if `s` underflows to 0.
 //!
-//! The number of sent elements adapts: a few per bin, about five on white noise. `s` may exceed the element it
-//! replaces; the residual then changes sign. Without a residual, `p = w`, and every element with at least half of its
-//! bin's largest magnitude is sent.
+//! The number of sent elements depends on the gradient. It is a few per bin, about five for white noise. `s` may be
+//! larger than the magnitude it replaces. The residual then has the opposite sign. Without a residual, `p = w`, and
+//! every element with at least half of its bin's largest magnitude is sent.
 //!
 //! # Payload body
 //! `parameter` is k, the number of sent elements; `variant` is 0.
@@ -22,10 +22,10 @@
 //!
 //! # Source
 //! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018,
-//! with bins of 50 for convolutions and 500 for other layers. Deviation: positions are coded in the whole tensor by
-//! Elias–Fano. The paper uses 8 or 16 bits for the offset in a bin with the sign. Our coding takes 6.3 bits instead of
-//! 8 when one element in ten is sent, and 9.6 instead of 16 when one in a hundred is sent. Our coding also has no limit
-//! on the bin size.
+//! with bins of 50 for convolutions and 500 for other layers. Deviation: we code positions in the whole tensor by
+//! Elias–Fano. The paper codes an element's sign and its offset in the bin together, in 8 or 16 bits. Our coding takes
+//! 6.3 bits instead of 8 when 10 % of the elements are sent, and 9.6 bits instead of 16 when 1 % are sent. Our coding
+//! also has no limit on the bin size.
 //!
 //! AdaComp is the only method that reads two gradients: with and without the residual. So layers of an exchange have a
 //! field for the second gradient, which only AdaComp reads.
@@ -167,7 +167,8 @@ impl Compressor for AdaComp {
 
 /// Measures without a residual. Returns the squared error and the payload's length in bytes.
 ///
-/// The result predicts little for a run with error feedback. Its residuals are large by design, and change the error.
+/// The result is a poor prediction of the errors in a run with error feedback. AdaComp leaves large residuals by
+/// design, and they change the error.
 ///
 /// # Complexity
 /// Five passes. Needs no workspace.

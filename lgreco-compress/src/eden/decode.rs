@@ -29,9 +29,9 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Length`] when `values` or the payload's body has the wrong length. [`Error::PayloadHeader`] when the
-/// payload is not EDEN's. [`Error::Parameter`] when it does not have 1 to 8 bits. [`Error::PayloadBody`] when a scale
-/// is negative or not finite, or when padding is not zero. [`Error::Overflow`] when a value is too large for f32. If no
-/// error is returned, all decoded values are finite. After an error, `values` must not be used.
+/// payload is not EDEN's. [`Error::Parameter`] when the header's number of bits is not 1 to 8. [`Error::PayloadBody`]
+/// when a scale is negative or not finite, or when padding is not zero. [`Error::Overflow`] when a value is too large
+/// for f32. If no error is returned, all decoded values are finite. After an error, `values` must not be used.
 ///
 /// # Complexity
 /// O(elements · log 4096). Needs no workspace.
@@ -71,7 +71,7 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
 }
 
 /// Adds the values of the elements from `start` on, or writes them if `replace` is set. `start` is a multiple of
-/// [`BLOCK`], and `values` end with a block.
+/// [`BLOCK`]. `values` ends at a multiple of [`BLOCK`], too, or at the end of the tensor.
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
@@ -126,7 +126,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// [`decode`] with the target's baseline instructions.
+/// Decodes like [`decode`], but only with the target's baseline instructions.
 #[cfg(test)]
 pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let Body { bits, seed, scales, codes } = Body::open(payload)?;

@@ -9,10 +9,11 @@ use crate::gradient::Element;
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// The index of the first value in the tensor, the values, room for their scales, and room for their codes.
+/// The index of the first value in the tensor, the values, and the bytes that receive their scales and their codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Up to [`BLOCK`] values, the index of the first one, room for exactly their scales and codes, and scratch memory.
+/// Up to [`BLOCK`] values, the index of the first one, exactly the bytes for their scales and codes, and scratch
+/// memory.
 pub(super) struct Chunk<'a> {
     coordinates: &'a mut [f32; BLOCK],
     unpacked: &'a mut [u8; BLOCK],
@@ -126,7 +127,7 @@ fn quantise<const BITS: usize>(coordinates: &[f32], codes: &mut [u8]) -> Sums {
             squares[lane] += level * level;
         }
     }
-    // Only blocks with fewer than `LANES` values have a rest.
+    // Only blocks with fewer than `LANES` values have a remainder.
     for (lane, (&z, to)) in rest.iter().zip(rest_to).enumerate() {
         let level;
         (*to, level) = code::<BITS>(z);

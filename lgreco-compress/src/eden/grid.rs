@@ -20,12 +20,13 @@ const FEW: usize = 8;
 /// The levels of a grid, and its thresholds.
 struct Grid<const N: usize> {
     levels: [f32; N],
-    /// Threshold `k` is between levels `k` and `k + 1`. There is none above the last level.
+    /// Threshold `k` is between levels `k` and `k + 1`. The last entry is infinite.
     thresholds: [f32; N],
     cells: [Cell; CELLS],
 }
 
-/// Number of table cells. Cells have equal width and at most one threshold; the last one holds all larger magnitudes.
+/// Number of table cells. Cells have equal width and at most one threshold. The last cell also holds all larger
+/// magnitudes.
 const CELLS: usize = 512;
 /// Number of cells per unit of magnitude.
 const CELLS_PER_UNIT: f32 = 64.0;

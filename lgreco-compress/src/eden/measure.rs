@@ -14,13 +14,13 @@ use crate::simd::dispatch_with;
 use crate::{Error, Result};
 
 /// Measures the squared error of compressing `gradient` with each bit width in `bits`, with the random signs of
-/// `stream`. The result is within 1e-5 of the error of encoding with this stream and decoding. Other streams give other
-/// errors. The errors of all streams are about equal for blocks of 4096 values unless a few values dominate. For short
-/// blocks they differ more.
+/// `stream`. The result is within 1e-5 of the error of encoding with this stream and decoding. Another stream gives
+/// another error. For blocks of 4096 values, all streams give about the same error unless a few values dominate. For
+/// short blocks, the errors differ more.
 ///
 /// # Errors
-/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when bits are not 1 to 8.
-/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Overflow`] as for encoding. After an error,
+/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a bit width is not 1 to
+/// 8. [`Error::NonFinite`] with the first NaN or infinity. [`Error::Overflow`] as for encoding. After an error,
 /// `squared_errors` must not be used.
 ///
 /// # Complexity
@@ -113,8 +113,8 @@ const FEW: usize = 256;
 
 /// Squared error of rounding the coordinates. `None` if it is too small to distinguish from f32 rounding.
 ///
-/// With t = z − q, the error is Σ (t + (1 − s)·q)². This form avoids subtracting nearly equal sums. Σ z² is the number
-/// of coordinates.
+/// With t = z − q and the relative scale s, the error is Σ (t + (1 − s)·q)². This form avoids subtracting nearly equal
+/// sums. Σ z² is the number of coordinates.
 #[inline(always)]
 fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Option<f64> {
     if coordinates.len() < FEW {

@@ -17,12 +17,12 @@
 //! | squared error ÷ ‖x‖², unbiased | .571 | .133 | .0358 | .00959 | .00251 | .000645 | .000163 | .0000412 |
 //! | least squares | .363 | .1175 | .0345 | .0095 | .0025 | .000644 | .000163 | .0000412 |
 //!
-//! These errors hold for blocks of many values without a dominating one. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
-//! holds for every seed and every block. The other components of a decoded block average to zero over the seeds if z is
-//! normal. This is nearly true for long blocks, but not for short blocks or blocks with a few dominating values. A
-//! block with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow,
-//! for blocks where all other values are 0. It is 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and
-//! .01 % for 64 (4000 seeds).
+//! These errors hold for blocks of many values without a dominating one. With the unbiased scale, the decoded block x̂
+//! satisfies `⟨x̂, x⟩ = ‖x‖²` for every seed and every block. The components of x̂ orthogonal to x average to zero over
+//! the seeds if z is normal. z is nearly normal for long blocks, but not for short blocks or blocks with a few
+//! dominating values. A block with one value other than 0 decodes to itself, up to rounding. At 1 bit, the squared bias
+//! of a block with the values 1 and 0.5 is 25 % of ‖x‖². It is .3 % for 16 normal values and .01 % for 64. All other
+//! values of these blocks are 0. The squared biases are from 4000 seeds.
 //!
 //! # Numerics
 //! Norms and scales are computed in f64. Coordinates are computed in f32 from values divided by the norm, so blocks of
@@ -37,7 +37,7 @@
 //! |---|---|
 //! | 8 | seed, little-endian: words 0 and 1 of the encoder's stream |
 //! | 4 per block | `S`, f32 little-endian |
-//! | the rest | codes of all elements, packed little-endian without gaps; unused bits of the last byte are 0 |
+//! | remaining | codes of all elements, packed little-endian without gaps; unused bits of the last byte are 0 |
 //!
 //! `n` elements have `⌊n / 4096⌋ + popcount(n mod 4096)` blocks and `⌈n · bits / 8⌉` bytes of codes. The top bit of a
 //! code is the sign; the bits below are the number of the level, counted from zero outwards. `D` changes the sign of
@@ -46,8 +46,8 @@
 //!
 //! # Source
 //! Vargaftik et al., "EDEN: Communication-efficient and robust distributed mean estimation for federated learning",
-//! ICML 2022. For 1 bit: "DRIVE", NeurIPS 2021. Deviations: blocks of 4096 elements instead of padded vectors, and
-//! whole bits per element.
+//! ICML 2022. For 1 bit: "DRIVE", NeurIPS 2021. Deviations: we use blocks of 4096 elements instead of padded vectors,
+//! and only whole bits per element.
 
 mod decode;
 mod encode;
@@ -187,7 +187,7 @@ pub fn seed(stream: Stream) -> u64 {
 ///
 /// # Errors
 /// The errors of [`Compressor`], and [`Error::Overflow`] when a scale or a decoded value is too large for f32. A
-/// decoded value can overflow only with values above 2^94.
+/// decoded value can overflow only if the gradient has values above 2^94.
 ///
 /// # Complexity
 /// O(elements · log 4096), two passes over each block.

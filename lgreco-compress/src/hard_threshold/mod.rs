@@ -14,8 +14,9 @@
 //!
 //! # Source
 //! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ comes
-//! from the authors' run script. Deviations: the whole tensor is sent where that is shorter. The authors pad their
-//! buffers to the largest number of elements of all workers.
+//! from the authors' run script. Deviations: we send the whole tensor if this is shorter than the selected elements
+//! with their positions. We send only the selected elements; the authors pad their buffers to the largest number of
+//! elements of all workers.
 
 mod measure;
 mod setting;

@@ -29,7 +29,7 @@ impl Scalar for [u8; 4] {
     }
 }
 
-/// Source of a factor's columns.
+/// A factor, `P` or `Q`, in any storage order.
 pub(crate) trait Factor: Copy + Send {
     /// Loads rows `start .. start + out.len()` of column `c`.
     fn load(self, c: usize, start: usize, out: &mut [f32]);
@@ -65,8 +65,8 @@ impl Factor for Panels<'_> {
     }
 }
 
-/// Size of the tile of the product that is held at a time, and the number of factor columns loaded at a time. Together
-/// they take 32 KiB of stack.
+/// Rows and columns of the tile of the product that is computed at a time, and number of factor columns that are loaded
+/// at a time. The tile and the loaded entries take 32 KiB of stack.
 const TILE_ROWS: usize = 32;
 const TILE_COLS: usize = 64;
 const DEPTH: usize = 64;
@@ -100,7 +100,8 @@ fn put_product<F: Factor>(
     cols == 0 || spread_parts!(values.len(), cols, (Start(0), values), (p, q, rank, cols, put), product,)
 }
 
-/// Computes `squares[c] = ‖M − P Qᵀ‖²`, summed over columns `..=c`, for each `c` in `from..squares.len()`.
+/// Computes `squares[c] = ‖M − P Qᵀ‖²` for each `c` in `from..squares.len()`. The product uses only columns `..=c` of
+/// `P` and `Q`.
 pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
     squares[from..].fill(0.0);
     dispatch_with!((m, p, q, from, squares), add_residuals);

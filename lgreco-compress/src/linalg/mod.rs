@@ -3,7 +3,8 @@
 //! A factor (`len` × `rank`) is stored in *panels* of [`LANES`] columns. Panel `p` holds columns `LANES * p ..`, row
 //! after row, and zeros beyond the rank. Every loop runs over the lanes of a panel. The result in a lane depends only
 //! on its column and earlier columns. So the first `r` columns of any result equal the result for rank `r`, bit for
-//! bit, on every instruction set. With the feature `gemm` this holds per instruction set.
+//! bit, on every instruction set. With the feature `gemm`, the first `r` columns still equal the result for rank `r`,
+//! but different instruction sets give different bits.
 
 mod low_rank;
 mod orthonormal;

@@ -11,10 +11,11 @@ use super::{LANES, Row, add_scaled, largest, panels, scale, to_unit};
 use crate::num::sqrt;
 use crate::simd::dispatch_with;
 
-/// A column counts as dependent if subtracting its projections on the earlier columns leaves at most this fraction of
-/// its norm. The remainder is then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
+/// A column is treated as dependent if subtracting its projections on the earlier columns leaves at most this fraction
+/// of its norm. The remainder is then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
 const DEPENDENT: f64 = 1.0 / (1 << 20) as f64;
-/// In the second pass, an orthogonal column keeps its norm. A column that loses more than half was rounding error.
+/// In the second pass, an orthogonal column keeps its norm. A column that loses more than half of its norm was only
+/// rounding error.
 const UNSTABLE: f64 = 0.5;
 /// Number of rows summed in f32 before the sum is added in f64.
 const CHUNK: usize = 64;
@@ -125,7 +126,7 @@ fn subtract(rows: &mut [Row], sums: &[Row; 8]) {
 }
 
 /// Makes the lanes orthogonal, from left to right, and returns their squared norms. A lane becomes zero if its squared
-/// norm is at most `smallest`; then 0 is returned for it.
+/// norm is at most `smallest`. Its returned norm is then 0.
 #[inline(always)]
 fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
     let mut norms = [0.0; LANES];

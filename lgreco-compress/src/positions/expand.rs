@@ -7,8 +7,8 @@ use crate::{Error, Result};
 /// Number of bitmap words that one fetch of values covers.
 const TOGETHER: usize = 4;
 
-/// Buffer for the values of `TOGETHER` words. The last 64 places make it possible to read 64 values from any fetched
-/// value on.
+/// Buffer for the values of `TOGETHER` words. Its 64 additional entries make it possible to read 64 entries from any
+/// fetched value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
 /// Combines `values`, which are the elements from `start` on, with the payload's kept values at these elements. `start`

@@ -86,8 +86,8 @@ impl<'a> Reader<'a> {
         [self.index, if self.layout.coding == Coding::EliasFano { self.bit } else { 0 }]
     }
 
-    /// Writes the indices of the next set bits and returns their number. Stops when `found` has no room for another
-    /// word, or when the range may be complete.
+    /// Writes the indices of the next set bits and returns their number. Stops when `found` has no space for the bits
+    /// of another word, or when the range may be complete.
     #[inline(always)]
     fn next_ones(&mut self, found: &mut [u32; BLOCK]) -> usize {
         let mut count = 0;
@@ -191,8 +191,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the number of valid positions of a block before an error or the end of the range, and which of these
-    /// follows.
+    /// Returns the number of valid positions of a block before an error or the end of the range. Also returns that
+    /// error, or `Ok` for the end of the range, or `None` if the whole block is valid.
     #[inline(never)]
     fn one_by_one(&mut self, ones: &[u32; BLOCK], block: &[u32]) -> (usize, Option<Result<()>>) {
         let refused = |what| Some(Err(Error::PayloadBody { what }));

@@ -87,7 +87,7 @@ fn the_unbiased_scale_keeps_the_gradients_own_direction() {
     }
 }
 
-/// The errors of means over seeds decrease like independent errors, so the bias is negligible.
+/// The squared error of a mean over N seeds is about 1/N of the error of one seed, so the bias is negligible.
 #[test]
 fn means_over_seeds_tend_to_the_gradient() {
     const DRAWS: u32 = 1000;

@@ -1,4 +1,5 @@
-//! Tests that combining, stretches, instruction sets and receivers all give the same result.
+//! Tests that combining, all instruction sets and any number of threads give the same values. Also tests settings as
+//! text and as data.
 
 use super::super::encode::{encode, encode_chunk};
 use super::super::measure::{measure_all, measure_chunk};

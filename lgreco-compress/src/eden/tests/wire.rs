@@ -1,4 +1,4 @@
-//! Tests payloads byte by byte, and bytes that no encoder writes.
+//! Tests a payload byte by byte, and the decoder on bytes that no encoder writes.
 
 use super::*;
 use proptest::prelude::*;

@@ -88,7 +88,7 @@ impl<'a> Scratch<'a> {
         Scratch { tile: &mut [], sums: &mut [] }
     }
 
-    /// Runs `work` with this memory. If there is none, it takes memory on the stack, for factors of one panel.
+    /// Runs `work` with this memory. If there is none, uses memory on the stack that suffices for factors of one panel.
     fn with<R>(self, work: impl FnOnce(Scratch<'_>) -> R) -> R {
         if self.tile.is_empty() {
             let (mut tile, mut sums) = ([0.0; TILE_ROWS * STRIDE], [[0.0; LANES]; TILE_COLS]);
