@@ -1,8 +1,8 @@
 //! The list of lgreco's own methods. Everything specific to a method is in its folder.
 //!
-//! `Setting` is an enum of the methods' structs, not an id with parameters and an object. Code that selects a GPU
-//! kernel or PowerSGD's factors reads the fields by name, and a copy needs no lookup. `Setting::data` returns an id and
-//! four numbers.
+//! `Setting` is an enum of the methods' structs instead of a method's id with four numbers. So code that selects a GPU
+//! kernel or PowerSGD's factors can read the fields by name, and needs no lookup of the method. `Setting::data` returns
+//! an id and four numbers.
 
 use super::adacomp::AdaComp;
 use super::clt::CltK;
@@ -127,7 +127,7 @@ methods! {
         /// Sparsified: sends every element whose magnitude reaches a threshold.
         HardThreshold(HardThreshold) hard_threshold,
             "Sparsification by magnitude; the parameter is the least magnitude sent, above 0.";
-        /// Sparsified: sends elements that stand out of their bin, as plus or minus one magnitude (AdaComp).
+        /// Sparsified: sends elements that stand out in their bin, as plus or minus one magnitude (AdaComp).
         AdaComp(AdaComp) adacomp,
             "Sparsification to elements that stand out of their bin; the parameter is elements per bin, 1 to 2^24.";
         /// Quantised to 4 bits, rounded to nearest (LoCo).

@@ -20,7 +20,7 @@ pub struct Rows(Vec<Row>);
 #[derive(Clone, Debug)]
 struct Row {
     settings: Vec<Setting>,
-    /// Values of the parameter that differs, if it is bits per value. Numbers of values and ranks are in `counts`.
+    /// The settings' numbers of bits, for methods that vary them. Numbers of kept elements and ranks are in `counts`.
     bits: Vec<u8>,
     counts: Vec<u32>,
 }
@@ -46,13 +46,13 @@ impl Rows {
         self.0.iter().map(Row::candidates)
     }
 
-    /// Total number of places of all rows ([`Candidates::len`]).
+    /// Total number of values in all rows ([`Candidates::len`]).
     pub fn places(&self) -> usize {
         self.iter().map(|row| row.len()).sum()
     }
 
-    /// Each setting with its measured squared error, and its payload's length in bytes if the values decide it.
-    /// `squared_errors` holds all [`places`](Rows::places), row after row.
+    /// Each setting with its measured squared error. If the payload's length depends on the gradient's values, also its
+    /// length in bytes. `squared_errors` holds [`places`](Rows::places) values, row after row.
     pub fn measured(&self, squared_errors: &[f64]) -> impl Iterator<Item = (Setting, f64, Option<usize>)> {
         let mut rest = squared_errors;
         self.0.iter().flat_map(move |row| {
@@ -97,7 +97,7 @@ impl Row {
 }
 
 /// The setting without the parameter that may differ within a row. All settings that are measured separately map to
-/// `Dense`, so that neighbours share a row.
+/// `Dense`, so that consecutive settings of this kind share a row.
 fn base(setting: &Setting) -> Setting {
     let mut base = *setting;
     match &mut base {
@@ -112,8 +112,8 @@ fn base(setting: &Setting) -> Setting {
     base
 }
 
-/// Makes rows of TopK in few bits. Every number of kept values in a row has the same list of bits, so one pass measures
-/// all.
+/// Makes rows of TopK in few bits. Every number of kept values in a row has the same list of bits, so that one pass
+/// measures the whole row.
 fn grids(run: &[Setting], rows: &mut Vec<Row>) {
     let of = |setting: &Setting| match *setting {
         Setting::QuantisedTopK(top) => top,

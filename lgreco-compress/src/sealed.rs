@@ -23,7 +23,7 @@ pub const SEAL_LEN: usize = checksum::LEN;
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `payload` has no room for `len` bytes and the checksum. Nothing is written then.
+/// [`Error::Length`] when `payload` is shorter than `len` bytes and the checksum. Nothing is written then.
 ///
 /// # Complexity
 /// One pass over `len` bytes.

@@ -79,7 +79,7 @@ const fn len() -> usize {
     len
 }
 
-/// Copies `from` to `bytes` at `at`. Returns the place behind it.
+/// Copies `from` to `bytes` at `at`. Returns the index after the copied bytes.
 const fn put(bytes: &mut [u8], at: usize, from: &[u8]) -> usize {
     bytes.split_at_mut(at).1.split_at_mut(from.len()).0.copy_from_slice(from);
     at + from.len()

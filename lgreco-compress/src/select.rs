@@ -2,9 +2,9 @@
 //!
 //! The code compares magnitudes by the bits of |x| as f32 without the sign. These integers have the same order as the
 //! magnitudes. A sample gives a bracket for the answer. One vectorised pass collects the few magnitudes inside the
-//! bracket and counts those outside. An exact selection among the collected ones follows; if they are many, it
-//! recurses. If the answer is outside the bracket, a second pass uses a bracket of all magnitudes. The result never
-//! depends on the sample.
+//! bracket and counts those outside. An exact selection among the collected magnitudes follows. If there are many, it
+//! samples again. If the answer is outside the bracket, a second pass uses a bracket of all magnitudes. The result
+//! never depends on the sample.
 
 pub mod mark;
 
@@ -55,7 +55,7 @@ impl Bracket {
 
     /// A bracket that almost surely contains the `k`-th largest magnitude, from a sample at fixed positions.
     ///
-    /// `scratch` needs room for 32,768 numbers or one per element, whichever is less.
+    /// `scratch` must have at least 32,768 entries or one entry per element, whichever is less.
     pub fn sampled<T: Element>(values: &[T], k: u32, scratch: &mut [u32]) -> Bracket {
         if values.len() < SAMPLED_FROM {
             return Bracket::ALL;
@@ -172,8 +172,8 @@ fn split_block<T: Element, L: Lanes, const ENERGY: bool>(
     put(lanes, &all, mask, inside)
 }
 
-/// Moves the lanes with set bits to the front of `places`, and returns their number. Writes nothing if `places` has too
-/// little room.
+/// Moves the lanes whose bits in `mask` are set to the front of `places`, and returns their number. Writes nothing if
+/// `places` is too short.
 #[inline(always)]
 fn put<L: Lanes>(lanes: L, block: &Block, mask: u64, places: &mut [u32]) -> usize {
     if let Some(places) = places.first_chunk_mut() {
@@ -234,8 +234,8 @@ fn parts<T: Element>(
     dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
-/// Works as [`split`], but computes no energies, and divides the pass between cores. `inside` has room for one number
-/// per element, or none if the bracket is empty.
+/// Works as [`split`], but computes no energies, and divides the pass between cores. `inside` has one entry per
+/// element, or none if the bracket is empty.
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
@@ -287,7 +287,7 @@ pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [
     cut(values, k, bytemuck::cast_slice_mut(workspace))
 }
 
-/// Finds the cut; `buffer` has room for one number per element.
+/// Finds the cut. `buffer` has at least one entry per element.
 fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut> {
     let mut bracket = Bracket::sampled(values, k, buffer);
     let mut found = split_parts(values, bracket, buffer)?;
@@ -300,14 +300,16 @@ fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut> {
         Some(ties @ 1..) => Ok(Cut { magnitude: bracket.low, ties }),
         _ => {
             let (inside, rest) = buffer.split_at_mut(found.inside);
-            // Does not sample again if the sample excluded less than half: the next sample may exclude no more.
+            // Does not sample again if the sample excluded less than half of the elements, because the next sample may
+            // exclude no more.
             let rest = if found.inside <= values.len() / 2 { rest } else { &mut [] };
             Ok(cut_of(inside, rank, rest))
         }
     }
 }
 
-/// Finds the cut among magnitudes given by their bits. Samples again if there are many and `scratch` has room.
+/// Finds the cut among magnitudes given by their bits. Samples again if there are many magnitudes and `scratch` is long
+/// enough.
 fn cut_of(magnitudes: &mut [u32], k: u32, scratch: &mut [u32]) -> Cut {
     if magnitudes.len() >= SAMPLED_FROM
         && scratch.len() >= magnitudes.len()
@@ -330,11 +332,11 @@ pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32> {
 }
 
 /// Writes the indices of the set bits of `word`, plus `first`, and returns their number. The content of `places` after
-/// them is unspecified.
+/// these indices is unspecified.
 #[inline(always)]
 pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
     let count = word.count_ones() as usize;
-    // Works in rounds of four bits, because the branch predictor guesses the number of rounds more often than the
+    // Works in rounds of four bits, because the branch predictor predicts the number of rounds more reliably than the
     // number of bits.
     for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
         for place in four {
@@ -377,7 +379,7 @@ mod tests {
         (0..N / 8).for_each(|i| values[sampled_position(i, 8)] = 1.0);
         let mut sorted = values.clone();
         sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-        // The buffer is as large as many layers need. The stack is too small for deep recursion.
+        // The buffer is long enough for thousands of nested samples. The stack is too small for such a recursion.
         let (mut buffer, k) = (vec![0; 4000 * N], N / 2);
         let small = std::thread::Builder::new().stack_size(1 << 17);
         let found = small.spawn(move || cut(&values, k as u32, &mut buffer).unwrap()).unwrap().join().unwrap();

@@ -71,8 +71,8 @@ impl Setting {
         self
     }
 
-    /// The same setting with its kept values in `bits` bits each, 1 to 8. `None` for methods without such a form: only
-    /// TopK has one.
+    /// The same setting with its kept values in `bits` bits each, 1 to 8. Returns `None` for all settings except
+    /// [`TopK`](Setting::TopK).
     ///
     /// ```
     /// # use lgreco_compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
@@ -132,7 +132,7 @@ impl Setting {
         }
     }
 
-    /// Returns an error unless the parameters are in the ranges that hold for any tensor.
+    /// Returns an error if a parameter is outside the range that is valid for every tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.described().check()
     }
@@ -226,8 +226,8 @@ pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Res
 }
 
 /// Adds a payload's values to `values`, or subtracts them. Most methods do so in blocks or element by element. The
-/// others decode into `scratch` first, which must be at least as long as `values`. Returns the errors of [`decode`].
-/// After an error, `values` must not be used.
+/// other methods first decode into `scratch`, which must be at least as long as `values`. Returns the errors of
+/// [`decode`]. After an error, `values` must not be used.
 pub fn combine(
     setting: &Setting,
     payload: &Payload<'_>,

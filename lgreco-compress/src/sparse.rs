@@ -14,14 +14,14 @@ pub const STRETCH: usize = 1 << 13;
 
 /// The body of a sparse payload.
 pub(super) trait Sparse<'a>: Copy + Send {
-    /// Splits a payload's body. Checks neither values nor positions.
+    /// Splits a payload's body and checks its length. Does not check the kept values and the positions.
     fn of(payload: &Payload<'a>) -> Result<Self>;
 
     fn positions(&self) -> (Layout, &'a [u8]);
 
     /// Combines the kept values of the elements from `start` on with `values`. `place` holds the number of earlier kept
     /// values and the bit where their positions end, as in [`positions::for_each_block`]. Elements that are not kept
-    /// may be combined with `unkept`, a zero that changes nothing.
+    /// may be combined with `unkept`, a zero of the sign that does not change them.
     fn scatter(
         &self,
         start: usize,

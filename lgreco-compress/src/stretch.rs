@@ -11,12 +11,13 @@ pub fn reads_stretches(method: Method) -> bool {
     reader(method).is_ok_and(|reader| reader.stretch.is_some())
 }
 
-/// Adds a stretch of a payload to `values`. With `replace`, writes it instead, and zeros where no value is kept.
+/// Adds a stretch of a payload to `values`. If `replace` is set, writes the stretch instead, with zeros where no value
+/// is kept.
 ///
-/// `values` are the elements from `start` on, a multiple of [`STRETCH`]. A stretch has [`STRETCH`] elements, or fewer
-/// at the end of the tensor. Stretches are read in order. The caller passes two zeros as `place` for the first one, and
-/// each call updates `place` for the next one. Reading all stretches gives the result and the errors of
-/// [`combine`](super::setting::combine). Some of these errors are found only in the last stretch.
+/// `values` are the elements from `start` on, and `start` is a multiple of [`STRETCH`]. A stretch has [`STRETCH`]
+/// elements, or fewer at the end of the tensor. Stretches are read in order. The caller passes two zeros as `place` for
+/// the first one, and each call updates `place` for the next one. Reading all stretches gives the result and the errors
+/// of [`combine`](super::setting::combine). Some of these errors are found only in the last stretch.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,

@@ -23,15 +23,15 @@ pub enum Aggregation {
     SharedPositions,
     /// Payloads travel whole or in pieces. The receiver decodes and sums them.
     Payloads,
-    /// Payloads travel whole, by all-gather on every route. The receiver decodes and sums them. This applies when the
-    /// values decide the payload length, and to outside methods.
+    /// Payloads travel whole, by all-gather on every route. The receiver decodes and sums them. This applies to outside
+    /// methods, and to methods with a payload length that depends on the values.
     WholePayloads,
 }
 
-/// The kind of residual that a setting has by default. The trainer may ask for another.
+/// The kind of residual that a setting has by default. The trainer may choose another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidualKind {
-    /// No residual, because nothing is lost.
+    /// No residual, because compression has no error.
     Lossless,
     /// No residual by default, but one is possible: QSGD, EDEN with the unbiased scale, and unbiased outside methods.
     Optional,
@@ -49,7 +49,7 @@ pub struct Cost {
     pub family: usize,
     /// Nanoseconds per element of the layer: to encode, and to decode one payload.
     pub element: [f64; 2],
-    /// Number of values kept, where the setting fixes it; else 0.
+    /// Number of values kept if the setting fixes it, else 0.
     pub kept: u32,
     /// Nanoseconds per value kept: to encode, and to decode one payload.
     pub value: [f64; 2],
@@ -82,7 +82,7 @@ pub struct Traits {
     /// Whether payloads decode to the gradient in expectation, with errors that are independent between workers.
     pub unbiased: bool,
     /// Tensors can be cut at multiples of this many elements. Each piece is then compressed as a separate tensor. At
-    /// least 1; `None` where the setting does not travel in pieces.
+    /// least 1; `None` if the setting's payloads do not travel in pieces.
     pub piece: Option<usize>,
     /// The default kind of residual.
     pub residual: ResidualKind,
@@ -91,7 +91,7 @@ pub struct Traits {
     /// Whether the encoder reads the gradient as well as the sum of gradient and residual
     /// ([`encode_with_gradient`](crate::Compressor::encode_with_gradient)).
     pub sees_gradient: bool,
-    /// Whether the error at each position is at most as large in magnitude as the encoder's input there.
+    /// Whether no element's error is larger in magnitude than the element itself.
     pub shrinks: bool,
     /// Estimated cost.
     pub cost: Cost,

@@ -16,12 +16,12 @@
 //! ([`stated_len`](super::stated_len)).
 //!
 //! Most methods have one length per shape and element type (`has_fixed_len`), known before encoding. For hard
-//! thresholds, SIDCo and AdaComp the values decide the length. `payload_len` is then an upper bound, for which buffers
-//! are allocated. Tables hold measured lengths. In an exchange, an all-gather of 24 bytes announces every worker's
-//! length, and each message is only as long as needed. Receivers refuse lengths above the bound.
+//! thresholds, SIDCo and AdaComp, the length depends on the values. `payload_len` is then an upper bound, and buffers
+//! are allocated for it. Error tables hold measured lengths. In an exchange, an all-gather of 24 bytes announces every
+//! worker's length, and each message is only as long as needed. Receivers refuse lengths above the bound.
 //!
-//! All sizes include every byte that a worker sends for the layer, these 16 bytes too. Tests compare them with the
-//! encoder.
+//! All sizes include every byte that a worker sends for the layer, also these 16 bytes. Tests compare the sizes with
+//! the encoder's payloads.
 
 use crate::gradient::Shape;
 use crate::{Error, Result};

@@ -81,7 +81,8 @@ pub(crate) fn wrong(word: &str, expected: &'static str) -> Error {
     Error::SettingSyntax { word: Word::new(word), expected }
 }
 
-/// The error for an unknown word. A number is reported as one too many, because no known word resembles it.
+/// The error for an unknown word. If the word is a number, the error says that no further number is allowed, because no
+/// known word resembles a number.
 pub(crate) fn unknown(word: &str, known: &'static [&'static str]) -> Error {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return wrong(word, "no further number");

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// Writes `P̂ Qᵀ` into `values`, row-major. Each element is summed over the columns in order.
 ///
-/// Any bytes may be given. A payload that does not decode to a finite matrix is an error.
+/// The payload may contain any bytes. Returns an error if it does not decode to a finite matrix.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
@@ -37,7 +37,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     with_factors(payload, values, linalg::reconstruct)
 }
 
-/// Adds or subtracts a payload's values. Returns the errors of [`decode`], where [`Error::Overflow`] concerns the sums.
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`]. [`Error::Overflow`] means that a sum or
+/// difference is not finite.
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     match how {
         Combine::Add => with_factors(payload, values, linalg::add_product),

@@ -1,8 +1,8 @@
-//! PowerSGD: a gradient matrix as the product of two thin ones.
+//! PowerSGD: approximates a gradient matrix by the product of two thin matrices.
 //!
 //! A gradient `M` (rows × cols) is sent as `P̂` (rows × r, orthonormal columns) and `Q = Mᵀ P̂` (cols × r). The
 //! receiver computes `P̂ Qᵀ`, the projection of `M` on the columns of `P̂`. `P̂` comes from power iteration, `P = M Q`,
-//! and starts from a matrix that every worker draws equally. Ranks above `min(rows, cols)` are reduced to
+//! and starts from a random matrix that is equal on all workers. Ranks above `min(rows, cols)` are reduced to
 //! `min(rows, cols)`.
 //!
 //! In the header, `variant` is 0 and `parameter` is the effective rank. The body has the columns of `P̂`, then the
@@ -11,18 +11,17 @@
 //! Columns never depend on later columns. So the factors of rank r are the first r columns of any larger rank's
 //! factors, bit for bit. A dependent or zero column is sent as zeros, which reduces the rank and is no error.
 //!
-//! The factors have the same bits on every processor. With the feature `gemm` this is different, because
-//! `matrixmultiply` computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and measured errors
-//! then depend on the processor's instructions. They also differ from the bits without the feature. Results on one
-//! processor stay reproducible. Measured errors are still the errors of that processor's payloads, and decoding always
-//! gives the same bits. With the feature, products also allocate packing buffers of about 1 KiB per column, and
-//! workspaces are larger.
+//! Without the feature `gemm`, the factors have the same bits on every processor. With the feature, `matrixmultiply`
+//! computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and measured errors then depend on the
+//! processor's instructions, and differ from the bits without the feature. Results on one processor stay reproducible.
+//! Measured errors are still the errors of that processor's payloads, and decoding always gives the same bits. With the
+//! feature, products also allocate packing buffers of about 1 KiB per column, and workspaces are larger.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
 //! NeurIPS 2019, Algorithm 1. Deviations: (1) Orthonormalisation runs twice, without an epsilon in the norm. (2) The
-//! start matrix is uniform on (−1, 1), not normal. That gives the same bits on every machine, and suffices for a
-//! sketch. (3) A call makes `iterations` power iterations instead of always one.
+//! start matrix is uniform on (−1, 1), not normal. The uniform distribution gives the same bits on every machine, and
+//! suffices for a sketch. (3) A call makes `iterations` power iterations instead of always one.
 
 mod decode;
 mod encode;
@@ -38,7 +37,8 @@ pub(crate) use setting::{KNOWN, PLANNED, READER};
 pub use start::start_matrix;
 pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
-/// Bits of the magnitude from which products of factors may leave the range of f32.
+/// Bits of 2^90 as f32. If a gradient has a magnitude of at least 2^90, the product of its factors may leave the range
+/// of f32.
 pub const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 /// The distinct effective ranks, ascending.

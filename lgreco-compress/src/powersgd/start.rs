@@ -1,4 +1,4 @@
-//! The start matrix, which all workers draw equally.
+//! The start matrix, which is equal on all workers.
 
 use crate::Error;
 use crate::error::expect_len;

@@ -77,8 +77,9 @@ pub fn project(gradient: &Gradient<'_>, rank: u32, q: &[f32], workspace: &mut [u
     Ok(())
 }
 
-/// Replaces the columns of `p` (rows × r) by orthonormal ones. Column `i` depends only on columns `..=i`. A column
-/// becomes exact zeros if it is zero, or if it depends on earlier columns up to 1e-6 of its norm.
+/// Replaces the columns of `p` (rows × r) by orthonormal ones. Column `i` depends only on columns `..=i`. A zero column
+/// stays exactly zero. A column also becomes exactly zero if at most 1e-6 of its norm is orthogonal to the earlier
+/// columns.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{orthonormalise, steps_workspace_len};

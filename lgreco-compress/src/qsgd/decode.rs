@@ -152,10 +152,10 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
     Ok(scales + codes)
 }
 
-/// The index of the first value in the tensor, the codes, and the places for the decoded values.
+/// The index of the first value in the tensor, the codes, and the slice that receives the decoded values.
 type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
 
-/// Decodes a part; `put` combines each decoded value with its place.
+/// Decodes a part. `put` writes, adds or subtracts each decoded value.
 #[inline(always)]
 fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (qsgd, scales, put): (Qsgd, &[[u8; 4]], F)) -> Result<()> {
     if qsgd.sign_magnitude() {

@@ -26,7 +26,7 @@ pub(super) fn inverse_levels(log_levels: u32) -> f32 {
     1.0 / ((1u32 << log_levels) - 1) as f32
 }
 
-/// The grid of a bucket, and the factors that map values onto it. With sign and magnitude, it is a grid of magnitudes.
+/// The grid of a bucket, and the factors that map values onto it. For sign-magnitude codes, it is a grid of magnitudes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Grid {
     /// First and last level.
@@ -83,7 +83,7 @@ impl Grid {
         value * self.power * self.inverse
     }
 
-    /// Whether the interval contains zero. Then no magnitude on the grid exceeds the grid's length.
+    /// Whether the interval contains zero. If it does, no magnitude on the grid exceeds the grid's length.
     #[inline(always)]
     pub(super) fn holds_zero(&self) -> bool {
         self.low <= 0.0 && self.high >= 0.0
@@ -95,15 +95,16 @@ impl Grid {
         self.high.max(-self.low) < FAINT
     }
 
-    /// The ends between which the measurement decodes levels, and the factor from decoded to scaled values. Usually
-    /// these are the scaled ends, where nothing overflows or becomes subnormal. For faint grids they are the real ends,
-    /// so that the measurement rounds as the decoder does.
+    /// The first and the last level with which the measurement decodes, and the factor from decoded to scaled values.
+    /// Usually these levels are scaled, so that nothing overflows or becomes subnormal. For faint grids they are not
+    /// scaled, so that the measurement rounds as the decoder does.
     #[inline(always)]
     pub(super) fn ends(&self) -> (f32, f32, f32) {
         if self.is_faint() { (self.low, self.high, self.power) } else { (self.scaled_low, self.scaled_high, 1.0) }
     }
 
-    /// Position of a scaled value between the ends, from 0 to 2^23. With sign and magnitude, `scaled` is the magnitude.
+    /// Position of a scaled value between the ends, from 0 to 2^23. For sign-magnitude codes, `scaled` is the
+    /// magnitude.
     #[inline(always)]
     pub(super) fn position(&self, scaled: f32) -> u32 {
         let part = (scaled - self.scaled_low) * self.inverse;
@@ -117,7 +118,7 @@ pub(super) fn in_levels(position: u32, log_levels: u32) -> u32 {
     (position << log_levels).wrapping_sub(position)
 }
 
-/// Decodes `level`. With sign and magnitude, negative values have negative levels.
+/// Decodes `level`. For sign-magnitude codes, negative values have negative levels.
 #[inline(always)]
 pub(super) fn point<const SIGN_MAGNITUDE: bool>(level: i32, inverse_levels: f32, low: f32, high: f32) -> f32 {
     let part = level as f32 * inverse_levels;
@@ -129,7 +130,7 @@ fn magnitude<E: Element>(value: E) -> u32 {
     value.to_f32().to_bits() & MAGNITUDE
 }
 
-/// Bits of the largest magnitude. NaN counts as larger than infinity.
+/// Bits of the largest magnitude. The bits of NaN are larger than those of infinity.
 #[inline(always)]
 fn largest_magnitude<E: Element>(values: &[E]) -> u32 {
     let mut largest = [0u32; LANES];

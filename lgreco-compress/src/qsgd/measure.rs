@@ -23,8 +23,9 @@ const LANES: usize = 32;
 ///
 /// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5,
 /// unless the tensor has only a few values. It never exceeds `2e-6 + s·2^-21` for stochastic and 2e-6 for nearest
-/// rounding, plus, per value, `2^-44` of the squared length of the bucket's interval. GPUs do not model rounding to
-/// subnormal numbers, which adds at most `Δ·2^-148 + 2^-298` per value.
+/// rounding, apart from an absolute difference per value. The absolute difference is at most `2^-44` of the squared
+/// length of the bucket's interval. On GPUs it may be larger by `Δ·2^-148 + 2^-298`, because they do not model rounding
+/// to subnormal numbers.
 ///
 /// # Errors
 /// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a parameter is out of
@@ -73,7 +74,7 @@ struct Block {
     scaled: [f32; BLOCK],
 }
 
-/// Adds the errors of all bit widths: either of those with sign-magnitude codes, or of those without.
+/// Adds the errors of the bit widths with sign-magnitude codes if `SIGN_MAGNITUDE`, else of all other bit widths.
 #[inline(always)]
 fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
     base: Qsgd,
@@ -183,7 +184,7 @@ impl Block {
     }
 }
 
-/// Adds the lane sums: two halvings in f32, the rest in f64.
+/// Adds the lane sums: halves their number twice in f32, then adds the remaining sums in f64.
 #[inline(always)]
 fn total(sums: [f32; LANES]) -> f64 {
     let mut halves = [0.0f64; LANES / 4];

@@ -1,10 +1,10 @@
 //! QSGD and CGX: bucketed quantisation to 1–8 bits per element.
 //!
 //! A tensor is cut into buckets of consecutive elements. Each bucket has a grid of `s + 1` equally spaced levels that
-//! covers its values. Every element is sent as the number of a neighbouring level.
+//! covers its values. Every element is sent as the number of one of the two levels around it.
 //!
 //! # Numerics
-//! The encoder decides on integers, so that every instruction set and every backend sends the same bits:
+//! The encoder rounds with integers, so that every instruction set and every backend sends the same bits:
 //!
 //! 1. `p` is a power of two that scales the bucket's largest magnitude `M` into [1, 2). Its exponent field is
 //!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below
@@ -21,15 +21,17 @@
 //! | [`Scale::MaxNorm`], 1 bit | `N` | level of x in [−N, N] | 1 | `−N` or `N` |
 //! | [`Scale::MinMax`] | `min`, `max` | level of x in [min, max] | `2^b − 1` | `min·(1 − a) + max·a`, `a = l·(1/s)` |
 //!
-//! The largest and the smallest element therefore decode exactly, and buckets of zeros decode to zeros. With min–max,
-//! constant buckets decode to the constant. The body has the scales of all buckets as little-endian f32. Then come the
-//! codes of all elements, packed little-endian without gaps. Unused bits of the last byte are 0.
+//! With max norm, the element of largest magnitude therefore decodes exactly. With min–max, the smallest and the
+//! largest element decode exactly, and constant buckets decode to the constant. Buckets of zeros decode to zeros. The
+//! body has the scales of all buckets as little-endian f32. Then come the codes of all elements, packed little-endian
+//! without gaps. Unused bits of the last byte are 0.
 //!
 //! # Source
 //! Alistarh et al., "QSGD", NeurIPS 2017, §3 (stochastic rounding) and §5 (max norm, buckets). Markov et al., "CGX",
 //! Middleware 2022 (min–max). Deviations: (1) Codes have a fixed width instead of Elias codes, so that the size does
 //! not depend on the values. (2) The minimum and the maximum are sent instead of the minimum and the step, so that both
-//! are exact. (3) A bucket is constant when its minimum equals its maximum, not below an absolute step of 1e-10.
+//! are exact. (3) We treat a bucket as constant when its minimum equals its maximum, and CGX when the step is below
+//! 1e-10.
 
 mod decode;
 mod encode;
@@ -206,8 +208,8 @@ impl Qsgd {
 /// QSGD's payload size does not depend on the element type, because scales are always f32. It needs no workspace.
 ///
 /// # Complexity
-/// O(elements), one pass over the gradient. At 4 bits this takes as long as about four plain passes, mostly for random
-/// bits.
+/// O(elements), one pass over the gradient. At 4 bits, encoding takes as long as about four plain passes over the
+/// gradient, mostly to make random bits.
 impl Compressor for Qsgd {
     fn traits(&self) -> Traits {
         let piece = Some(self.bucket.max(1) as usize);

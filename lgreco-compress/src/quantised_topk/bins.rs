@@ -1,6 +1,6 @@
 //! Divides the kept magnitudes into bins.
 
-/// Maximum number of bins, which 8 bits have.
+/// Maximum number of bins, reached with 8 bits per value.
 pub(super) const BINS_MAX: usize = 128;
 
 /// A range of magnitudes, divided evenly into bins by the bits of f32 without the sign.
@@ -45,7 +45,7 @@ pub(super) struct Edges {
     bins: Bins,
     /// The magnitude just above each bin.
     ends: [u32; BINS_MAX],
-    /// Bins per unit of magnitude bits, in units of 2^-32, rounded down.
+    /// Number of bins divided by the length of the range, times 2^32, rounded down.
     inverse: u64,
 }
 

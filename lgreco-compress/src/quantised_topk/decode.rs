@@ -24,9 +24,9 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is of another method, or when its variant contradicts its other fields.
-/// [`Error::Parameter`] when the bits are not 1 to 8, or when it keeps no elements or more than the tensor has.
-/// [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes. It
-/// is also returned when a mean is negative or not finite, or when padding is not zero.
+/// [`Error::Parameter`] when the bits are not 1 to 8, or when the number of kept elements is 0 or more than the tensor
+/// has. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes.
+/// It is also returned when a mean is negative or not finite, or when padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.

@@ -26,8 +26,8 @@ pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a `keep` is not between 1 and the
-/// number of elements (0 if there are none), or bits are not 1 to 8. [`Error::Length`] when `squared_errors` does not
-/// have one place per candidate, or `workspace` is shorter than [`measure_workspace_len`].
+/// number of elements (0 if there are none), or when bits are not 1 to 8. [`Error::Length`] when `squared_errors` does
+/// not have one value per candidate, or `workspace` is shorter than [`measure_workspace_len`].
 ///
 /// # Complexity
 /// The time of [`topk::measure`], plus O(n + k log k) to select and sort the k largest magnitudes, where k is the

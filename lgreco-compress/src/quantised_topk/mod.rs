@@ -1,10 +1,11 @@
-//! TopK with kept values in a few bits: a sign, and the number of one of 1 to 128 bins of magnitudes.
+//! TopK with kept values in a few bits. Each value is sent as a sign and the number of a bin of magnitudes. There are 1
+//! to 128 bins.
 //!
-//! The bins divide the range from the smallest kept magnitude (except zeros) to the largest, evenly by their bits as
-//! f32. This is nearly geometric, because the bits of an f32 are a piecewise linear logarithm. A bin decodes to the
-//! mean of its magnitudes, and the payload contains these means. Bins and means are computed with integers only. So the
-//! bytes do not depend on the processor or on the order of addition. Kept zeros belong to the lowest bin. The mean of a
-//! bin has a smaller error than zeros would have, so the method is a contraction, like TopK.
+//! The bins divide the range from the smallest nonzero kept magnitude to the largest. They have equal widths in the
+//! bits of f32. Their edges are nearly geometric, because the bits of an f32 are a piecewise linear logarithm. A bin
+//! decodes to the mean of its magnitudes, and the payload contains these means. Bins and means are computed with
+//! integers only. So the bytes do not depend on the processor or on the order of addition. Kept zeros belong to the
+//! lowest bin. The mean of a bin has a smaller error than zeros would have, so the method is a contraction, like TopK.
 //!
 //! # Payload body
 //! `parameter` is k. `variant` has the bits per value, 1 to 8, in bits 0–3, and the position layout of
@@ -14,7 +15,7 @@
 //! |---|---|
 //! | 4 × 2^(bits − 1) | mean of each bin, f32 little-endian, 0 for empty bins |
 //! | ⌈k × bits / 8⌉ | codes in order of their positions, packed from bit 0 on: the bin, and the sign in the highest bit |
-//! | the rest | positions, as in [`topk`](super::topk) |
+//! | remaining | positions, as in [`topk`](super::topk) |
 //!
 //! Padding bits are 0.
 //!

@@ -39,8 +39,8 @@ impl Sums {
         }
     }
 
-    /// Records the largest magnitude of each bin. No magnitude may be above the bins. They may include zeros that are
-    /// not added later.
+    /// Records the largest magnitude of each bin. No magnitude may be above the bins. The magnitudes may include zeros
+    /// that are not added later.
     #[inline(always)]
     pub(super) fn look(&mut self, magnitudes: &[u32; BLOCK]) {
         let bins = self.edges.bins_of(magnitudes);

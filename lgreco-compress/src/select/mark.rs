@@ -6,7 +6,7 @@ use crate::lanes::{LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Per, spread_parts};
 
 /// Marks the elements with magnitude bits of at least `magnitude`, one bit each, and returns their number. Writes the
-/// bits of their values as f32 to the front of `kept` if there is room.
+/// bits of their values as f32 to the front of `kept` if they fit.
 #[inline(always)]
 fn mark<T: Element, L: Lanes>(lanes: L, values: &[T], magnitude: u32, marks: &mut [u64], kept: &mut [u32]) -> usize {
     let (blocks, rest) = values.as_chunks::<64>();
@@ -77,15 +77,15 @@ fn at_least<T: Element>(
     dispatch_lanes(AtLeast { values, magnitude, stretch, room, counts });
 }
 
-/// Splits the room of a stretch into marks and values.
+/// Splits the workspace `room` of a stretch into marks and values.
 pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
     let (marks, kept) = room.split_at_mut(elements.div_ceil(64));
     (marks, bytemuck::cast_slice_mut(kept))
 }
 
-/// Marks the elements with magnitude bits of at least `magnitude`. Each stretch of `stretch` elements, a multiple of
-/// 64, has `stretch / 2` words of `room`. They receive [the marks, and the values if they fit](marked). `counts`
-/// receives the number of marks per stretch. Each stretch has separate room, so that no core fetches data of another.
+/// Marks the elements with magnitude bits of at least `magnitude`. Each stretch of `stretch` elements (a multiple of
+/// 64) has `stretch / 2` separate words of `room`, so that no core fetches data of another core. These words receive
+/// [the marks, and the values if they fit](marked). `counts` receives the number of marked elements per stretch.
 pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
     let parts = (values, Per(room, stretch / 2, stretch), Per(counts, 1, stretch));
     spread_parts!(values.len(), stretch, parts, (magnitude, stretch), at_least,);

@@ -52,7 +52,7 @@ fn exponential(mean: f64, density: f64) -> Option<f64> {
 fn pareto(mean: f64, variance: f64, density: f64) -> Option<f64> {
     let q = sound(mean * mean / sound(variance)?)?;
     let (scale, shape) = (0.5 * mean * (q + 1.0), 0.5 * (q - 1.0));
-    // For κ near 0, (1 − δ^κ) / κ loses its digits; its limit is −ln δ.
+    // For κ near 0, rounding makes (1 − δ^κ) / κ inaccurate. Its limit is −ln δ.
     let quotient = if shape.abs() < 1e-9 { -ln(density) } else { (1.0 - exp(shape * ln(density))) / shape };
     Some(scale * quotient)
 }

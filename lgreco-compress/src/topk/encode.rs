@@ -26,7 +26,7 @@ pub(super) fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64]
     with_wire_type!(top.values, V => write::<_, V>(elements, cut, workspace, body.values, body.positions))
 }
 
-/// The places for values and positions in a payload.
+/// The parts of a payload that receive the values and the positions.
 pub(super) struct Body<'a> {
     pub(super) values: &'a mut [u8],
     pub(super) positions: Writer<'a>,
@@ -91,10 +91,10 @@ pub(super) fn write<T: Element, V: WireValue>(
 }
 
 /// Writes the positions of the elements above `cut` and of the first `ties` elements at it. Passes the bits of their
-/// values to `take`, which returns an error with the number of a value that is too large.
+/// values to `take`. If a value is too large, `take` returns an error with its index in the slice.
 ///
-/// `workspace` has room for one word per two elements, or at least for [`STRETCH`] elements. With more room, more
-/// stretches are marked at a time.
+/// `workspace` has one word per two elements, or at least `STRETCH / 2` words. If it has more, more stretches are
+/// marked at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],
@@ -126,8 +126,8 @@ fn choose<T: Element>(
                 keep(at, marks, bits)?;
                 continue;
             }
-            // There was no room for the values, because nearly all elements are kept. Reads them again, one word of
-            // marks at a time.
+            // The values did not fit beside the marks, because nearly all elements are kept. Reads the values again,
+            // one word of marks at a time.
             for (at, (marks, values)) in (at..).step_by(64).zip(marks.chunks_mut(1).zip(stretch.chunks(64))) {
                 let (mut places, mut bits) = ([0; 64], [0; 64]);
                 let found = select::ones(marks[0], 0, &mut places);
@@ -148,8 +148,8 @@ fn nth_one(words: &[u64], nth: usize) -> usize {
     ones.nth(nth).unwrap_or(0)
 }
 
-/// Keeps all values of larger magnitude and the first `ties` ties. Moves them to the front, clears the marks of the
-/// other ties, and returns the number kept.
+/// Keeps all values of larger magnitude and the first `ties` ties. Moves the kept values to the front of `bits`, clears
+/// the marks of all other ties, and returns the number of kept values.
 #[inline(always)]
 fn without_later_ties(marks: &mut [u64], bits: &mut [u32], magnitude: u32, ties: &mut u32) -> usize {
     let is_tied = |bits: u32| bits & 0x7fff_ffff == magnitude;

@@ -11,7 +11,8 @@ use core::ops::RangeInclusive;
 /// Maximum number of bins for the candidates' magnitudes. Candidates here are elements that may be kept.
 const BINS_MAX: usize = 1 << 14;
 
-/// Number of bins for a tensor of `elements`: few elements share a bin, and clearing the bins stays cheap.
+/// Number of bins for a tensor of `elements`. It is large enough that few elements share a bin, and small enough that
+/// clearing the bins is cheap.
 const fn bins(elements: usize) -> usize {
     let wanted = (elements / 16).next_power_of_two();
     if wanted < 64 {
@@ -32,8 +33,8 @@ pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
 }
 
 /// Measures the squared error of keeping k elements, for each k in `keeps`. Values are sent as `values`.
-/// `squared_errors[i]` belongs to `keeps[i]`; the keeps may be in any order. The error is the energy outside the k
-/// largest magnitudes, plus the rounding error of the kept values.
+/// `squared_errors[i]` belongs to `keeps[i]`; the keeps may be in any order. The error is the energy (sum of squares)
+/// outside the k largest magnitudes, plus the squared rounding error of the kept values.
 ///
 /// Errors are f64 sums of non-negative terms, so small errors are as precise as large ones.
 ///
@@ -74,7 +75,7 @@ pub fn measure(
     }))
 }
 
-/// Squared error of one element sent as `V`: when kept, and the additional error when dropped.
+/// Squared error of one element sent as `V` if it is kept, and the additional squared error if it is dropped.
 struct Cost {
     kept: f64,
     dropped: f64,
