@@ -68,9 +68,8 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the smallest
-    /// error within the uniform size, or the smallest size within the uniform error. `None` if the budget is not
-    /// uniform.
+    /// Summary of a second plan. If the uniform setting's error limits `plan`, the second plan has the smallest error
+    /// within the uniform setting's size, and vice versa. `None` if the budget is not uniform.
     pub other: Option<Summary>,
     /// Describes where the limit comes from. Empty if no report needs it.
     pub origin: String,
@@ -220,7 +219,7 @@ pub fn default_point(table: &NamedTable) -> Option<Point> {
 }
 
 /// The used part of the budget, such as `99.98 %`. It is rounded down, so 100 % means that the whole budget is used, up
-/// to float rounding. More than the budget is marked `over`.
+/// to float rounding. If the error exceeds the budget, the text says `over`.
 pub fn share(error: f64, budget: f64) -> String {
     let percent = |round: fn(f64) -> f64| round(1e4 * (error / budget)) / 100.0;
     match error {
@@ -252,8 +251,8 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How many times smaller or larger a plan is than `uniform`, or how many times less or more error it has. `None` if one
-/// of the two is 0.
+/// How many times smaller or larger a plan is than `uniform`, or how many times less or more error it has. `None` if
+/// one of the two compared numbers is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     let (plan, own) = (summary.size, uniform.size);
     match summary.limit() {
@@ -286,7 +285,7 @@ fn size_share(size: u64, limit: u64) -> String {
     }
 }
 
-/// The L2 error of a layer, divided by the L2 norm of its gradient. `metric` tells whether `error` is squared.
+/// The L2 error of a layer, divided by the L2 norm of its gradient. `metric` determines whether `error` is squared.
 pub fn relative(metric: &str, error: f64, norm: f64) -> f64 {
     let l2 = if metric.starts_with(Metric::L2.name()) { error } else { error.sqrt() };
     if norm == 0.0 { 0.0 } else { l2 / norm }

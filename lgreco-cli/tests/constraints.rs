@@ -28,7 +28,7 @@ fn a_star_stands_for_the_same_text_in_all_names_of_a_group() {
     assert_eq!((code, &*line), (2, "lgreco: table.json: --group: layer `0.q` is there twice"));
 }
 
-/// A table with three layers. With `tied`, two of them are a group.
+/// A table with three layers. If `tied` is set, two of the layers are a group.
 fn table(tied: bool) -> TempDir {
     let group = if tied { r#""group":"tied","# } else { "" };
     let options = r#""options":[{"label":"qsgd 8","setting":"qsgd 8","size":80,"error":0},
@@ -53,8 +53,8 @@ fn groups_and_fixed_settings_are_kept() {
         assert_eq!((&in_file, &in_file[0]), (&asked, &in_file[1]), "{budget}");
         assert_ne!(in_file, labels(&table(false), &["--budget", budget, "--group", "head,fc"]), "{budget}");
     }
-    // The fixed setting is not a label. The groups of the table and of the command line overlap, so they become one
-    // group. The budget includes the fixed layer.
+    // `--fix` names the option by its setting, not by its label. The groups of the table and of the command line
+    // overlap, so they become one group. The budget includes the fixed layer.
     let all = labels(&table(true), &["--budget", "9", "--group", "head,fc", "--fix", "fc=qsgd 4"]);
     assert_eq!(all, ["half", "half", "half"]);
     let fixed = labels(&table(false), &["--budget", "4", "--fix", "fc=qsgd 2", "--fix", "head=qsgd 8"]);

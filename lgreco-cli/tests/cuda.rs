@@ -1,5 +1,5 @@
-//! Tests of `--backend cuda`: it gives the CPU's table, or says in one line why it cannot. If `LGRECO_GPU` is cuda,
-//! there must be a device. The step on-device of `tests/run` imitates one.
+//! Tests of `--backend cuda`: it gives the CPU's table, or says in one line why it cannot. If `LGRECO_GPU` is `cuda`,
+//! there must be a device. The step `on-device` of `tests/run` imitates a device.
 
 mod common;
 

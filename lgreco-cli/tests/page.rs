@@ -15,7 +15,7 @@ fn page(path: &Path) -> String {
     text.strip_prefix("<!DOCTYPE html>\n").unwrap().to_owned()
 }
 
-/// Asserts that a page loads nothing else.
+/// Asserts that a page loads no other files.
 fn check_alone(page: &str) {
     let document = roxmltree::Document::parse(page).unwrap();
     for node in document.descendants().filter(|node| node.is_element()) {
@@ -183,7 +183,7 @@ fn a_growing_file_is_followed() {
     wait_for(&page, "<dd>0, followed</dd>");
     assert!(std::fs::read_to_string(&page).unwrap().contains("http-equiv=\"refresh\" content=\"1\""));
     let mut steps = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // An incomplete line does not count yet.
+    // An incomplete line is not shown yet.
     let line = step(1);
     let (first, second) = line.split_at(line.len() / 2);
     steps.write_all(first.as_bytes()).unwrap();

@@ -54,7 +54,7 @@ fn defaults_are_hybrid_as_small_as_uniform_and_paper_is_a_word() {
     for method in METHODS {
         same(&["--method", method, "--paper"], &[&["--method", method][..], &paper].concat());
     }
-    // The report has both directions, whichever was requested.
+    // Every report has the gains for both limits: the uniform setting's size and its error.
     let (exact, small) = (stdout(&["plan"]), stdout(&["plan", "--budget", "uniform"]));
     let line = |report: &str, name: &str| {
         report.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{report}")).trim().to_owned()
@@ -111,7 +111,8 @@ fn one_of_anything_is_no_plural() {
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
 
-/// The plan gives the sample's layers, in another order, their chosen settings with the stated sizes.
+/// A plan file returns the chosen settings for the sample's layers, also in another order. Payloads have the stated
+/// sizes.
 #[test]
 fn plans_have_settings_for_the_model() {
     let gradients = Gradients::sample();
@@ -146,8 +147,8 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
     }
 }
 
-/// Finds the smallest error within uniform's size, and within the size of the plan for uniform's error. The two proofs
-/// bound each other.
+/// Finds the smallest error within the uniform setting's size, and within the size of the plan for the uniform
+/// setting's error. The proof of each plan bounds the other plan.
 #[test]
 fn a_size_is_a_limit_as_an_error_is() {
     for method in METHODS {
@@ -299,7 +300,8 @@ fn a_table_of_any_metric_is_solved_to_its_own_budget() {
     assert!(stdout_in(folder.path(), &["solve", "table.json"]).contains("coarse"));
 }
 
-/// The same table with and without defaults. Both have a budget, which `--size` replaces.
+/// Solves a table with defaults and the same table without defaults. Both tables have a budget, which `--size`
+/// replaces.
 #[test]
 fn a_table_of_any_metric_is_solved_within_a_size() {
     let table = |default: &str| {

@@ -169,7 +169,7 @@ fn memory_is_bounded_by_the_largest_layers() {
     let path = folder.path().join("sparse.safetensors");
     std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    file.set_len((8 + header.len() + LAYERS * bytes) as u64).unwrap(); // zeros that take no room on the disk
+    file.set_len((8 + header.len() + LAYERS * bytes) as u64).unwrap(); // zeros that take no space on the disk
     let limited = |kilobytes: usize| {
         let mut command = Command::new("sh");
         let script = format!("ulimit -v {kilobytes} && exec \"$0\" plan sparse.safetensors --json -");

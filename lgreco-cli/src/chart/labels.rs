@@ -50,7 +50,7 @@ impl Labels {
         self.taken.push(area);
     }
 
-    /// Keeps texts off this mark. If there is room, each text also stays nearer to its own point than to this mark.
+    /// Keeps texts off this mark. If possible, each text also stays nearer to its own point than to this mark.
     pub fn take_mark(&mut self, (x, y): (f64, f64)) {
         self.take(Area::new(x - 6.0, y - 6.0, x + 6.0, y + 6.0));
         self.marks.push((x, y));
@@ -68,8 +68,8 @@ impl Labels {
         }
     }
 
-    /// Writes `words` as near to `at` as possible without covering anything. If there is room, the text stays nearer to
-    /// `at` than to other marks. A line joins a distant text to `at`. If there is no room, nothing is written.
+    /// Writes `words` as near to `at` as possible without covering anything. If possible, the text stays nearer to `at`
+    /// than to other marks. A line joins a distant text to `at`. If the text fits nowhere, nothing is written.
     pub fn write(&mut self, svg: &mut Svg, words: &str, at: (f64, f64), size: f64) {
         let (width, height) = (text_width(words, size), 1.2 * size);
         let distances = |is_strict| (8..200).step_by(6).map(move |distance| (is_strict, f64::from(distance)));
@@ -110,7 +110,7 @@ impl Labels {
     }
 
     /// Writes texts in one column at the right end. Each text is as near as possible to the height of its point,
-    /// without covering another text. A line in the text's colour joins the two.
+    /// without covering another text. A line in the text's colour joins the text to its point.
     pub fn column(&mut self, svg: &mut Svg, texts: &[(&str, Colour, (f64, f64))], size: f64) {
         let within = (self.within.top, self.within.bottom);
         let x = self.within.right - texts.iter().map(|(words, ..)| text_width(words, size)).fold(0.0, f64::max);

@@ -29,7 +29,7 @@ pub struct Axis<'a> {
 pub struct Series<'a> {
     /// Name of the series. If it is empty, no name is written.
     pub name: &'a str,
-    /// Their colour.
+    /// Colour of the series.
     pub colour: Colour,
     /// The points, as values on both axes.
     pub points: Vec<(f64, f64)>,
@@ -63,7 +63,7 @@ impl Axis<'_> {
         value.is_finite() && (self.kind != Kind::Log || value > 0.0)
     }
 
-    /// An axis that covers all values, with a margin. `room` is the margin as a part of their range.
+    /// An axis that covers all values, with a margin. `room` is the margin as a fraction of the values' range.
     fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64), room: f64) -> Scale {
         let ends = (f64::INFINITY, f64::NEG_INFINITY);
         let (low, high) = values.filter(|&v| self.has(v)).fold(ends, |(low, high), v| (low.min(v), high.max(v)));

@@ -42,8 +42,8 @@ impl Scale {
         self.first + part * (self.last - self.first)
     }
 
-    /// Round values with their texts, as many as fit at this font size. `beside` tells whether texts stand side by side
-    /// or one above another.
+    /// Returns as many round values as fit at this font size, with their texts. `beside` is true if the texts are side
+    /// by side, and false if they are one above another.
     pub fn ticks(&self, write: &dyn Fn(f64) -> String, size: f64, beside: bool) -> Vec<(f64, String)> {
         let room = |ticks: &[(f64, String)]| {
             ticks.windows(2).all(|pair| {

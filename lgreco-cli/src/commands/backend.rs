@@ -1,8 +1,8 @@
 //! The backends of this build.
 //!
-//! Default builds have the CPU only, because most users first try plans on it, and the GPU backends take time to
-//! compile: CUDA a tenth of the time of all other code, wgpu twice that time. The libraries of CUDA are loaded at run
-//! time.
+//! Default builds have only the CPU backend, because most users first try plans on it, and the GPU backends take long
+//! to compile. Compiling the CUDA backend takes a tenth of the time of all other code. Compiling the wgpu backend takes
+//! twice the time of all other code. The libraries of CUDA are loaded at run time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;

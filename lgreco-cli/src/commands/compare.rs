@@ -76,7 +76,8 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// The budget that the user gave. Without one, two budgets: the uniform setting's error and its size.
+/// Returns the budget that the user gave. If there is none, returns two budgets: the uniform setting's error and its
+/// size.
 fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     let alpha = limits.alpha.unwrap_or(1.0);
     let (error, size) = (Budget::Defaults { alpha, options }, Budget::DefaultSize { alpha, options });
@@ -89,7 +90,7 @@ fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     }
 }
 
-/// Plans of all solvers and baselines within a limit, except the uniform setting.
+/// Makes the plans of all solvers and baselines within a limit. The uniform setting is not among them.
 fn choosers(
     methods: &[Method],
     metric: Metric,
@@ -103,7 +104,8 @@ fn choosers(
     let clusters = table.iter().map(<[_]>::len).max().unwrap_or(1).min(MOST_CLUSTERS);
 
     let mut schemes = Vec::new();
-    // k-means gives layers the option of the same index, which must be the same setting in all layers.
+    // k-means gives all layers of a cluster the option of the same index. So each index must be the same setting in all
+    // layers.
     if methods.len() == 1 && methods != [Method::Hybrid] {
         schemes.push(chosen(table, limit, "k-means", || {
             let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
@@ -131,7 +133,7 @@ fn choosers(
     Ok(schemes)
 }
 
-/// Largest number of k-means clusters. CGX and the L-GreCo paper have at most one per bit width.
+/// Largest number of k-means clusters. CGX and the L-GreCo paper have at most one cluster per bit width.
 const MOST_CLUSTERS: usize = 8;
 
 /// The plan of the options that `choose` returns. It may exceed `limit`.

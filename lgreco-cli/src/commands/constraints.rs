@@ -19,7 +19,7 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     };
     let mut constraints = table.constraints();
     for Group(patterns) in &asked.group {
-        // Layers for which `*` stands for the same text form one group.
+        // Layers in whose names `*` matches the same text form one group.
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for pattern in patterns {
             for (layer, star) in find("--group", pattern)? {
@@ -59,7 +59,7 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     table.merged(&constraints).map_err(|error| Failure::from_core(&error.error, format_args!("{name}: {error}")))
 }
 
-/// The layer with this name, or the layers that match a pattern with `*`, each with the text for which `*` stands.
+/// The layer with this name, or the layers that match a pattern with `*`, each with the text that `*` matches.
 fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     if let Some(layer) = table.find(pattern) {
         return vec![(layer, "")];

@@ -63,7 +63,7 @@ fn which(frontier: &Frontier) -> String {
     match frontier {
         Frontier { complete: true, .. } => format!("{points}: the whole frontier"),
         Frontier { proven: true, .. } => format!("{points}, their sizes spread by equal factors: there are more"),
-        // A plan without a proof is not among the points, because one of them beats it.
+        // All points are proven, but a plan without a proof was dropped, because one of the points beats it.
         _ if open == 0 => format!("{points}, all proven, but not all sizes between them: others may be missing"),
         _ => format!("{points}, of which {open} not proven: others may be missing"),
     }

@@ -28,14 +28,14 @@ pub struct Model {
 pub struct Outcome {
     pub measured: Measured,
     pub facts: Facts,
-    /// Seconds of measurement, without reading.
+    /// Seconds spent on measuring, without reading the gradients.
     pub seconds: f64,
 }
 
 /// A search that is in progress over the batches of a model.
 struct Pass<'a> {
     offer: Offer<'a>,
-    /// Squared errors of the first `rows` rows, which are measured.
+    /// Squared errors of the first `rows` rows, which have been measured.
     errors: Vec<f64>,
     rows: usize,
     seconds: f64,

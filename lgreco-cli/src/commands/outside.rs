@@ -7,7 +7,7 @@ use lgreco::rng::Stream;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Reads a table. Settings whose first word is no method of lgreco's are kept as text.
+/// Reads a table. Settings whose first word is not a method of lgreco are kept as text.
 pub fn read(json: &[u8]) -> Result<TableFile, Error> {
     TableFile::parse(json).or_else(|error| match error {
         Error::Setting { .. } => TableFile::parse_with(json, &methods(json).ok_or(error)?),
@@ -20,7 +20,7 @@ pub fn read(json: &[u8]) -> Result<TableFile, Error> {
 struct Outside {
     id: u8,
     name: &'static str,
-    /// For each parameter, whether it is a number that is not whole in some setting.
+    /// For each parameter, whether its text in some setting is not a whole number.
     floats: Vec<bool>,
 }
 
@@ -63,8 +63,8 @@ impl Method for Outside {
 
 const UNKNOWN: lgreco::Error = lgreco::Error::UnknownName { what: "method", expected: "one of lgreco's" };
 
-/// The methods of a table's settings that are not lgreco's; `None` if there are none, too many, or if a name is not allowed.
-/// They are never freed, because settings refer to them. The command reads one table.
+/// Returns the outside methods in a table's settings. Returns `None` if there are none or too many, or if a name is not
+/// allowed. The methods are never freed, because settings refer to them. A command reads only one table.
 fn methods(json: &[u8]) -> Option<Methods> {
     let table: Value = serde_json::from_slice(json).ok()?;
     let layers = table["layers"].as_array()?.iter();

@@ -73,8 +73,8 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    // Also solves with the roles swapped. If the budget is the uniform setting's error, the second plan is limited by
-    // its size, and vice versa.
+    // Also solves for the opposite limit. If the budget is the uniform setting's error, the uniform setting's size
+    // limits the second plan, and vice versa.
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
@@ -158,7 +158,7 @@ pub fn expect_multiple(limits: Limits) -> Result<(), Failure> {
     }
 }
 
-/// The limits on the command line. `--paper` means the uniform error.
+/// The limits on the command line. `--paper` sets the budget to the uniform setting's error.
 fn limits(solving: Solving) -> Limits {
     if solving.paper { Limits { budget: Some(BudgetArg::Uniform), ..solving.limits } } else { solving.limits }
 }

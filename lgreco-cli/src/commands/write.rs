@@ -25,8 +25,8 @@ pub fn distinct<'a>(
     Ok(())
 }
 
-/// Writes `text` to the file at `path`. It writes a temporary file beside it, which then replaces the old file. So the
-/// old content remains if writing fails. Devices and pipes are written directly.
+/// Writes `text` to the file at `path`. Writes a temporary file in the same folder, which then replaces the old file.
+/// So the old content remains if writing fails. Devices and pipes are written directly.
 pub fn file(path: &Path, text: &str) -> Result<(), Failure> {
     let place = place(path);
     let written = if is_special(&place) { fs::write(&place, text) } else { replace(&place, text.as_bytes()) };
@@ -57,7 +57,8 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Creates a temporary file beside `place`, and locks it so that no other process considers it abandoned.
 fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
-    // Each name is used once. Otherwise a process that removes an earlier file of this name could remove this one.
+    // Each name is used once, because a process that removes an earlier file of the same name could also remove this
+    // file.
     static CREATED: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
         let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
@@ -77,7 +78,8 @@ fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
 }
 
-/// Removes temporary files beside `place` that killed processes left. Running processes hold locks on theirs.
+/// Removes temporary files beside `place` that killed processes left. Running processes hold locks on their temporary
+/// files.
 fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
@@ -100,7 +102,7 @@ fn remove_abandoned(place: &Path) {
     }
 }
 
-/// The file to which `path` leads through links, or the place where it would be created.
+/// The file to which `path` leads through links, or the path at which it would be created.
 fn place(path: &Path) -> PathBuf {
     let there = |path: &Path| path.canonicalize().ok();
     let mut path = path.to_owned();

@@ -42,7 +42,8 @@ impl Files {
         }
     }
 
-    /// If a folder has an index, the index defines the model. Otherwise all safetensors files of the folder do.
+    /// If a folder has an index, the index defines the model. Otherwise the model is all safetensors files of the
+    /// folder.
     fn of_folder(folder: &Path) -> Result<Files, Failure> {
         let (mut indices, mut shards) = (Vec::new(), Vec::new());
         for entry in folder.read_dir().map_err(|error| wrong(folder, error))? {
@@ -110,8 +111,8 @@ impl Index {
     }
 }
 
-/// `file` as a relative path without `..`, so that it stays inside the index's folder. Links may still lead out. `None`
-/// for other paths.
+/// `file` as a relative path without `..`, so that it stays inside the index's folder. Links may still lead out of it.
+/// Returns `None` for all other paths.
 fn inside(file: &str) -> Option<PathBuf> {
     let mut path = PathBuf::new();
     for component in Path::new(file).components() {

@@ -57,7 +57,7 @@ pub(crate) fn drawn(
             relative.map_or(Cell::Number(None, String::new()), |part| {
                 Cell::Number(Some(part), format!("{} %", significant(100.0 * part)))
             }),
-            // Relative errors are more useful, but not all metrics have them.
+            // Relative errors are more useful, but need `facts`.
             match facts {
                 Some(_) => Cell::Number(None, String::new()),
                 None => Cell::Number(Some(choice.error), significant(choice.error)),
@@ -69,7 +69,7 @@ pub(crate) fn drawn(
     page.finish()
 }
 
-/// A page about a plan from its file alone: without frontier, shapes and relative errors.
+/// A page about a plan, made only from its file. It lacks the frontier, shapes and relative errors.
 pub fn of_file(title: &str, file: &PlanFile) -> String {
     let bar = |layer: &lgreco::file::PlanLayer| Bar {
         name: printable(&layer.name),

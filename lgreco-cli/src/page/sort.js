@@ -1,4 +1,4 @@
-// A click on a column's name sorts by it, another one turns the order around.
+// A click on a column's name sorts by the column. Another click reverses the order.
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
@@ -15,7 +15,7 @@ for (const table of document.querySelectorAll("table")) {
     const order = (a, b) => numbers ? a - b : a.localeCompare(b, undefined, { numeric: true });
     const rows = [...body.rows].map(row => [key(row), row]);
     rows.sort(([a], [b]) => {
-      // What has no value comes last, whatever the order.
+      // Cells without a value come last in both orders.
       if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
       return down ? order(b, a) : order(a, b);
     });

@@ -27,8 +27,8 @@ impl Cell {
     }
 }
 
-/// A table with these columns. The first row tells whether a column is sorted by text or by number. Columns in which
-/// all cells are empty are left out.
+/// A table with these columns. The cells of the first row determine whether a column is sorted as text or by number.
+/// Columns in which all cells are empty are left out.
 pub(crate) fn table<const N: usize>(head: [&str; N], rows: &[[Cell; N]]) -> String {
     let text = |cell: &Cell| match cell {
         Cell::Text(text) | Cell::Number(_, text) => !text.is_empty(),

@@ -96,7 +96,7 @@ impl Picture {
         svg.file(&self.title)
     }
 
-    /// Its layers.
+    /// The picture's layers.
     pub fn layers(&self) -> Layers<'_> {
         Layers { bars: &self.layers, measure: self.measure, mark: "default setting" }
     }

@@ -24,7 +24,7 @@ pub enum End {
     Done,
 }
 
-/// Parts of command lines: commands, options and values. `{}` stands for the folder of [`folder`].
+/// Parts of command lines: commands, options and values. `{}` is replaced by the path of [`folder`].
 const WORDS: [&str; 108] = [
     "plan",
     "measure",
@@ -141,7 +141,7 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// A folder with small inputs. Each process has its own.
+/// A folder with small inputs. Each process has a separate folder.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

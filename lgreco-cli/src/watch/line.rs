@@ -17,7 +17,7 @@ pub struct Line {
     pub switched: bool,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
-    /// Bytes that this worker sent for them.
+    /// Bytes that this worker sent for these gradients.
     pub bytes_out: u64,
     /// Seconds of agreement, measurement and planning.
     pub planning_seconds: Option<f64>,
@@ -85,7 +85,7 @@ pub struct Layer {
 }
 
 impl Line {
-    /// Reads a line. The error tells the position in the line and what is wrong there.
+    /// Reads a line. The error states the position in the line and what is wrong there.
     pub fn parse(bytes: &[u8]) -> Result<Line, String> {
         let line: Line = serde_json::from_slice(bytes).map_err(|error| {
             let text = error.to_string();

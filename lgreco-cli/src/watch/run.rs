@@ -5,7 +5,7 @@ use crate::failure::printable;
 use crate::units::{grouped, ratio, seconds, significant};
 use std::collections::BTreeMap;
 
-/// Largest number of points that are kept. Beyond it, older steps are merged into means.
+/// Largest number of points that are kept. If there are more, pairs of consecutive points are merged into their means.
 const MOST: usize = 2000;
 
 /// A run so far.
@@ -13,7 +13,7 @@ const MOST: usize = 2000;
 pub struct Run {
     /// The steps. A point can be the mean of several steps.
     pub points: Vec<Point>,
-    /// Its last line.
+    /// The last line that was read.
     pub last: Option<Line>,
     /// For each layer, the bytes sent in the last step, and the bytes of its gradient.
     pub sent: Vec<(f64, f64)>,
@@ -41,11 +41,11 @@ pub struct Point {
 }
 
 impl Run {
-    /// Adds a line of JSON. If its step is not after the last one, the run has resumed from a checkpoint. Then the
-    /// state of later steps is dropped.
+    /// Adds a line of JSON. If its step is not after the last one, the run has resumed from a checkpoint. The points
+    /// from this step on are then dropped.
     ///
     /// # Errors
-    /// The position in the line and what is wrong there. Then nothing is added.
+    /// The position in the line and what is wrong there. After an error, nothing is added.
     pub fn add(&mut self, line: &[u8]) -> Result<(), String> {
         self.record(Line::parse(line)?);
         Ok(())

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Largest length of a line in bytes. No model has longer lines, so a longer one means that the file is of another
-/// kind.
+/// Largest length of a line in bytes. No model has longer lines. If a line is longer, the file is of another kind.
 const MOST: u64 = 1 << 28;
 
 /// The source of the lines.
@@ -25,7 +24,8 @@ pub struct Source {
 enum Input {
     /// A regular file, which may always grow. `read` is the number of bytes read so far.
     File { path: PathBuf, reader: BufReader<File>, read: u64 },
-    /// Lines that a thread reads from a pipe, so that [`Source::next`] can stop waiting. The thread ends with the pipe.
+    /// Lines that a thread reads from a pipe, so that [`Source::next`] can stop waiting. The thread ends when the pipe
+    /// is closed.
     Pipe(Receiver<io::Result<Vec<u8>>>),
 }
 
@@ -58,12 +58,13 @@ impl Source {
         Ok(Source { name, lines: 0, input, rest: Vec::new() })
     }
 
-    /// Whether [`next`](Source::next) never waits for a line.
+    /// Whether the source is a regular file. For such files, [`next`](Source::next) never waits for a line.
     pub fn is_file(&self) -> bool {
         matches!(self.input, Input::File { .. })
     }
 
-    /// Reads the next complete line. From a pipe, waits for it until `wait` is over, or as long as the pipe is open.
+    /// Reads the next complete line. If the source is a pipe, waits for the line for at most `wait`. If `wait` is
+    /// `None`, waits until the pipe is closed.
     pub fn next(&mut self, wait: Option<Duration>) -> Result<Next, Failure> {
         let failed = |error: io::Error| Failure::bad_input(format_args!("{}: {error}", self.name));
         match &mut self.input {
@@ -108,7 +109,7 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<u64> {
     Ok(reader.take(room).read_until(b'\n', line)? as u64)
 }
 
-/// The lines of a pipe, read by a thread. It is at most one line ahead.
+/// The lines of a pipe, read by a thread. The thread reads at most one line ahead.
 fn piped(pipe: impl Read + Send + 'static) -> Receiver<io::Result<Vec<u8>>> {
     let (sender, receiver) = sync_channel(0);
     std::thread::spawn(move || {

@@ -20,12 +20,12 @@ pub fn lgreco_in(folder: &Path, args: &[&str]) -> Output {
     command.current_dir(folder).args(args).output().expect("lgreco starts")
 }
 
-/// Standard output of a run that must succeed and say nothing on standard error.
+/// Standard output of a run that must succeed and write nothing to standard error.
 pub fn stdout(args: &[&str]) -> String {
     succeeded(lgreco(args), args)
 }
 
-/// Standard output of a run in `folder` that must succeed and say nothing on standard error.
+/// Standard output of a run in `folder` that must succeed and write nothing to standard error.
 pub fn stdout_in(folder: &Path, args: &[&str]) -> String {
     succeeded(lgreco_in(folder, args), args)
 }
@@ -36,7 +36,8 @@ fn succeeded(output: Output, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Exit code and the one line on standard error of a run in `folder` that must fail with nothing on standard output.
+/// Exit code and standard error of a run in `folder`. The run must fail, write one line to standard error, and write
+/// nothing to standard output.
 pub fn failure_in(folder: &Path, args: &[&str]) -> (i32, String) {
     let output = lgreco_in(folder, args);
     let stderr = String::from_utf8(output.stderr).unwrap();
