@@ -54,7 +54,7 @@ fn defaults_are_hybrid_as_small_as_uniform_and_paper_is_a_word() {
     for method in METHODS {
         same(&["--method", method, "--paper"], &[&["--method", method][..], &paper].concat());
     }
-    // Every report has the gains for both limits: the uniform setting's size and its error.
+    // If the limit is uniform, the report has the gains for both uniform limits, size and error.
     let (exact, small) = (stdout(&["plan"]), stdout(&["plan", "--budget", "uniform"]));
     let line = |report: &str, name: &str| {
         report.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{report}")).trim().to_owned()
@@ -148,7 +148,7 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
 }
 
 /// Finds the smallest error within the uniform setting's size, and within the size of the plan for the uniform
-/// setting's error. The proof of each plan bounds the other plan.
+/// setting's error. The two proven results bound each other.
 #[test]
 fn a_size_is_a_limit_as_an_error_is() {
     for method in METHODS {

@@ -4,7 +4,7 @@
 //! Run `cargo bench -p lgreco-compress --bench powersgd` for our own products, and again with `--features gemm`. The
 //! benchmark also checks the answers. Times are minima over interleaved runs.
 //!
-//! On one core of a Sapphire Rapids Xeon, GFLOP/s for `M Q` and `Mᵀ P` at 1024 × 4096:
+//! Speeds of `M Q` and `Mᵀ P` for a 1024 × 4096 matrix on one core of a Sapphire Rapids Xeon, in GFLOP/s:
 //!
 //! | rank | our own | `matrixmultiply` | with the feature |
 //! |---|---|---|---|
@@ -38,7 +38,8 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
-    // A rank-64 approximation loses most of the norm of the noise, but less than 1/32 of the norm of the other matrix.
+    // The error of a rank-64 approximation has most of the norm of the noise, but less than 1/32 of the norm of the
+    // other matrix.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
         for iterations in [1, 5] {
             row(name, shape, values, iterations)?;
@@ -115,7 +116,7 @@ fn report(product: &str, rank: usize, [ours, theirs]: [f64; 2]) {
     );
 }
 
-/// `out = A B`, A [m, k] with the given strides, B and out column after column.
+/// Computes `out = A B`. A has m rows, k columns and the given strides. B and `out` are stored column after column.
 fn sgemm([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: &mut [f32]) {
     assert!(a.len() == m * k && b.len() == k * n && out.len() == m * n);
     let [rs, cs] = strides.map(|s| s as isize);

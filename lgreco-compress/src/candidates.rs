@@ -185,7 +185,7 @@ impl Candidates<'_> {
     /// # Complexity
     /// QSGD and EDEN: O(elements · candidates), one pass. TopK: about one pass for any number of candidates. TopK in
     /// few bits: three passes and a sort of the kept elements. PowerSGD: one encoding and decoding at the largest rank.
-    /// SIDCo, AdaComp and LoCo: a few passes per candidate. The documentation of each method's `measure` says more.
+    /// SIDCo, AdaComp and LoCo: a few passes per candidate. The documentation of each method's `measure` has details.
     pub fn measure(
         &self,
         gradient: &Gradient<'_>,

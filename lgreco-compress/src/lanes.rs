@@ -97,7 +97,7 @@ impl Lanes for pulp::x86::V4 {
     }
 }
 
-/// A loop that needs [`Lanes`], like [`Kernel`](crate::simd::Kernel).
+/// A loop that needs [`Lanes`]. It corresponds to [`Kernel`](crate::simd::Kernel) for other loops.
 pub(crate) trait LaneKernel {
     /// Result of the loop.
     type Output;

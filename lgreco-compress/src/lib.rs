@@ -26,9 +26,9 @@
 //! * `avx512` (default): also chooses AVX-512 instructions. Compiling takes a third longer. Implies `std`.
 //! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
 //!   processors. Implies `std`.
-//! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool, with the same bits. A
-//!   pool thread that waits for such a layer may run another task of the pool meanwhile. Tasks of the same pool must
-//!   therefore not block in collectives. Implies `std`.
+//! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool. The results have the same
+//!   bits. A pool thread that waits for such a layer may run another task of the pool meanwhile. Tasks of the same pool
+//!   must therefore not block in collectives. Implies `std`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

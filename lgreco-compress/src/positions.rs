@@ -115,7 +115,7 @@ pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]>
             if !start.is_multiple_of(1 << low_bits) {
                 return None;
             }
-            // In the high bits, each zero ends the run of positions with one value of the high part.
+            // In the high bits, each zero ends the run of positions that share a value of the high part.
             let (wanted, high) = (start >> low_bits, bytes.get(low_bytes as usize..)?);
             let (mut before, mut zeros) = (0, 0);
             for (i, chunk) in (0..).zip(high.chunks(8)) {

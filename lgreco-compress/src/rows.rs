@@ -51,8 +51,8 @@ impl Rows {
         self.iter().map(|row| row.len()).sum()
     }
 
-    /// Each setting with its measured squared error. If the payload's length depends on the gradient's values, also its
-    /// length in bytes. `squared_errors` holds [`places`](Rows::places) values, row after row.
+    /// Yields each setting with its measured squared error. Also yields the payload's length in bytes if it depends on
+    /// the gradient's values. `squared_errors` holds [`places`](Rows::places) values, row after row.
     pub fn measured(&self, squared_errors: &[f64]) -> impl Iterator<Item = (Setting, f64, Option<usize>)> {
         let mut rest = squared_errors;
         self.0.iter().flat_map(move |row| {

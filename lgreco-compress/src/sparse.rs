@@ -59,8 +59,8 @@ pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -
     Ok(positions::find(layout, positions, start as u64))
 }
 
-/// Adds the values of the elements from `start` on, a multiple of 64, or writes them if `replace` is set. `place` is
-/// the reading position where the last stretch ended.
+/// Adds the values of the elements from `start` on, or writes them if `replace` is set. `start` is a multiple of 64.
+/// `place` is the reading position where the last stretch ended.
 pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     payload: &Payload<'a>,
     replace: bool,

@@ -73,7 +73,7 @@ impl Cut for Start {
     }
 }
 
-/// A slice with `.1` entries for every `.2` elements. The slice may be shorter.
+/// A slice with `.1` entries for every `.2` elements. The slice may have fewer entries.
 pub struct Per<S>(pub S, pub usize, pub usize);
 
 impl<T: Sync> Cut for Per<&[T]> {

@@ -117,8 +117,8 @@ impl Labels {
         let step = 1.25 * size;
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by(|&a, &b| texts[a].2.1.total_cmp(&texts[b].2.1));
-        // From top to bottom, each text moves below the one above it. Then, from bottom to top, all move up into the
-        // chart.
+        // From top to bottom, each text moves below the one above it. Then, from bottom to top, texts below the chart
+        // move up into it.
         let mut heights: Vec<f64> = Vec::new();
         for &text in &order {
             let least = heights.last().map_or(within.0 + size / 2.0, |above| above + step);

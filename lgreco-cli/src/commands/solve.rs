@@ -36,7 +36,7 @@ pub fn run(
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Reads a table file, or standard input for `-`. Returns its name for messages too. `results` must not overwrite the
+/// Reads a table file, or standard input for `-`. Also returns its name, for messages. `results` must not overwrite the
 /// file.
 pub fn read<'a>(
     path: &'a Path,

@@ -1,4 +1,4 @@
-//! Pages for a browser. Each is one file that loads nothing else.
+//! Pages for a browser. Each is one file that loads no other files.
 
 mod plan;
 mod table;

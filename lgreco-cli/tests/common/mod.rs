@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// Runs `lgreco` with `args` in an empty folder.
+/// Runs `lgreco` with `args` in the current folder.
 pub fn lgreco(args: &[&str]) -> Output {
     lgreco_in(Path::new("."), args)
 }

@@ -19,8 +19,8 @@ use crate::{Error, Result};
 /// short blocks, the errors differ more.
 ///
 /// # Errors
-/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a bit width is not 1 to
-/// 8. [`Error::NonFinite`] with the first NaN or infinity. [`Error::Overflow`] as for encoding. After an error,
+/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a bit width is outside
+/// 1 to 8. [`Error::NonFinite`] with the first NaN or infinity. [`Error::Overflow`] as for encoding. After an error,
 /// `squared_errors` must not be used.
 ///
 /// # Complexity

@@ -84,7 +84,7 @@ pub const BLOCK: usize = 4096;
 /// Bytes of the seed.
 const SEED_LEN: usize = 8;
 
-/// How the length of the decoded vector is chosen.
+/// How the scale of a block is computed.
 ///
 /// ```
 /// use lgreco_compress::eden::{self, Scale};
@@ -100,7 +100,8 @@ const SEED_LEN: usize = 8;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scale {
-    /// Makes `⟨x̂, x⟩ = ‖x‖²`. Means over many seeds or workers then have a smaller error.
+    /// Makes `⟨x̂, x⟩ = ‖x‖²` for a block x that decodes to x̂. Means over many seeds or workers then have a smaller
+    /// error.
     #[default]
     Unbiased,
     /// Minimises the squared error.
@@ -133,7 +134,7 @@ pub enum Scale {
 pub struct Eden {
     /// Bits per element, 1 to 8.
     pub bits: u8,
-    /// How the length of the decoded vector is chosen.
+    /// How the scale of a block is computed.
     pub scale: Scale,
 }
 

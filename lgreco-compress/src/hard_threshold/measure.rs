@@ -24,8 +24,8 @@ pub(crate) fn measure(hard: &HardThreshold, gradient: &Gradient<'_>) -> Result<(
 fn of_values<T: Element, V: WireValue>(hard: &HardThreshold, values: &[T], shape: Shape) -> Result<(f64, usize)> {
     check_finite(values)?;
     let (least, mut kept) = (hard.lambda.to_bits(), 0);
-    // Three squared errors: of the elements above the threshold when sent, of the others when dropped, and of the
-    // others when sent.
+    // `of_kept` is the squared error of sending the elements that reach the threshold. `of_dropped` is the squared
+    // error of dropping all other elements, and `of_others` that of sending them.
     let (mut of_kept, mut of_dropped, mut of_others) = (0.0, 0.0, 0.0);
     for (index, &x) in values.iter().enumerate() {
         let (value, is_kept) = (x.to_f32(), magnitude_bits(x) >= least);

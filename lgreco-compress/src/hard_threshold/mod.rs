@@ -15,8 +15,8 @@
 //! # Source
 //! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ comes
 //! from the authors' run script. Deviations: we send the whole tensor if this is shorter than the selected elements
-//! with their positions. We send only the selected elements; the authors pad their buffers to the largest number of
-//! elements of all workers.
+//! with their positions. Our payloads are not padded; the authors pad their buffers to the largest number of elements
+//! of all workers.
 
 mod measure;
 mod setting;

@@ -1,7 +1,7 @@
 //! Makes columns orthonormal, including zero and dependent columns.
 //!
-//! For each panel it does the following twice. It subtracts the projection on all earlier panels, then runs modified
-//! Gram–Schmidt inside the panel. Twice is enough: Giraud, Langou, Rozložník, "The loss of orthogonality in the
+//! Processes each panel in two passes. A pass subtracts the projection on all earlier panels, then runs modified
+//! Gram–Schmidt inside the panel. Two passes are enough: Giraud, Langou, Rozložník, "The loss of orthogonality in the
 //! Gram–Schmidt orthogonalization process", 2005. The work by panels follows the block Gram–Schmidt of Barlow and
 //! Smoktunowicz, 2013. Exact powers of two first scale the columns to magnitude 1, so that no square leaves the range
 //! of f32.

@@ -118,7 +118,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads the next block. Returns the number of positions, and a result if the range ends after them.
+/// Reads the next block. Returns the number of positions. If the range ends after these positions, also returns its
+/// result.
 #[inline(always)]
 fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<()>>) {
     if reader.layout.coding == Coding::All {

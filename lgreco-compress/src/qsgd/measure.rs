@@ -16,7 +16,7 @@ const LANES: usize = 32;
 /// `base`; `base.bits` is ignored. The result is exact for [`Rounding::Nearest`]. For [`Rounding::Stochastic`] it is
 /// the exact expectation over the random bits.
 ///
-/// For stochastic rounding this is Σ Δ²·f·(1 − f), where Δ is the step of the grid and `f` is the fraction that
+/// For stochastic rounding, the error is Σ Δ²·f·(1 − f), where Δ is the step of the grid and `f` is the fraction that
 /// the encoder rounds. In three cases the error is computed from decoded values instead. The first is nearest rounding.
 /// The second is a bucket with all values on one side of zero, because decoded values may be much larger than Δ. The
 /// third is a bucket with magnitudes below 2^-100, because decoded values may be rounded to subnormal numbers.

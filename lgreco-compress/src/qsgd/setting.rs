@@ -78,8 +78,8 @@ pub(crate) const READER: Reader = Reader {
     )),
 };
 
-/// Searches use max-norm buckets of 512 and stochastic rounding. With this setting, training recovered accuracy in QSGD
-/// §5.
+/// Searches use max-norm buckets of 512 and stochastic rounding. In §5 of the QSGD paper, training with this setting
+/// recovered the accuracy.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Quantisation with max-norm buckets of 512 and stochastic rounding; unbiased",
     default: 4.0,

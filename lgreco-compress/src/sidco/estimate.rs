@@ -64,7 +64,8 @@ fn gamma(mean: f64, mean_ln: f64, density: f64) -> Option<f64> {
     Some(mean / shape * inverse_upper_gamma(shape, density))
 }
 
-/// Mean logarithm of the magnitudes. It first adds 2^-52 of their l2 norm to each magnitude, so that none is 0.
+/// Mean logarithm of the magnitudes. Before taking the logarithm, adds 2^-52 of the l2 norm to each magnitude, so that
+/// none is 0.
 fn mean_ln<T: Element>(values: &[T], all: &Moments) -> f64 {
     let least = f64::EPSILON * sqrt(all.squares);
     values.iter().map(|x| ln(x.to_f32().abs() as f64 + least)).sum::<f64>() / all.count

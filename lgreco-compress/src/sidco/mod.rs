@@ -66,8 +66,8 @@ pub enum Fit {
 /// Sends about a fraction `density` of the elements: those above an estimated threshold.
 ///
 /// # Complexity
-/// Encoding takes two passes, one more per stage, and a selection when the estimate is outside its range. It needs half
-/// a word of workspace per element.
+/// Encoding takes two passes and one more per stage. If the number of elements is outside its range, it also takes a
+/// selection. It needs half a word of workspace per element.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, sidco::{Fit, Sidco}, wire::Payload};

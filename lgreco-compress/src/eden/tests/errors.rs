@@ -100,7 +100,8 @@ fn means_over_seeds_tend_to_the_gradient() {
             errors += squared_distance(&values, &decoded);
         }
         let of_mean: f64 = sums.iter().zip(&values).map(|(sum, &x)| (sum / DRAWS as f64 - x as f64).powi(2)).sum();
-        // Expects the mean error divided by the number of draws, within six standard deviations.
+        // Expects that the mean's error is one draw's error divided by the number of draws, within six standard
+        // deviations.
         let ratio = of_mean * DRAWS as f64 / (errors / DRAWS as f64);
         assert!((ratio - 1.0).abs() < 6.0 * (2.0 / BLOCK as f64).sqrt(), "{kind}: {ratio}");
     }
