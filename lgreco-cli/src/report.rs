@@ -309,7 +309,7 @@ fn aligned(lines: &[(&str, String)]) -> String {
     lines.iter().map(|(name, value)| format!("{name:14}{value}\n")).collect()
 }
 
-/// A text table. The first column is aligned left, the others right. Empty columns are left out.
+/// A text table. The first column is aligned left, all other columns right. Empty columns are left out.
 pub struct Rows {
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,

@@ -89,8 +89,8 @@ impl Method {
     /// The methods to compare first: the methods of the L-GreCo paper, EDEN, and the default (hybrid).
     pub const COMPARED: [Method; 5] = [Method::Qsgd, Method::Eden, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
-    /// The methods of a [`Hybrid`](Method::Hybrid) search with their defaults. The first one is the reference of the budget.
-    /// For usual shapes, PowerSGD with rank 8 takes about as many bytes as 3-bit EDEN.
+    /// The methods of a [`Hybrid`](Method::Hybrid) search with their defaults. The default of the first method sets the
+    /// budget. For usual shapes, PowerSGD with rank 8 takes about as many bytes as 3-bit EDEN.
     pub const HYBRID: [(Method, f64); 3] = [
         (Method::Eden, Method::Eden.planned().default),
         (Method::TopK, Method::TopK.planned().default),

@@ -102,10 +102,10 @@ impl Stored {
     /// Reads the headers of the model at `path`: a safetensors file, an index (`*.json`) of several files, or a folder.
     ///
     /// # Errors
-    /// Each error names the file: a file that cannot be read; bytes that [`parse`](Stored::parse) rejects; a folder
-    /// without safetensors files or with several indices; a layer in two files. It is also an error if an index is
-    /// malformed, lists a layer twice, names files outside its folder, or disagrees with a file about the file's
-    /// layers.
+    /// Returns an error if a file cannot be read, or if [`parse`](Stored::parse) rejects its bytes. Also returns an
+    /// error if a folder has no safetensors file or several indices, or if a layer is in two files. It is also an error
+    /// if an index is malformed, lists a layer twice, names files outside its folder, or disagrees with a file about
+    /// the file's layers. Each error names the file.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
         let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
@@ -143,8 +143,9 @@ impl Stored {
     /// Reads the header of a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. It is also an
-    /// error if a tensor has another type, or 2^32 or more elements; the error names the tensor.
+    /// Returns an error if the bytes are not a safetensors file, or if the file has no tensors or two tensors with the
+    /// same name. It is also an error if a tensor is not F32, F16 or BF16, or has 2^32 or more elements; the error
+    /// names the tensor.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = Bytes::Memory(bytes.into());
         let tensors = header::read(&bytes, 0)?;
@@ -208,8 +209,8 @@ impl Stored {
     /// Reads the values of the layers `range` into `buffer`, which grows as needed.
     ///
     /// # Errors
-    /// A file that cannot be read or has become shorter; the error names file and layer. A buffer that cannot be
-    /// allocated.
+    /// Returns an error if a file cannot be read or has become shorter; the error names file and layer. Also returns an
+    /// error if the buffer cannot be allocated.
     ///
     /// # Panics
     /// When the model has no such layers.

@@ -45,7 +45,7 @@ impl Run {
     /// from this step on are then dropped.
     ///
     /// # Errors
-    /// The position in the line and what is wrong there. After an error, nothing is added.
+    /// The error states the position in the line and what is wrong there. After an error, nothing is added.
     pub fn add(&mut self, line: &[u8]) -> Result<(), String> {
         self.record(Line::parse(line)?);
         Ok(())

@@ -65,8 +65,8 @@ impl Factor for Panels<'_> {
     }
 }
 
-/// Rows and columns of the tile of the product that is computed at a time, and number of factor columns that are loaded
-/// at a time. The tile and the loaded entries take 32 KiB of stack.
+/// The product is computed in tiles of `TILE_ROWS` × `TILE_COLS` elements. `DEPTH` factor columns are loaded at a time.
+/// The tile and the loaded entries take 32 KiB of stack.
 const TILE_ROWS: usize = 32;
 const TILE_COLS: usize = 64;
 const DEPTH: usize = 64;

@@ -6,8 +6,8 @@ use crate::num::sqrt;
 /// Maximum number of a bucket's elements that are sampled.
 const LONGEST: usize = 1 << 16;
 
-/// Expected relative squared error on one bucket of a tensor. The values are the quantiles `(i + 1/4) / (n − 1/2)` of
-/// Student's t with two degrees of freedom, where `n` is the number of elements in a bucket. At most 65536 of them are
+/// Expected relative squared error on one bucket of a tensor. The values are the quantiles at `(i + 1/4) / (n − 1/2)`
+/// of Student's t with two degrees of freedom. `n` is the number of elements in a bucket. At most 65,536 quantiles are
 /// used.
 pub(super) fn squared_error(qsgd: &Qsgd, elements: usize) -> f64 {
     let bucket = elements.min(qsgd.bucket as usize);

@@ -24,8 +24,8 @@ const fn bins(elements: usize) -> usize {
     }
 }
 
-/// Words of workspace that [`measure`] needs for a row of `keeps` entries: half a word per element, one word per entry,
-/// and at most 24,833 more.
+/// Words of workspace that [`measure`] needs for a row of `keeps` entries. This is half a word per element, one word
+/// per entry, and at most 24,833 additional words.
 pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     let bins = bins(shape.elements());
     // The parts are: sorted keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
