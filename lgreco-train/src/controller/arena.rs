@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 /// Sizes of the buffers that a bucket's layers need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Needs {
-    /// Number of f32 values for compressors' inputs besides the gradients, during the whole exchange.
+    /// Number of f32 values for compressors' inputs that are stored outside of the gradients, during the whole exchange.
     pub offered: usize,
     /// Number of f32 values for compression errors, while means replace the gradients.
     pub rest: usize,
@@ -24,7 +24,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// The memory of these layers together. `specs` describe exchanges of the gradients themselves.
+    /// The sizes for these layers together. `specs` have the element types of the gradients.
     pub(super) fn of<'a>(
         specs: impl Iterator<Item = Spec<'a>> + Clone,
         steps: impl Iterator<Item = StepPlan> + Clone,
@@ -60,7 +60,7 @@ impl Needs {
 
     /// Scratch bytes of the call that needs the most.
     pub(super) fn passing(&self) -> u64 {
-        // An outside method may state any length of its workspace.
+        // An outside method may state any workspace length, so the sum saturates.
         let words = self.compressing.max(self.averaging.saturating_add(self.rest.div_ceil(2)));
         (words as u64).saturating_mul(8)
     }
@@ -70,8 +70,7 @@ impl Needs {
 #[derive(Default)]
 pub(super) struct Arena {
     pub layers: Vec<LentLayer>,
-    /// The compressors' input of layers that cannot hold it in the memory of their gradients; see
-    /// [`StepPlan::offered_len`].
+    /// The compressors' inputs that are stored outside of the gradients; see [`StepPlan::offered_len`].
     pub offered: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
     sent: Vec<u64>,
@@ -86,8 +85,9 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. `gradients` is empty if this rank has
-    /// failed. `late` is an error of a residual that an earlier call has found. Returns the result of `work` with `late`, or with
-    /// the first such error that `work` finds. The scratch memory begins with `rest` values of compression errors.
+    /// failed. `late` is an error of a residual that an earlier call has found. Returns the result of `work`, and `late` or, if
+    /// that is `None`, the first error of a residual that `work` finds. The first `rest` values of the scratch memory are
+    /// compression errors.
     pub(super) fn exchange<T>(
         &mut self,
         gradients: &mut [ValuesMut<'_>],
@@ -125,7 +125,7 @@ impl Arena {
         bytes
     }
 
-    /// Number of compression errors that need scratch memory while means replace gradients, over all layers.
+    /// Number of f32 values of compression errors, over all layers, that need scratch memory while means replace gradients.
     pub(super) fn rest(&self) -> usize {
         self.layers.iter().map(|layer| layer.step.rest_len).sum()
     }
@@ -161,8 +161,8 @@ pub(super) struct Arenas {
 
 impl Arenas {
     /// Takes an arena for a bucket of `layers` layers: the smallest free one that is large enough, but not more than about twice as
-    /// large as needed. If no free arena fits, a new one replaces a free one. If buckets come one at a time (`alone`), the only
-    /// arena is used and grows.
+    /// large as needed. If no free arena fits, a new one replaces a free one. If buckets are exchanged one at a time (`alone`), all
+    /// use the same arena, which grows.
     pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {
             let enough = arena.workspace.len() >= needs.workspace && arena.offered.len() >= needs.offered;
@@ -232,13 +232,13 @@ fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
     (&mut bytemuck::cast_slice_mut(values)[..rest], words)
 }
 
-/// An empty list in the allocation of another one, so that steps allocate nothing.
+/// Returns an empty list that reuses the allocation of `list`, so that steps allocate nothing.
 ///
-/// An exchange takes its layers as a slice of `Layer<'b>`. These borrow the gradients of a single call, so each call fills a new
-/// list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
+/// An exchange takes its layers as a slice of `Layer<'b>`. These layers borrow the gradients of a single call, so each call fills a
+/// new list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
 /// elements may get any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because the standard
-/// library collects in place where sizes agree. This needs no unsafe code. With a standard library that does not collect in place,
-/// this would still be correct, but the tests of allocations in `lgreco-train/tests` would fail.
+/// library collects in place if the element types have the same size. This needs no unsafe code. With a standard library that does
+/// not collect in place, this would still be correct, but the tests of allocations in `lgreco-train/tests` would fail.
 fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()

@@ -1,7 +1,8 @@
 //! A bucket: layers that are exchanged together, from gradients to means and residuals.
 //!
-//! The controller lends a bucket its layers. The bucket owns their states while it is exchanged, so it has no lifetime: it can
-//! wait in a C handle, a future or another thread, and needs no locks. Nobody else can use a lent layer meanwhile.
+//! The controller lends a bucket its layers. The bucket owns the states of these layers while it is exchanged, so its type has no
+//! lifetime parameter and needs no locks. A C handle, a future or another thread can hold a bucket. Nobody else can use a lent
+//! layer meanwhile.
 
 use super::NonFinite;
 use super::arena::{Arena, Needs};
@@ -81,7 +82,7 @@ pub struct Bucket {
     /// Whether relative errors are measured.
     pub(super) measured: bool,
     pub(super) needs: Needs,
-    /// Where scratch memory comes from and goes to.
+    /// The source of scratch memory, which also takes it back.
     pub(super) spare: Spare,
     /// The number of this step in a decision's window, counted from 1; 0 outside a window.
     pub(super) window_step: u64,
@@ -137,7 +138,7 @@ impl Bucket {
     }
 
     /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. The values that are
-    /// submitted for this layer count as zeros. The layer's residual stays unchanged, because the trainer might not apply the
+    /// submitted for this layer are treated as zeros. The layer's residual stays unchanged, because the trainer might not apply the
     /// layer's mean. There is one exception: with [`Route::ScatterReduce`], the error of compressing this rank's share of the mean
     /// is added to the residual. Other ranks may have a gradient of the layer. If no rank has one, PowerSGD restarts from random
     /// factors.
@@ -225,21 +226,23 @@ impl Bucket {
     /// With [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
-    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged. With [`Route::Sharded`] and
-    /// [`NonFinite::PassThrough`], a mean that does not fit makes NaN on the rank of its shard only.
+    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged. With [`Route::Sharded`]
+    /// and [`NonFinite::PassThrough`], a mean may not fit its layer's element type. The gradients then become NaN only on the rank
+    /// that has this mean in its shard.
     ///
     /// # Errors
     /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
     /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
-    /// error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an
-    /// error of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. The
-    /// same holds for an error in a bucket without elements, if the bucket is not new. [`Error::StepOrder`] before
-    /// [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones
-    /// that were submitted.
+    /// error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an error
+    /// of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. An error in a bucket
+    /// without elements is also returned on this rank only, unless the bucket's layers are exchanged together for the first time.
+    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
+    /// are not the ones that were submitted.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call takes scratch memory, as
-    /// [`submit`](Bucket::submit) does. In the last call, this memory includes an f32 per element of layers whose residual is stored in fewer bits.
+    /// [`submit`](Bucket::submit) does. In the last call, this memory includes an f32 per element of each f32 layer whose residual
+    /// has a gain below 1 or is stored in fewer than 32 bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -335,7 +338,7 @@ impl Bucket {
         self.spare.release(&mut self.arena.scratch);
     }
 
-    /// Ends the exchange with an error. `alone` tells whether only this rank has failed.
+    /// Ends the exchange with an error. `alone` is true if only this rank has failed.
     fn fail(&mut self, error: Error, alone: bool, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         self.note_failure(error, alone);
         if self.progress != Progress::Broken {
@@ -373,7 +376,7 @@ impl Bucket {
     fn note_failure(&mut self, error: Error, alone: bool) {
         self.alone = alone;
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
-        // Residuals stay unchanged, so errors in the new ones no longer matter.
+        // Residuals stay unchanged, so errors in the new residuals no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
@@ -410,7 +413,7 @@ fn check(layers: &[LentLayer], gradients: &[ValuesMut<'_>]) -> Result<(), Error>
     })
 }
 
-/// Returns the gradients, but none on a rank that has failed, because its gradients may be invalid.
+/// Returns the gradients. On a rank that has failed, returns an empty slice, because its gradients may be invalid.
 fn unless_failed<'g, 'v>(failure: Option<Error>, gradients: &'g mut [ValuesMut<'v>]) -> &'g mut [ValuesMut<'v>] {
     if failure.is_some() { &mut [] } else { gradients }
 }

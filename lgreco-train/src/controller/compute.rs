@@ -1,8 +1,9 @@
 //! The time that compression takes, learnt from trials on the planning thread and from steps.
 //!
 //! The seconds of a method are its [`work`] times two factors. The first comes from a trial, which encodes and decodes a layer of
-//! this model on this machine before the method is used. The second factor is the overhead of real steps over the trial, due to
-//! residuals, other ranks' processors and buffers. A method that no step has used yet gets the mean overhead of the other methods.
+//! this model on this machine before the method is used. The second factor is the overhead of real steps over the trial. It is due
+//! to residuals, buffers and the processors of other ranks. A method that no step has used yet gets the mean overhead of the other
+//! methods.
 
 use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;
@@ -52,7 +53,7 @@ impl Compute {
         }
     }
 
-    /// Records the seconds of a step. `work` is the work of its layers by family.
+    /// Records the seconds of a step. `work` has the work of the step's layers, by cost family.
     pub(super) fn note(&mut self, work: [f64; Cost::FAMILIES], seconds: f64) {
         let mut expected: [f64; Cost::FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
         let mut left = seconds;
@@ -139,7 +140,7 @@ mod tests {
         compute.note(work_of(&[QSGD, QSGD]), 4e-3);
         assert!((seconds(&compute, QSGD) - 2e-3).abs() < 1e-12);
         assert!((seconds(&compute, POWER) - 6.0 * guess).abs() < 1e-12, "a neighbour's overhead");
-        // If a step has several families, the sum of their seconds is exact.
+        // If a step has several cost families, the sum of their predicted seconds is the measured time.
         compute.note(work_of(&[QSGD, POWER]), 5e-3);
         assert!((seconds(&compute, QSGD) + seconds(&compute, POWER) - 5e-3).abs() < 1e-12);
     }

@@ -45,7 +45,7 @@ pub struct Config {
     /// not [`NonFinite::Error`], they are always kept, because a loss scaler then skips steps.
     pub undo: bool,
     /// How payloads that collectives cannot sum are exchanged. With [`Route::Sharded`], each rank gets only the means of its own
-    /// [shards](Tensor::with_shards), in their place in the gradients. The other elements are then undefined.
+    /// [shards](Tensor::with_shards), at their positions in the gradients. The other elements are then undefined.
     pub route: Route,
     /// Size of the buckets of [`step`](super::Controller::step), in bytes of uncompressed gradients; 4 MiB unless set.
     pub bucket_bytes: usize,
@@ -53,8 +53,8 @@ pub struct Config {
     pub measuring_rank: u32,
     /// Steps between measurements of [`Metrics::relative_error`](super::Metrics), 0 for never; 10 unless set.
     pub metrics_every: u64,
-    /// A clock: seconds since any fixed moment. With it, reports and metrics contain the seconds of planning and exchanging, and
-    /// plans can minimise [measured seconds](Objective::MeasuredSeconds).
+    /// A clock: seconds since any fixed moment. With a clock, reports and metrics contain the seconds of planning and exchanging,
+    /// and plans can minimise [measured seconds](Objective::MeasuredSeconds).
     pub clock: Option<fn() -> f64>,
 }
 
@@ -101,8 +101,8 @@ pub enum NonFinite {
     Skip,
     /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay
     /// unchanged. If the trainer exchanges the buckets itself, the gradients of buckets with NaN or infinity become NaN, and the
-    /// other buckets are exchanged. A bucket also becomes NaN if 16-bit gradients overflow when residuals are added, or when they
-    /// become means.
+    /// other buckets are exchanged. A bucket also becomes NaN if values of 16 bits overflow, either when residuals are added to the
+    /// gradients or when means replace the gradients.
     PassThrough,
 }
 

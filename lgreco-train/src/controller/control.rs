@@ -23,7 +23,7 @@ impl Controller {
     /// [`Controller::step`] does all of this with blocking collectives. It also checks all gradients before it exchanges any.
     ///
     /// If the learning rate is negative or not finite, all ranks are told, so that none waits for this one. The control requests
-    /// then fail. If there are none, the first bucket fails.
+    /// then fail. If the step has no control requests, the first bucket fails.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
@@ -31,8 +31,8 @@ impl Controller {
         self.begin(learning_rate, None)
     }
 
-    /// Begins a step. If `local` is given, the step begins with an agreement. Its `Ok` tells whether a gradient of this rank is not
-    /// finite; its `Err` is this rank's error.
+    /// Begins a step. If `local` is given, the step begins with an agreement. `Ok(true)` means that a gradient of this rank is not
+    /// finite. `Err` has this rank's error.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
         forget_many(&mut self.agreed);
@@ -128,8 +128,9 @@ impl Controller {
             false => Outcome::Exchanged,
         };
         if skipped {
-            // The callers apply none of the means, not even the means of buckets without NaN. A rank on which another bucket has
-            // failed restores its residuals too, because that bucket may have failed on this rank alone.
+            // The callers apply no mean of a skipped step, not even the means of buckets without NaN, so all residuals are
+            // restored. A rank on which another bucket has failed does so, too: if the bucket has failed on this rank alone, the
+            // other ranks skip the step.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {
@@ -158,8 +159,8 @@ impl Controller {
     }
 
     /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo), the
-    /// residuals from before the step are restored. Without it, layers that were exchanged keep their new residuals. The window of
-    /// the next decision begins anew. Before this call, wait until no collective uses the memory of buckets, and
+    /// residuals from before the step are restored. Without `undo`, layers that were exchanged keep their new residuals. The window
+    /// of the next decision begins anew. Before this call, wait until no collective uses the memory of buckets, and
     /// [close](Controller::close) all buckets.
     ///
     /// Ranks may have stopped at different points of the step, and may differ in settings and factors. Before the remaining ranks
@@ -312,8 +313,8 @@ impl Controller {
         self.opened()
     }
 
-    /// On the measuring rank, measures and plans, unless a plan task does that or a device has the gradients. Other ranks only
-    /// allocate the message.
+    /// On the measuring rank, measures and plans during this call, unless a plan task has the gradients, or a device has them. All
+    /// ranks allocate the message with the plan.
     fn decide(&mut self) -> Stage {
         if self.scheduler.result.is_none()
             && !self.scheduler.window.is_elsewhere()

@@ -119,18 +119,18 @@ pub enum Cause {
 pub struct Decision {
     /// The first step that uses the decision's settings.
     pub step: u64,
-    /// Why it was made.
+    /// Why the decision was made.
     pub cause: Cause,
     /// Size, error, limit and lower bound of the plan, over the layers that may be compressed. Sizes are bits, or picoseconds if
     /// there is a [`timing`](Decision::timing). `None` under policies that do not plan.
     pub plan: Option<Summary>,
-    /// Size of the same layers under the settings that define the budget; 0 under policies that do not plan.
+    /// Size of the layers that may be compressed, under the settings that define the budget; 0 under policies that do not plan.
     pub default_size: u64,
-    /// Size of the same layers uncompressed; 0 under policies that do not plan.
+    /// Size of the layers that may be compressed if they are sent uncompressed; 0 under policies that do not plan.
     pub uncompressed_size: u64,
-    /// Layers that are sent uncompressed because that is faster.
+    /// Number of layers that are sent uncompressed because that is faster.
     pub slower: u32,
-    /// Layers that are sent uncompressed because error feedback does not work with the chosen setting.
+    /// Number of layers that are sent uncompressed because error feedback does not work with the chosen setting.
     pub not_contractive: u32,
     /// Measured and expected seconds under [`Objective::MeasuredSeconds`](super::Objective).
     pub timing: Option<Timing>,
@@ -225,7 +225,7 @@ impl Decision {
     }
 }
 
-/// Set in the second word of a decision whose sizes are picoseconds.
+/// The bit of a decision's second word that is set if the decision's sizes are picoseconds.
 const IN_PICOSECONDS: u64 = 2 << 16;
 
 /// One line for a log: sizes or seconds, and refused settings.

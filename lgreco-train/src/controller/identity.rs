@@ -23,7 +23,8 @@ enum Kind {
     Real,
     /// An index into these names.
     Name(&'static [&'static str]),
-    /// Part of a name that takes [`NAME`] consecutive fields; zeros for none.
+    /// One of the [`NAME`] consecutive fields of a name, by its number from 0. Without a name, all of these fields are
+    /// zeros.
     Text(usize),
     /// The checksum of a value that does not fit a word.
     Checksum,
@@ -57,7 +58,7 @@ impl Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
 
-    /// The value that a rank's word stands for.
+    /// The value that a rank's word encodes.
     pub(super) fn value(&self, word: u64) -> OptionValue {
         match self.kind {
             Kind::Whole if word == NONE => OptionValue::None,
@@ -119,7 +120,7 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
 /// Number of fields that a name takes.
 const NAME: usize = method::MAX_NAME / 8;
 
-/// The fields of a name, which is cut if it is too long.
+/// The fields of a name. A name that is too long is cut.
 fn named_text(name: &'static str, text: &str) -> impl Iterator<Item = Field> + use<> {
     let mut bytes = [0; 8 * NAME];
     bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);

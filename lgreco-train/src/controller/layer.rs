@@ -15,11 +15,11 @@ use alloc::vec::Vec;
 pub(super) struct LayerState {
     /// How the layer is treated under its setting.
     pub plan: LayerPlan,
-    /// The residual. Under a setting without feedback, it is the residual that the previous setting left. It is sent
-    /// once, with the next gradient.
+    /// The residual. Under a setting without feedback, this is the residual that an earlier setting has left. It is sent once, with
+    /// the next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, it receives the next residual if
-    /// that is plain f32. After the step, it holds the residual from before the step. Not part of saved states.
+    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, the next residual is written here
+    /// if residuals are plain f32. After the step, the buffer has the residual from before the step. Not part of saved states.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,
@@ -31,7 +31,7 @@ pub(super) struct LayerState {
     pub relative_error: Option<f64>,
     /// Seconds of the exchanges of the layer's buckets. Not part of saved states.
     pub bucket_seconds: Option<f64>,
-    /// The ticket of the bucket that has borrowed this state, except the setting; 0 for none.
+    /// The ticket of the bucket to which this state is lent; 0 if it is not lent.
     pub lent: u64,
     /// The progress of the layer's bucket in this step.
     pub status: BucketStatus,
@@ -180,7 +180,7 @@ impl LayerState {
         Ok(())
     }
 
-    /// Makes the plain residual in `pending` the current one. A residual that was made in place is only counted.
+    /// Makes the plain residual in `pending` the current one. If the residual was made in place, this only counts the step.
     fn count_remembered(&mut self) {
         match &mut self.memory {
             Some(memory) if self.plan.keeps_undo => memory.replace(&mut self.pending),

@@ -16,8 +16,8 @@ use core::ops::Range;
 impl Controller {
     /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
     /// layers together. When layers are exchanged together for the first time, an additional all-gather of 24 bytes per rank checks
-    /// this, and again after more than a thousand other sets of layers. Different buckets may be exchanged at the same time, on any
-    /// threads. All ranks must start their collectives in the same order.
+    /// this. The check is repeated when more than a thousand other sets of layers have been exchanged since. Different buckets may
+    /// be exchanged at the same time, on any threads. All ranks must start their collectives in the same order.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`]
@@ -189,7 +189,7 @@ impl Controller {
         self.totals.computing += bucket.computing;
         self.totals.broken |= bucket.progress == Progress::Broken;
         self.totals.not_finite |= bucket.not_finite;
-        // A bucket that has failed without messages has no elements, so nothing is missing.
+        // A bucket that has failed without messages has no elements, so no gradient is missing from the window.
         let is_empty = bucket.progress == Progress::FailedAlone && !bucket.asked;
         self.totals.incomplete |= bucket.window_step > 0 && !exchanged && !is_empty;
         self.late = self.late.or(bucket.late).or(bucket.untold());
@@ -227,7 +227,7 @@ impl Controller {
     }
 }
 
-/// Whether the bucket has values, and so exchanges messages.
+/// Whether the bucket has values, so that it exchanges messages.
 fn has_elements(bucket: &Bucket) -> bool {
     bucket.arena.layers.iter().any(|layer| layer.state.plan.shape.elements() > 0)
 }

@@ -12,7 +12,7 @@ use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// A layer that the controller has lent.
+/// A layer that the controller has lent to a bucket.
 pub(super) struct LentLayer {
     /// The state, with the layer's plan.
     pub state: LayerState,
@@ -24,8 +24,8 @@ pub(super) struct LentLayer {
     pub norms: [f64; 2],
 }
 
-/// The parts of a bucket's buffers that belong to one layer, or to all layers after those that `take` has returned. See
-/// [`StepPlan::offered_len`] and [`StepPlan::rest_len`].
+/// The parts of a bucket's buffers that belong to one layer, or to all layers for which [`take`](Places::take) has not been called
+/// yet. See [`StepPlan::offered_len`] and [`StepPlan::rest_len`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
     /// Empty until means replace gradients.
@@ -130,8 +130,8 @@ impl LentLayer {
     }
 
     /// After the exchange, makes the compression error the residual, and counts bytes. `sent` is the length of this rank's payload,
-    /// for methods whose payloads are not divided. Returns the bytes that this rank has sent, and adds an error of the residual to
-    /// `late`.
+    /// for methods whose payloads are not divided. Returns the bytes that this rank has sent. If `late` is `None`, stores an error
+    /// of the residual there.
     pub(super) fn remember(
         &mut self,
         Places { offered, rest }: Places<'_>,

@@ -1,7 +1,7 @@
 //! The controller: L-GreCo in the training loop.
 //!
 //! A trainer creates one [`Controller`] per worker, and calls [`Controller::step`] after every backward pass instead of averaging
-//! gradients. The controller does the rest: warm-up, measuring, planning, residuals, PowerSGD's factors and buffers.
+//! gradients. The controller handles warm-up, measuring, planning, residuals, PowerSGD's factors and buffers.
 //!
 //! ```
 //! use lgreco_train::controller::{Config, Controller, Tensor};
@@ -41,11 +41,11 @@
 //! | [`Uncompressed`](Policy::Uncompressed) | nothing | none | no |
 //! | [`Uniform`](Policy::Uniform) | the search's default | none | no |
 //! | [`Fixed`](Policy::Fixed) | the caller's list, or a plan file (`Policy::from_plan`) | none | no |
-//! | [`KMeans`](Policy::KMeans) | clusters of size and error (CGX) | that of the default | every period |
+//! | [`KMeans`](Policy::KMeans) | clusters of layers with similar size and error (CGX) | from the default settings | every period |
 //! | [`Accordion`](Policy::Accordion) | change of gradient norms, learning rate | none | every period |
 //! | [`Legacy`](Policy::Legacy) | size of layers and phase of training | none | no |
-//! | [`LGreco`](Policy::LGreco) | the best plan | that of the default | every period |
-//! | `LGreco` with Accordion | the best plan | that of Accordion's levels | every period |
+//! | [`LGreco`](Policy::LGreco) | the best plan | from the default settings | every period |
+//! | `LGreco` with Accordion | the best plan | from Accordion's levels | every period |
 //!
 //! Within an error [`Budget`], plans are as small as possible. Within a size budget, they are as exact as possible. A budget is a
 //! multiple of the error or size of the table's default settings, or a number of bits or seconds.
@@ -57,56 +57,59 @@
 //! # Buckets in flight
 //! [`Controller::step`] blocks, and needs all gradients when it begins. A trainer that exchanges during its backward pass performs
 //! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
-//! requests. Most steps have none. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready, any number at
-//! the same time and on any threads. Each bucket returns requests for collectives, with the memory that they use.
-//! [`finish_step`](Controller::finish_step) ends the step. The means are bit for bit the same as with [`Controller::step`].
+//! requests. Most steps have no such requests. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready.
+//! Several buckets can be exchanged at the same time, on any threads. Each bucket returns requests for collectives. A request
+//! contains the memory that its collective reads and writes. [`finish_step`](Controller::finish_step) ends the step. The means are
+//! bit for bit the same as with [`Controller::step`].
 //!
-//! There is one difference. NaN and infinity are found only when their bucket is compressed, so other buckets of the step may have
-//! been exchanged before. The bucket with NaN or infinity becomes NaN on every rank, or zeros if the step is
-//! [skipped](NonFinite::Skip). [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler skips.
+//! There is one difference from [`Controller::step`]. A bucket is checked for NaN and infinity only when it is compressed, so other
+//! buckets of the step may already have been exchanged. A bucket with NaN or infinity fails on every rank, or its gradients become
+//! zeros or NaN on every rank, according to [`NonFinite`]. [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler
+//! skips.
 //!
 //! # Planning while training goes on
-//! At a decision, one rank measures and plans. [`control`](Controller::control) does so during its call, which takes seconds for
-//! large models. With a [`Schedule::lead`] of some steps, [`take_task`](Planning::take_task) gives that rank the work beforehand,
-//! for any thread, and [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step. If the result is
-//! not there yet, they switch at the first later step at which it is there. No rank waits for the thread.
+//! At a decision, one rank measures and plans. By default, that rank does this work during a call of
+//! [`control`](Controller::control), which then takes seconds for large models. With a [`Schedule::lead`] of at least one step,
+//! [`take_task`](Planning::take_task) returns the work beforehand, as a task that any thread can run.
+//! [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step. If the result has not been handed in by
+//! then, they switch at the first step after it is handed in. No rank waits for the thread.
 //!
 //! # A step
-//! 1. Ranks agree, by 32 bytes each, that all gradients have the right shapes and are finite, and that step and options are the
-//!    same. If not, every rank gets an error that names the difference ([`Error::PeerOption`](crate::Error)). If the trainer
-//!    exchanges the buckets itself, a step begins with this agreement only when a decision is due, at the first step, and after a
-//!    state was loaded.
-//! 2. At step `warmup`, and every `period` steps from there, the measuring rank plans. It uses the mean of its own gradients in a
-//!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before anything of the
-//!    step is compressed.
+//! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes and are
+//!    finite, and that all ranks have the same step and options. If a check fails, every rank gets an error. If options differ, the
+//!    error names the difference ([`Error::PeerOption`](crate::Error)). If the trainer exchanges the buckets itself, a step begins
+//!    with this agreement only when a decision is due, at the first step, and after a state was loaded.
+//! 2. At step `warmup`, and every `period` steps after it, the measuring rank plans. It uses the mean of its own gradients in a
+//!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before they compress
+//!    anything in this step.
 //! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).
 //!    With the decoded payload `ĝ` and the gain `a`, the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)). The
 //!    gradient becomes the mean.
 //!
-//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. No compression error
-//! contaminates it. It is one worker's sample of the true gradient, and a longer window makes it a better one.
+//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. This gradient
+//! contains no compression error. It is one worker's sample of the true gradient, and a longer window makes this sample more exact.
 //!
 //! # Around a step
-//! * Weight decay that is part of the gradient is added *before*, so that it passes through the residual like the rest. Decoupled
-//!   weight decay comes after.
-//! * Clipping by the global norm comes *after*, on the means, which all ranks have. Clipping each worker's own gradient comes before.
-//!   Never clip the sum of gradient and residual: that would lose gradient mass.
-//! * Momentum and learning rate come after. Residuals are in units of the gradient, so learning rates may change.
+//! * Add weight decay that is part of the gradient *before* the step, so that it is compressed with the gradient and the residual
+//!   keeps its error. Apply decoupled weight decay after the step.
+//! * Clip by the global norm *after* the step, on the means: they are the same on all ranks. Clip each worker's own gradient before
+//!   the step. Never clip the sum of gradient and residual: that would lose gradient mass.
+//! * Apply momentum and learning rate after the step. Residuals are in units of the gradient, so learning rates may change.
 //! * With gradient accumulation, call the controller only after the last micro-batch.
 //!
 //! # Guarantees
-//! * Every rank has the same means, settings and decisions, bit for bit, after every step. All ranks fail at the same step, or none.
-//!   If the measuring rank cannot plan, every rank gets its error.
-//! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: the sum of the means plus the mean residual is the
-//!   sum of the mean gradients, within rounding, also across switches. After a switch to a setting without feedback, the residual
-//!   is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a` below 1
-//!   (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to a setting
-//!   without feedback, treats the residual as if it were all of these values.
+//! * Every rank has the same means, settings and decisions, bit for bit, after every step. Either all ranks fail at a step, or none
+//!   does. If the measuring rank cannot plan, every rank gets its error.
+//! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: within rounding, the sum of the means plus the mean
+//!   residual is the sum of the mean gradients. Switches do not change this. After a switch to a setting without feedback, the
+//!   residual is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a`
+//!   below 1 (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to a
+//!   setting without feedback, treats the residual as if it were all of these values.
 //! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
 //! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
 //!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks
-//!   agree to switch. [`MemoryUse::of`] predicts the sum. A residual takes its bytes once, or twice if a step can be rolled
-//!   back ([`Config::undo`]).
+//!   agree to switch. [`MemoryUse::of`] predicts the sum. If a step can be rolled back ([`Config::undo`]), each residual takes
+//!   twice its bytes.
 
 mod accordion;
 mod agreement;

@@ -1,4 +1,4 @@
-//! Chooses one setting per layer, according to the policy and, under most policies, to a window of gradients.
+//! Chooses one setting per layer according to the policy. Most policies also use the gradients of a window.
 
 use super::costs::{Costs, Trial};
 use super::decision::{Decided, LayerSetting};
@@ -32,7 +32,7 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Makes a decision. Measures and plans if the policy requires it. `costs` are given if the objective is [measured
-    /// seconds](super::Objective). The trials that are timed for them are written to `trials`.
+    /// seconds](super::Objective). In this case, the method also times trials and writes them to `trials`.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,
@@ -219,13 +219,13 @@ struct Offers {
     choices: Vec<table::Choice>,
     /// For each layer, the index in `choices` at which its choices end.
     ends: Vec<usize>,
-    /// The setting behind each choice.
+    /// The setting of each choice.
     settings: Vec<Setting>,
     /// For each layer of the table, its index in the model.
     layers: Vec<usize>,
     /// For each layer, the option whose error or size is the layer's part of the budget.
     reference: Vec<u32>,
-    /// Size of each layer uncompressed.
+    /// The uncompressed size of each layer.
     dense: Vec<u64>,
     /// For each layer, whether an uncompressed option was added at the end because the search offers none.
     added: Vec<bool>,

@@ -31,10 +31,10 @@ impl Planning<'_> {
     /// [`hand_in`](Planning::hand_in) takes the result.
     ///
     /// At step `due`, the ranks switch. If the result has not been handed in yet, they take the step under their present settings
-    /// and ask again at the next step. A caller that wants to avoid this waits for the result when [`is_due`](Planning::is_due)
-    /// returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs the work during its call. If
-    /// a decision fails, that step fails on every rank. The step may be begun again, and then the task can be taken again. A state
-    /// that is saved meanwhile contains the gradients, so a run that loads it makes the same decision.
+    /// and ask again at the next step. A caller that wants to avoid this delay waits for the result when
+    /// [`is_due`](Planning::is_due) returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs
+    /// the work during its call. If a decision fails, that step fails on every rank. The step may be begun again, and then the task
+    /// can be taken again. A state that is saved meanwhile contains the gradients, so a run that loads it makes the same decision.
     ///
     /// With Accordion, if the learning rate falls at step `due` or later, all layers get low compression instead of the planned
     /// settings.

@@ -48,9 +48,9 @@ pub enum Policy {
 
 /// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
 ///
-/// A size is the amount that one worker sends in one step, for the layers that may be compressed. Layers that are sent uncompressed
-/// because error feedback does not work with their setting ([`Decision::not_contractive`](super::Decision)) are sent in addition to
-/// the budget.
+/// A size is the amount that one worker sends in one step, for the layers that may be compressed. If error feedback does not work
+/// with the setting that a plan has chosen for a layer, the layer is sent uncompressed
+/// ([`Decision::not_contractive`](super::Decision)). A step may then send more than the budget.
 ///
 /// ```
 /// use lgreco_train::controller::{Budget, Config};
@@ -66,8 +66,8 @@ pub enum Budget {
     /// [`Config::alpha`](super::Config::alpha) times the error of the default settings.
     Error,
     /// [`Config::alpha`](super::Config::alpha) times the size of the default settings, in the unit of the [`Objective`]. In
-    /// training, plans of the default settings' size lose less accuracy than plans of their error
-    /// (docs/src/experiments/training.md).
+    /// training, plans with the size of the default settings reach a higher accuracy than plans with the error of the default
+    /// settings (docs/src/experiments/training.md).
     #[default]
     Size,
     /// A number of bits; under [`Objective::Bits`].
@@ -93,18 +93,18 @@ pub enum Objective {
     #[default]
     Bits,
     /// Seconds, which the controller measures by [`Config::clock`](super::Config::clock). The time for sending comes from the steps
-    /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method that no
-    /// step has used. The times of the slowest rank count. A layer is sent uncompressed if compressing it does not pay, and
-    /// compressed again once it does. An uncompressed layer starts to be compressed only if that saves about a tenth of its
-    /// seconds. A changed link is noticed at the next decision or the one after. [`Decision::timing`](super::Decision) and the
-    /// decision as text report the measurements.
+    /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method. The
+    /// controller uses the times of the slowest rank. A layer is sent uncompressed if compressing it saves no time, and is
+    /// compressed again once it saves time. An uncompressed layer starts to be compressed only if that saves about a tenth of its
+    /// seconds. The controller notices a changed link at the next decision or the one after it.
+    /// [`Decision::timing`](super::Decision) and the decision as text report the measurements.
     ///
     /// To separate the time per byte from the constant time, the controller compares steps of different sizes: the uncompressed
-    /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic hides
-    /// behind the backward pass. The second decision does. In the last step of a decision's window, ranks time an all-gather twice,
-    /// to notice a changed link. It has 1 MiB in total, or the model's size if that is less. From the second decision on, the probe
-    /// is smaller if it would take more than a hundredth of the time of all exchanges until the next decision. The smallest probe
-    /// is a single all-gather of half a MiB.
+    /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic overlaps
+    /// with the backward pass. The second decision knows it. In the last step of a decision's window, ranks time an all-gather
+    /// twice, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the second
+    /// decision on, it is smaller if it would otherwise take more than a hundredth of the time of all exchanges until the next
+    /// decision. The smallest probe is a single all-gather of half a MiB.
     ///
     /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
     /// [measures](super::External::meter_elsewhere) the seconds.

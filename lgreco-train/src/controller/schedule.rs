@@ -55,8 +55,9 @@ pub(super) struct Scheduler {
     pub(super) result: Option<PlanResult>,
 }
 
-/// Whether the caller has given a fixed policy other settings. A rank that was given none does not expect an agreement about
-/// settings. So ranks first report them in the messages of a step's buckets, unless that step begins with an agreement anyway.
+/// Whether the caller has given a fixed policy other settings. A rank that was given no settings does not expect an agreement about
+/// settings. So a rank with new settings first reports them in the messages of a step's buckets, unless that step begins with an
+/// agreement anyway.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Given {
     Nothing,
@@ -67,7 +68,7 @@ pub(super) enum Given {
 }
 
 impl Given {
-    /// The value for a step that begins with an agreement, which compares whether all ranks were given the same settings.
+    /// The value for a step that begins with an agreement. The agreement checks whether all ranks were given the same settings.
     pub(super) fn in_agreement(self) -> Given {
         if self == Given::Untold { Given::Told } else { self }
     }
@@ -134,7 +135,8 @@ impl Scheduler {
         self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
     }
 
-    /// The decision of a step with learning rate `rate`. If no decision is due, only the highest learning rate is updated.
+    /// The decision of a step with learning rate `rate`. If no decision is due and the learning rate has not fallen, this only
+    /// updates the highest learning rate.
     pub(super) fn due_now(&mut self, rate: f64) -> Result<Due, Error> {
         self.rate = rate;
         self.fell = self.falls(rate);
@@ -178,7 +180,8 @@ impl Scheduler {
     }
 
     /// The work of the next decision, on the measuring rank, as soon as the window has all of its gradients; else `None`. The task
-    /// shares the window's memory. So a state saved meanwhile contains the window, and a task that is dropped loses nothing.
+    /// shares the window's memory. So a state that is saved meanwhile still contains the window, and nothing is lost if the task is
+    /// dropped.
     pub(super) fn take_task(&mut self) -> Option<PlanTask> {
         let due = self.due.filter(|due| self.step.saturating_add(self.config.schedule.lead) >= *due)?;
         if self.watches || self.window.steps == 0 || !self.measures() {
@@ -195,7 +198,7 @@ impl Scheduler {
             tensors: self.tensors.clone(),
             step: due.max(self.step),
             norms: self.norms.clone(),
-            // Without a lead, this step's learning rate counts. `due_now` may not have looked at it yet.
+            // Without a lead, the plan uses this step's learning rate, with which `due_now` may not have been called yet.
             fell: if self.config.schedule.lead == 0 { self.falls(self.rate) } else { self.fell },
         })
     }
@@ -288,7 +291,8 @@ impl Scheduler {
         if !matches!(self.config.policy, Policy::Fixed(_) | Policy::Uniform) || self.config.ramps(step) {
             return Ok(false);
         }
-        // Gradients have shown that these layers cannot be compressed, or that compressing them does not pay.
+        // Gradients have shown that error feedback does not work with these layers' settings, or that compressing the layers saves
+        // no time.
         let judged = |saved: &LayerSetting| {
             matches!(saved.uncompressed, Some(Uncompressed::NotContractive | Uncompressed::Slower))
         };
@@ -317,7 +321,7 @@ impl Scheduler {
         self.due
     }
 
-    /// Opens the step for buckets. If some gradients are `broken`, the step does not belong to the window.
+    /// Opens the step for buckets. `broken` means that some gradient is not finite. The step then does not belong to the window.
     pub(super) fn open(&mut self, broken: bool) {
         let Schedule { window, lead, .. } = self.config.schedule;
         let near = self.due.is_some_and(|due| {
@@ -354,7 +358,8 @@ impl Scheduler {
         if self.watches { self.window.steps } else { 0 }
     }
 
-    /// Lends a layer's mean to a bucket, which adds to it; empty outside a window.
+    /// Lends a layer's mean to a bucket, which adds the layer's gradient to the mean. The mean is empty outside a window, and on
+    /// ranks that do not measure.
     pub(super) fn lend_mean(&mut self, layer: usize) -> Vec<f32> {
         match self.watches() {
             true => core::mem::take(&mut self.window.means_mut()[layer]),
@@ -394,11 +399,13 @@ impl Scheduler {
             Field::named("settings given by set_settings", &["no", "yes"], u64::from(self.given != Given::Nothing)),
             Field::whole("step of the next decision", self.due.unwrap_or(u64::MAX)),
             Field::real("learning rate", of_rate(self.rate)),
-            // Whether the rate falls depends on this number, and so does whether ranks agree to switch.
+            // Accordion compares the learning rate with this number. If it differed between ranks, some would ask for a switch and
+            // others would not.
             Field::real("highest learning rate since the last decision", of_rate(self.highest.0.max(self.rate))),
-            // The size of a probe follows from the decision's times.
+            // Ranks compute the size of a probe from the decision's times.
             Field::checksum("last decision", decision),
-            // Other ranks would wait for the rounds of a probe.
+            // A rank whose caller measures the seconds runs no probe of its own. The other ranks would wait for this rank's
+            // messages.
             Field::named(
                 "seconds measured by the caller",
                 &["no", "yes"],

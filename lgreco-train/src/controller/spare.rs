@@ -1,7 +1,7 @@
 //! Memory that buckets use for a short time: scratch memory, and messages inside a node.
 //!
-//! Buckets in flight give it back before they are closed, and other buckets of the step take it. So they share it behind a lock.
-//! Without the feature `threads`, which has the lock, it is freed and allocated again.
+//! Buckets in flight give this memory back before they are closed, and other buckets of the step take it. A lock protects the list
+//! of free buffers. Without the feature `threads`, there is no lock: buckets free their buffers and allocate new ones.
 
 use super::buffers::grow;
 use crate::Error;
@@ -12,19 +12,19 @@ use {
     std::sync::{Mutex, PoisonError},
 };
 
-/// The largest number of buffers that are kept. A bucket has one, and the bucket before it may have another.
+/// The largest number of free buffers that are kept: one that a bucket has used, and one that the bucket before it has used.
 #[cfg(feature = "threads")]
 const KEPT: usize = 2;
-/// A number of words that is too few to matter.
+/// A message accepts a buffer of at most twice its length plus this number of words.
 const SMALL: usize = 512;
 
-/// Where such memory comes from and goes to. Clones share it.
+/// The source of such memory, which also takes it back. Clones share the memory.
 #[derive(Clone, Default)]
 pub(super) enum Spare {
-    /// Its user keeps it, because buckets come one at a time.
+    /// Each user keeps its own memory, because buckets are exchanged one at a time.
     #[default]
     Own,
-    /// Buckets share it. The buffers that none of them uses are in the order of length.
+    /// Buckets share the memory. The list has the buffers that no bucket uses, in ascending order of length.
     #[cfg(feature = "threads")]
     Shared(Arc<Mutex<VecDeque<Vec<u64>>>>),
     #[cfg(not(feature = "threads"))]
@@ -46,8 +46,8 @@ impl Spare {
         self.provide_up_to(usize::MAX, memory, words)
     }
 
-    /// Like [`provide`](Spare::provide), for a message. It does not take memory of more than about twice the length, which a longer
-    /// message may need meanwhile.
+    /// Like [`provide`](Spare::provide), for a message. It takes no buffer of more than about twice the length, because a longer
+    /// message may need that buffer meanwhile.
     pub(super) fn provide_message(&self, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
         self.provide_up_to(words.saturating_mul(2).saturating_add(SMALL), memory, words)
     }
@@ -59,7 +59,7 @@ impl Spare {
             && memory.len() < words
         {
             let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
-            // If none fits, a new one replaces the shortest.
+            // If no buffer fits, a new one replaces the shortest.
             let fits = |free: &Vec<u64>| (words..=most).contains(&free.len());
             let found = free.iter().position(fits).unwrap_or(0);
             *memory = free.remove(found).filter(fits).unwrap_or_default();
@@ -67,7 +67,7 @@ impl Spare {
         grow(memory, words)
     }
 
-    /// Takes `memory` back, unless its user keeps it. Frees the shortest if there are too many.
+    /// Takes `memory` back, unless its user keeps it. Frees the shortest buffer if there are more than `KEPT`.
     pub(super) fn release(&self, memory: &mut Vec<u64>) {
         match self {
             Spare::Own => {}

@@ -10,17 +10,18 @@
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | number of buckets, 0 | |
-//! | version 6: the decision's timing, 8 numbers; trials and overheads of methods; how many numbers the link's model has, and these | |
+//! | version 6: the decision's timing, 8 numbers; trials and overheads of methods; the number of values in the link's model, and these values | |
 //! | number of layers; for each layer: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
 //! | setting, 3 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
 //! | PowerSGD's factor, f32 | cols × rank |
 //! | 0 or 1, then the window's mean, f32 | one per element |
 //! | length of the residual's state, and the state: as [`Memory::save`](crate::feedback::Memory::save) writes it, without its checksum | |
-//! | checksum of all before it | |
+//! | checksum of all fields before it | |
 //!
-//! A part begins with `lgreco-p`, version 4 or 6, rank, world size and steps taken. Then comes 0 with the fields from the step of
-//! the next decision to the link's model, or 1 with the fields of a layer. A checksum ends each part.
+//! A part begins with `lgreco-p`, version 4 or 6, rank, world size and steps taken. The part that belongs to no layer continues
+//! with 0 and the fields from the step of the next decision to the link's model. A layer's part continues with 1 and the fields of
+//! that layer. A checksum ends each part.
 
 use super::compute::Compute;
 use super::decision::LayerSetting;
@@ -86,7 +87,7 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-/// The owner of a state, and the parts of the state that its bytes contain: the run, if it is there, and layers.
+/// The owner of a state, and the contents of its bytes: the layers, and the run unless the bytes are the part of a layer.
 pub(super) type Parsed<'a> = (Owner, Option<Run>, Vec<Layer<'a>>);
 
 /// Checks the bytes of a whole state, or of one part.

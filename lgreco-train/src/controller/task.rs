@@ -63,7 +63,8 @@ pub struct PlanTask {
 /// ```
 pub struct PlanResult {
     pub(super) decided: Result<Decided, Error>,
-    /// The means from which the decision was made. They show the scheduler whether it still waits for this result.
+    /// The means from which the decision was made. The scheduler compares them with its own means, to find whether it still waits
+    /// for this result.
     pub(super) means: Arc<Vec<Vec<f32>>>,
     pub(super) trials: Vec<Trial>,
 }
@@ -85,7 +86,7 @@ impl PlanTask {
     ///
     /// # Complexity
     /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates. If `backend`
-    /// is parallel, call this in a thread pool of its own: steps that use the same pool would wait for this work.
+    /// is parallel, call this in a separate thread pool: steps that use the same pool would wait for this work.
     pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(None, backend)
     }

@@ -79,7 +79,7 @@ fn powersgds_factor_is_cut_or_extended_by_zeros() {
     assert_eq!(to(3), [0.0; 30]);
     assert_eq!(to(2), [1.0; 20]);
     assert_eq!(to(4), [vec![1.0; 20], vec![0.0; 20]].concat());
-    assert_eq!(to(99).len(), 100); // as many columns as the smaller side
+    assert_eq!(to(99).len(), 100); // the rank is at most 10, the smaller dimension
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
         });
         (controller.scheduler.probe_words(), controller.scheduler.probe_times())
     };
-    let so_long = |words: usize| 1.0 / (4 * words) as f64; // per byte
+    let so_long = |words: usize| 1.0 / (4 * words) as f64; // seconds per byte
     assert_eq!([None, Some(0.0), Some(so_long(2 * MIB))].map(|decided| sized(1024, decided)), [(MIB, 2); 3]);
     assert_eq!(sized(1024, Some(so_long(3 * MIB / 2))), (3 * MIB / 4, 2));
     assert_eq!(sized(1024, Some(so_long(MIB))), (MIB / 2, 2));
@@ -154,7 +154,7 @@ fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
     assert_eq!([None, Some(so_long(1))].map(|decided| sized(64, decided)), [(2048, 2), (2048, 1)]);
 }
 
-/// A decision reaches the other ranks and saved states as words.
+/// Decisions are encoded as words for the other ranks and for saved states.
 #[test]
 fn decisions_of_both_directions_survive_their_words() {
     let proofs = [Proof::Size { lower_bound: 900, budget: 0.5 }, Proof::Error { lower_bound: 0.25, size_limit: 1024 }];
@@ -168,7 +168,8 @@ fn decisions_of_both_directions_survive_their_words() {
     }
 }
 
-/// A trainer that forms a new bucket in every step. Ranks remember only so many, and go on to agree.
+/// The trainer forms a new bucket in every step. Ranks remember at most `MOST_AGREED` of these sets of layers, and still agree on
+/// new ones.
 #[test]
 fn agreed_buckets_are_few() {
     const LAYERS: usize = 11;

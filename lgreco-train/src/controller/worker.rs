@@ -59,7 +59,7 @@ pub struct Controller {
     pub(super) agreed: BTreeSet<Vec<usize>>,
     /// Buffers that no bucket uses at the moment.
     pub(super) arenas: Arenas,
-    /// Scratch memory of buckets in flight, and with nodes their messages inside the node.
+    /// Scratch memory of buckets in flight. With two levels, also memory for their messages inside the node.
     pub(super) spare: Spare,
     /// The agreement before a step.
     pub(super) control: Control,
@@ -69,7 +69,7 @@ pub struct Controller {
     pub(super) totals: StepTotals,
     /// Checksum of the settings.
     plan: u64,
-    /// Values of the caller's that must be the same on all ranks at this step.
+    /// The caller's values that must be the same on all ranks at this step.
     pub(crate) beside: Vec<Field>,
     /// The backend on which decisions measure gradients.
     pub(super) backend: Box<dyn Backend + Send>,
@@ -193,7 +193,7 @@ impl Controller {
         self.begin_metering();
     }
 
-    /// Discards measured seconds, because other settings take other times.
+    /// Discards measured seconds, because the new settings take other times.
     fn begin_metering(&mut self) {
         self.totals.unmetered = false;
         if let Some(meter) = &mut self.scheduler.meter {
@@ -211,7 +211,7 @@ impl Controller {
         self.control.cancel();
     }
 
-    /// `Err` while a bucket has a layer.
+    /// `Err` while a layer is lent to a bucket.
     pub(super) fn expect_taken_back(&self) -> Result<(), Error> {
         let lent = self.states.iter().position(|state| state.lent != 0);
         lent.map_or(Ok(()), |layer| Err(Error::InFlight { layer }))
