@@ -24,8 +24,8 @@ pub struct Accordion {
     pub high: f64,
     /// Smallest relative change of the norm that makes a layer critical.
     pub eta: f64,
-    /// All layers get `low` compression if the learning rate falls by more than this factor between two decisions. At least 1; with
-    /// 1, any decrease counts.
+    /// All layers get `low` compression if the learning rate falls by more than this factor between two decisions. At least 1. With
+    /// 1, any decrease is enough.
     pub drop: f64,
 }
 

@@ -23,7 +23,7 @@ pub(super) const fn words(world: usize) -> usize {
     WORDS * world
 }
 
-/// Writes this rank's message to this rank's place in the buffer for all ranks.
+/// Writes this rank's message to `words`, which has the messages of all ranks in order.
 pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, measured: u64, words: &mut [u64]) {
     words[WORDS * rank as usize..][..WORDS].copy_from_slice(&message(local, fingerprint, measured));
 }
@@ -40,13 +40,13 @@ fn message(local: Result<u64, Error>, fingerprint: u64, measured: u64) -> [u64; 
 /// take 137 GB.
 const MOST_RANKS: u32 = 1 << 20;
 
-/// The number of ranks that a collective has stated, unless it is far larger than this controller's own.
+/// The number of ranks that a collective reports or, if that is implausibly large, this controller's own number.
 pub(super) fn believed(stated: u32, own: u32) -> u32 {
     if stated <= own.max(MOST_RANKS) { stated } else { own }
 }
 
-/// Tells all ranks that this one has failed. Returns `failure`, or the error that kept this rank from telling them. The
-/// controller has `own_world` ranks, but the collective may report another number.
+/// Tells all ranks that this one has failed. Returns `failure`, or an error that prevented the message. The controller has
+/// `own_world` ranks, but the collective may report another number.
 pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
     let told = failed(believed(collective.world_size(), own_world), failure).and_then(|mut words| {
         let bytes = bytemuck::cast_slice_mut(&mut words);
@@ -55,8 +55,8 @@ pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, f
     told.err().unwrap_or(failure)
 }
 
-/// Compares the fields of all ranks. `local` has this rank's fields, or its error, which all ranks are told. Every rank has the same
-/// number of fields.
+/// Compares the fields of all ranks. `local` has this rank's fields or its error. The error is reported to all ranks. Every rank
+/// has the same number of fields.
 ///
 /// # Errors
 /// This rank's own error; [`Error::Peer`] with the first rank that failed; [`Error::PeerOption`] with the first field that differs;
@@ -78,12 +78,13 @@ pub(crate) fn compare<C: Collective + ?Sized>(
     Err(difference(differs, &fields, &all))
 }
 
-/// A buffer with this rank's failure in the places of all `world` ranks, because a rank that has failed may not know its own place.
+/// A buffer for the messages of `world` ranks. All of them report this rank's failure, because a rank that has failed may not know
+/// its position.
 pub(super) fn failed(world: u32, failure: Error) -> Result<Vec<u64>, Error> {
     repeated(world, message(Err(failure), 0, 0))
 }
 
-/// The same message in the places of all `world` ranks.
+/// A buffer for the messages of `world` ranks, filled with the same message.
 pub(super) fn repeated(world: u32, message: [u64; words(1)]) -> Result<Vec<u64>, Error> {
     let mut all = workspace(words(world as usize))?;
     all.as_chunks_mut().0.fill(message);
@@ -124,11 +125,11 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Words of the message with a rank's fields. Other versions of lgreco may have another number of fields, but have the same size of
-/// this message.
+/// Number of words in the message with a rank's fields. All versions of lgreco have the same number, so that they can compare their
+/// fields, although they may have different numbers of fields.
 const FIELDS: usize = 1024;
 
-/// A buffer for the versions and fields of `world` ranks, with those of this rank already in their place.
+/// A buffer for the versions and fields of `world` ranks, which already has this rank's version and fields.
 ///
 /// # Errors
 /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).

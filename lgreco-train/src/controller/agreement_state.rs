@@ -25,7 +25,7 @@ pub(super) enum Stage {
     Probe,
     /// Waits for the measuring rank's plan.
     Plan,
-    /// Waits for all ranks to tell whether they can switch to the new settings.
+    /// Waits for the messages of all ranks that report whether they can switch to the new settings.
     Switch,
     /// Buckets may be exchanged.
     Open,
@@ -34,7 +34,7 @@ pub(super) enum Stage {
 /// The agreement of one step.
 pub(super) struct Control {
     pub stage: Stage,
-    /// `Ok` tells whether a gradient of this rank is not finite; `Err` is this rank's error.
+    /// `Ok(true)` means that a gradient of this rank is not finite. `Err` has this rank's error.
     pub local: Result<bool, Error>,
     /// Whether the step begins with an agreement.
     pub asks: bool,
@@ -50,7 +50,7 @@ pub(super) struct Control {
     pub switched: bool,
     /// Fingerprint of the step, which all ranks compare in the messages of its buckets.
     pub terms: u64,
-    /// When the step began.
+    /// The time at which the step began.
     pub began: Option<f64>,
     /// The agreement messages of all ranks.
     pub words: Vec<u64>,

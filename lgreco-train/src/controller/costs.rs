@@ -17,7 +17,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The measured costs of a decision under [`Objective::MeasuredSeconds`](super::Objective), on the slowest rank.
+/// The measured costs from which a decision under [`Objective::MeasuredSeconds`](super::Objective) is made, on the slowest rank.
 #[derive(Clone, Debug)]
 pub(super) struct Costs {
     pub line: Line,
@@ -31,7 +31,7 @@ pub(super) struct Costs {
     pub present: Vec<Setting>,
     /// Layers and settings whose payload length depends on the values, with the measured bits.
     pub lens: Vec<(usize, Setting, u64)>,
-    /// Elements of all layers.
+    /// Number of elements of all layers.
     pub elements: f64,
     /// Seconds of a typical step's exchange.
     pub measured: f64,
@@ -174,7 +174,8 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
-    /// Bits of a layer's payload, measured if they depend on the values and the setting was a candidate.
+    /// Bits of a layer's payload. If they depend on the values, these are the measured bits, or the largest number if the setting
+    /// was no candidate.
     fn bits(&self, layer: usize, setting: &Setting, tensor: &Tensor) -> Result<u64, Error> {
         let varying = self.lens.iter().filter(|_| !setting.has_fixed_len());
         let measured = varying.filter(|(of, known, _)| *of == layer && known == setting).map(|(.., bits)| *bits).next();

@@ -88,8 +88,8 @@ impl External<'_> {
     /// Records that a device has added this rank's own, uncompressed gradient of layer `layer` to its mean of the window.
     /// [`observe`](External::observe) does the same on the host. Does nothing in steps that need no gradient
     /// ([`watches`](External::watches)). The next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has
-    /// an example. No decision is made until the task has been run. The task can be taken even if the [lead](super::Schedule::lead)
-    /// is 0. Gradients of that layer that `observe` gets in other steps of the window are ignored.
+    /// an example. No decision is made until the task's result is handed in. The task can be taken even if the
+    /// [lead](super::Schedule::lead) is 0. Gradients of that layer that `observe` gets in other steps of the window are ignored.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`].
@@ -116,8 +116,8 @@ impl External<'_> {
     /// Gives the controller a layer's mean over the window so far, in f32, if a device [has it](External::note_observed).
     ///
     /// Call it before a state is saved, or if the device can no longer measure the mean, but not while buckets are exchanged. From
-    /// then on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not see
-    /// it. Does nothing on ranks other than the measuring rank.
+    /// then on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not use
+    /// this mean. Does nothing on ranks other than the measuring rank.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -185,8 +185,9 @@ impl External<'_> {
     }
 
     /// Records that the caller exchanges these layers in the present step, under their settings, with
-    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). Their bytes are counted, and no
-    /// bucket of the step may contain them. If the length of a payload depends on its values, the largest length is counted.
+    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). The controller counts the bytes
+    /// of these layers. No bucket of the step may contain them. If the length of a payload depends on its values, the largest
+    /// length is counted.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -202,7 +203,8 @@ impl External<'_> {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or for a layer that the step has already
-    /// exchanged; [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. Layers before the refused one are counted.
+    /// exchanged; [`Error::NoSuchLayer`]; [`Error::InFlight`] for a layer in a bucket. The layers before the refused one are
+    /// recorded as exchanged.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
         self.0.control.expect_open()?;
         for &layer in layers {

@@ -1,7 +1,7 @@
 //! Measured seconds of exchanges that the caller [does](super::External::note_exchanged) itself, for instance in a device's memory.
 //! The host only enqueues work for a device, so the controller's clock cannot time it. The caller measures on the device instead:
-//! the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
-//! The controller uses these numbers like its own measurements, so it decides in the same way.
+//! the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods. The controller uses these
+//! numbers like its own measurements, so it decides in the same way.
 //!
 //! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it need not
 //! wait for the device. Results of trials must be handed in before the decision's task is taken, because the task may run on any
@@ -66,8 +66,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` if the caller need not probe the link
-    /// and time methods in this step. Call it after the step's control requests. All ranks get the same number.
+    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` in a step in which the caller need not
+    /// probe the link and time methods. Call it after the step's control requests. All ranks get the same number.
     pub fn probe_bytes(&self) -> Option<usize> {
         let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
         (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())

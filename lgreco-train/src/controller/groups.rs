@@ -29,14 +29,15 @@ impl Groups {
     }
 }
 
-/// Largest number of sets of layers for which ranks remember that they have agreed.
+/// Largest number of agreed sets of layers that ranks remember.
 pub(super) const MOST_AGREED: usize = 1024;
 
-/// Forgets all but one of the agreed sets if there are too many, because a trainer that forms ever new buckets would fill the memory.
-/// All ranks have the same sets when a step begins. So they forget the same ones, and agree on the others anew.
+/// Forgets all but one of the agreed sets if there are too many, because a trainer that forms ever new buckets would fill the
+/// memory. All ranks have the same sets when a step begins. So they forget the same sets, and agree on these sets again when they
+/// exchange them.
 pub(super) fn forget_many(agreed: &mut BTreeSet<Vec<usize>>) {
     if agreed.len() >= MOST_AGREED {
-        // `Controller::provide` asks whether there is any.
+        // One set is kept, because `Controller::provide` checks whether there is any.
         let first = agreed.pop_first();
         agreed.clear();
         agreed.extend(first);

@@ -118,8 +118,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Length`](crate::CoreError::Length) unless `values` has one place per element; [`Error::InFlight`] while a bucket
-    /// has the layer.
+    /// [`CoreError::Length`](crate::CoreError::Length) unless `values` has one value per element; [`Error::InFlight`] while a
+    /// bucket has the layer.
     ///
     /// # Panics
     /// When there is no such layer.

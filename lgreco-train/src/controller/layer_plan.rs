@@ -95,8 +95,8 @@ impl LayerPlan {
         Spec { index: self.index as u32, shards, in_place: self.dtype == Dtype::F32, ..spec }
     }
 
-    /// The plan of a step. `residual` is the one that the layer has. `measured` tells whether relative errors are measured, and
-    /// `withheld` whether the layer has no gradient.
+    /// The plan of a step. `residual` is the layer's present residual. `measured` is true if relative errors are measured, and
+    /// `withheld` if the layer has no gradient.
     pub(super) fn in_step(&self, residual: Option<Residual>, measured: bool, withheld: bool) -> StepPlan {
         let feedback = self.residual.is_some();
         let takes_reencode_error = withheld && self.reencoded && feedback && residual.is_some();
@@ -125,7 +125,7 @@ impl LayerPlan {
     }
 }
 
-/// The place of a layer's compression error, which is the layer's values minus the decoded payload.
+/// Where a layer's compression error is stored. This error is the compressor's input minus the decoded payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Left {
     Nowhere,
@@ -159,10 +159,10 @@ pub(super) struct StepPlan {
 }
 
 impl StepPlan {
-    /// The layer's description for this step's exchange. `spec` is that of the gradient itself.
+    /// The layer's description for this step's exchange. `spec` describes an exchange of the gradient itself.
     pub(super) fn spec<'a>(&self, spec: Spec<'a>) -> Spec<'a> {
         match self.left {
-            // The compressor's input is f32, in a buffer of its own.
+            // The compressor's input is f32, in a separate buffer.
             Left::Instead => Spec { dtype: Dtype::F32, in_place: false, ..spec },
             _ => spec,
         }

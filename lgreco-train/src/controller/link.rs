@@ -1,15 +1,15 @@
 //! The cost of sending, learnt from steps and from probes.
 //!
 //! The exchange of a step, without this rank's computing, takes `constant + bytes · seconds per byte`. The constant contains
-//! latencies. Traffic that overlaps with the backward pass costs nothing. So if buckets are exchanged during that pass, the
-//! constant also contains the time of the pass. The time of the whole exchange is measured, because the time of a single collective
-//! would include other collectives and the backward pass.
+//! latencies. Traffic that overlaps with the backward pass costs nothing. If buckets are exchanged during that pass, the constant
+//! also contains the time of the pass. The time of the whole exchange is measured, because the time of a single collective would
+//! include other collectives and the backward pass.
 //!
-//! Steps with two different numbers of bytes determine both values. They may also show that fewer bytes take no less time. That
-//! result holds until the link changes. Steps whose traffic is hidden behind computing do not show such a change, so ranks probe
-//! the link before each decision. On a busy host, a probe can be wrong by a large factor. So a change counts only after a second
-//! probe, or steps, confirm it. Until steps have determined the seconds per byte, the probe's value is used. The next decision
-//! corrects a decision that was based on a probe.
+//! Steps with two different numbers of bytes determine the constant and the seconds per byte. They may also show that fewer bytes
+//! take no less time. That result holds until the link changes. Steps whose traffic is hidden behind computing do not show such a
+//! change, so ranks probe the link before each decision. On a busy host, a probe can be wrong by a large factor. So the model
+//! accepts a change only after a second probe, or steps, confirm it. Until steps have determined the seconds per byte, the probe's
+//! value is used. The next decision corrects a decision that was based on a probe.
 
 use alloc::vec::Vec;
 
@@ -49,15 +49,15 @@ pub(super) struct Line {
     pub per_byte: f64,
 }
 
-/// Sizes that differ by less than this fraction count as one level.
+/// Sizes that differ by less than this fraction belong to one level.
 const SAME_BYTES: f64 = 0.1;
-/// A level counts as changed if its time changes by more than this fraction of itself, and by more than [`SAME_STEP`] of the step's
-/// time.
+/// A level has changed if its old and new times differ by more than this fraction of the longer one, and by more than [`SAME_STEP`]
+/// of the step's time.
 const SAME_SECONDS: f64 = 0.15;
 /// Changes below this fraction of a whole step's exchange are ignored.
 const SAME_STEP: f64 = 0.05;
-/// Probes that differ by less than this factor count as probes of the same link. So do probes whose difference at the largest size
-/// is less than `SAME_STEP` of a step's time.
+/// Two probes show the same link if they differ by less than this factor. They also show the same link if their difference at the
+/// largest size is less than `SAME_STEP` of a step's time.
 const SAME_PROBE: f64 = 1.5;
 /// If probes differ by more than this factor, their difference explains a similar difference between steps.
 const LIKE_PROBE: f64 = 1.15;
@@ -86,8 +86,7 @@ impl Link {
         self.suspected = differ && !changed;
         let mut level = Level { bytes, seconds };
         if changed {
-            // Steps at the largest size show how much traffic is hidden. Smaller steps do not, and after a wrong probe no step
-            // does.
+            // Only steps at the largest size show how much traffic is hidden. After a wrong probe, they do not show it either.
             let trusted = if self.confirmed { known } else { like_probes }.filter(|_| are_most);
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
@@ -172,7 +171,7 @@ impl Link {
         Some(Line { constant: newest.seconds - per_byte * newest.bytes, per_byte })
     }
 
-    /// The model as numbers, for saved states; NaN for unknown ones.
+    /// The model as numbers, for saved states; NaN for an unknown number.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         let levels = self.levels.iter().flat_map(|level| [level.bytes, level.seconds]);
         let [per_byte, probe, latest] =

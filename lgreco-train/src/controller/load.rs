@@ -29,11 +29,13 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Layers that the state lacks. They start without residual, uncompressed until the next decision, which comes at once.
+    /// Layers that the state lacks. They start without residual, and are uncompressed until the next decision. This decision is
+    /// made at once.
     pub missing: Vec<String>,
     /// Layers that the model lacks. They are ignored, and their residuals are lost.
     pub extra: Vec<String>,
-    /// Layers whose shape or element type differs from the state. They count as missing and extra.
+    /// Layers whose shape or element type differs from the state. The model's layer is treated like a missing one, and the saved
+    /// layer like an extra one.
     pub misshaped: Vec<String>,
     /// The rank that saved the plan.
     pub rank: u32,

@@ -41,7 +41,7 @@ impl MemoryUse {
     /// Predicts the memory of a controller's run on its rank, under the settings of the last decision.
     ///
     /// Before the first decision, the search's default settings are assumed. The uncompressed steps of the warm-up are included. At
-    /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` stands for the configured size.
+    /// most `at_once` buckets of `bucket_bytes` each are exchanged at the same time. `None` means the configured size.
     /// [`Controller::step`] exchanges one bucket of the configured size at a time.
     ///
     /// # Errors
@@ -54,8 +54,8 @@ impl MemoryUse {
         MemoryUse::of_groups(controller, groups.as_ref(), at_once, &[])
     }
 
-    /// The memory for buckets of these groups. `None` stands for the groups of blocking steps. `messages` has the bytes of each
-    /// bucket's messages inside a node, empty without nodes.
+    /// The memory for buckets of these groups. `None` means the groups of blocking steps. `messages` has the bytes of each bucket's
+    /// messages inside a node, empty without nodes.
     pub(super) fn of_groups(
         controller: &Controller,
         groups: Option<&Groups>,
@@ -97,7 +97,8 @@ impl MemoryUse {
 }
 
 impl Controller {
-    /// The plans of most of the run, as far as they are known now.
+    /// The plans that most steps will use. If the present plans compress a layer, or the policy never compresses, these are the
+    /// present plans. Otherwise, they have a fixed policy's settings or the search's default settings.
     fn expected_plans(&self) -> Result<Vec<LayerPlan>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let decided = self.states.iter().any(|state| state.plan.choice.uncompressed.is_none());
@@ -126,7 +127,7 @@ impl Controller {
         let message = |at: usize| messages.get(at).copied().unwrap_or(0);
         let passing = needs.iter().enumerate().map(|(at, needs)| needs.passing().max(message(at))).collect();
         let lasting = needs.iter().map(Needs::lasting).collect();
-        // A bucket's message inside the node may be under way while the bucket before computes.
+        // A bucket's message inside the node may be under way while the previous bucket computes.
         let passing_at_once = if messages.is_empty() { 1 } else { at_once.min(2) };
         Ok(largest(passing, passing_at_once).saturating_add(largest(lasting, at_once)))
     }
@@ -137,7 +138,7 @@ impl Controller {
         ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(&plans[range.clone()])?)))
     }
 
-    /// Memory of layers with these plans together, with the residuals of their settings.
+    /// Memory of a bucket of layers with these plans. Each layer has the residual of its setting.
     fn needs_of(&self, plans: &[LayerPlan]) -> Result<Needs, Error> {
         let specs = plans.iter().map(|plan| plan.spec(&self.scheduler.tensors[plan.index].shards));
         Needs::of(specs, plans.iter().map(|plan| plan.in_step(plan.residual, false, false)), &self.moment())
@@ -159,7 +160,7 @@ impl Controller {
     }
 }
 
-/// The sum of the `count` largest.
+/// The sum of the `count` largest values.
 fn largest(mut bytes: Vec<u64>, count: usize) -> u64 {
     bytes.sort_unstable_by(|one, other| other.cmp(one));
     bytes.iter().take(count).fold(0, |sum, &bytes| sum.saturating_add(bytes))

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 pub(super) struct Meter {
     /// The most recent steps since the last switch, as a ring buffer.
     recent: Vec<Sample>,
-    /// The place of the next step in the ring.
+    /// The index in the ring buffer at which the next step is stored.
     at: usize,
     slowest: Slowest,
     pub link: Link,
@@ -48,8 +48,8 @@ struct Slowest {
 
 /// Number of steps over which medians are taken. A median ignores single steps with allocations or interruptions.
 const RECENT: usize = 15;
-/// Most seconds that are believed of a step's exchange, or of a probe: an hour. The clock may be that of the day, which jumps when it
-/// is set.
+/// Longest plausible time of a step's exchange or of a probe: an hour, in seconds. Longer times can come from a clock that shows
+/// the time of day, because such a clock jumps when it is set.
 pub(super) const LONGEST: f64 = 3600.0;
 /// Largest slowdown accepted from a peer.
 const SLOWEST: f64 = 1e3;
@@ -70,7 +70,7 @@ impl Meter {
     }
 
     /// Records a step that the caller has exchanged. Steps of a window are slower, because they wait for gradients to reach the
-    /// host. These steps count only if there are no other steps.
+    /// host. These steps are used only if there are no other steps.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;
@@ -118,7 +118,7 @@ impl Meter {
 
     /// The medians of the last `steps` steps.
     fn median(&self, steps: usize) -> Option<Sample> {
-        // In a full ring, the place of the next step still holds the oldest step.
+        // In a full ring, the oldest step is at the index of the next step.
         let (newer, older) = self.recent.split_at(self.at.min(self.recent.len()));
         let last = newer.iter().rev().chain(older.iter().rev()).take(steps);
         let median = |of: fn(&Sample) -> f64| {
@@ -153,7 +153,8 @@ impl Meter {
 
     /// The costs for the decision of step `due`, learnt from the steps since the last switch; `None` before the first step.
     ///
-    /// The rank that computes longest waits for nobody, so it spends the rest of its time on sending.
+    /// The rank that computes longest does not wait for other ranks. So the time in which it does not compute is the time for
+    /// sending.
     pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
         // The link may have changed just now. Only the last steps show its present state.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };

@@ -26,7 +26,7 @@ pub struct Report {
     pub switched: bool,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
-    /// Bytes that one worker sent for them.
+    /// Bytes that this worker sent for its gradients.
     pub bytes_out: u64,
     /// Seconds of the step, if the configuration has a clock.
     pub seconds: Option<Seconds>,
@@ -54,11 +54,12 @@ pub enum Outcome {
     /// The gradients are uncompressed means with NaN or infinity, because some rank's gradients were not finite. If the trainer
     /// exchanges the buckets itself, the gradients of some bucket are NaN.
     PassedThrough,
-    /// The exchange of some bucket has failed on every rank. Its gradients are undefined, and the gradients of the other buckets
-    /// are means. This happens only if the trainer exchanges the buckets itself. The bucket may have failed on this rank only: if
-    /// [`Bucket::next`](super::Bucket::next) says so, or if the bucket was [closed](super::Controller::close) in the middle of its
-    /// exchange. The next bucket or step then fails on all ranks. If gradients of another bucket were not finite under
-    /// [`NonFinite::Skip`](super::NonFinite), no mean may be applied, and residuals are the same as before the step.
+    /// The exchange of some bucket has failed. The gradients of this bucket are undefined, and the gradients of the other buckets
+    /// are means. This happens only if the trainer exchanges the buckets itself. Usually, the bucket has failed on every rank. It
+    /// has failed on this rank only in the cases that [`Bucket::next`](super::Bucket::next) names, and if it was
+    /// [closed](super::Controller::close) in the middle of its exchange. In these cases, the next bucket or step fails on all
+    /// ranks. If gradients of another bucket were not finite under [`NonFinite::Skip`](super::NonFinite), no mean may be applied,
+    /// and residuals are the same as before the step.
     Failed,
 }
 

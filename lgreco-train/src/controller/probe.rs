@@ -21,8 +21,8 @@ const PROBES: u32 = 2;
 ///
 /// Ranks first exchange two empty rounds, of one word each. Then full rounds and empty rounds alternate. In the empty round, a rank
 /// that got all data early waits for the others. A full round and the empty round after it are a turn. Interruptions make a turn
-/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks tell each other which part of the
-/// allowed time has passed. So all ranks stop together, as soon as the slowest one must.
+/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks tell each other which fraction of
+/// the allowed time has passed. So all ranks stop together, as soon as the slowest rank would exceed its allowed time.
 pub(super) struct Probe {
     /// The words of a full round.
     pub words: Vec<u64>,
@@ -58,7 +58,7 @@ impl Probe {
         Probe { words, world, rank, allowed, least, sent: 0, began: 0.0, spent: 0.0, nothing, both }
     }
 
-    /// The number of complete turns, and whether the next round begins a turn; `None` before the first turn.
+    /// The number of complete turns, and whether the next round is the first of a turn; `None` before the first turn.
     fn turns(&self) -> Option<(u32, bool)> {
         let messages = self.sent.checked_sub(NOTHINGS)?;
         Some((messages / 2, messages.is_multiple_of(2)))
@@ -109,8 +109,8 @@ const NOTHINGS: u32 = 2;
 /// Largest number of turns.
 const MOST_TURNS: u32 = 8;
 
-/// Seconds per byte, from the shortest times of an empty round and of a round with `bytes` more. A difference too small to measure
-/// counts as a thousandth of the empty round's seconds.
+/// Seconds per byte, from the shortest times of an empty round and of a round with `bytes` more. The difference may be too small to
+/// measure, so it is at least a thousandth of the empty round's seconds.
 pub(super) fn seconds_per_byte([nothing, all]: [f64; 2], bytes: usize, share_of_others: f64) -> f64 {
     (all - nothing).max(1e-3 * nothing) / (bytes as f64 * share_of_others)
 }
@@ -209,7 +209,7 @@ mod tests {
             let (found, _) = probed(2, [10.0; 2], |turn, rank| if (turn, rank) == (0, 1) { jump } else { 0.04 });
             assert!(found.iter().zip(&right).all(|(found, right)| (found - right).abs() < 1e-6), "{jump}: {found:?}");
         }
-        // No turn is left to believe, so the link ignores the result.
+        // No turn of rank 1 has a plausible time, so its result is not finite, and the link ignores it.
         let (found, _) = probed(1, [0.0, 10.0], |_, rank| if rank == 1 { -3600.0 } else { 0.04 });
         assert!(found[0].is_finite() && !found[1].is_finite(), "{found:?}");
     }

@@ -30,8 +30,8 @@ impl Controller {
 
 impl Residuals<'_> {
     /// Replaces the residual of layer `layer` by these values, f32 in row-major order, for instance after an exchange by the
-    /// caller. Under a setting without error feedback, they are sent once, with the next gradient. The last step can then no longer
-    /// be rolled back.
+    /// caller. Under a setting without error feedback, the new values are sent once, with the next gradient. The last step can then
+    /// no longer be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -146,8 +146,8 @@ impl Residuals<'_> {
     }
 
     /// Restores the residuals from before the last step, because its means were not applied. For instance, a loss scaler has
-    /// skipped the update. The step still counts. PowerSGD's factors do not change, nor do residuals of layers that the step has
-    /// not exchanged. All ranks must call this. Only one step can be rolled back.
+    /// skipped the update. [`Controller::steps`] still counts the step. PowerSGD's factors and the residuals of layers that the
+    /// step has not exchanged do not change. All ranks must call this. Only one step can be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -31,10 +31,10 @@ pub enum Contents {
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine. Every rank saves its own. A controller that [loads](Controller::load)
-    /// it continues bit for bit. The state contains neither the configuration nor a plan task under way. It also lacks settings
-    /// from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A controller that is configured with
-    /// these settings and loads the state switches a step later.
+    /// This rank's state as bytes, the same on every machine. Every rank saves its own state. A controller that
+    /// [loads](Controller::load) this state continues bit for bit. The state contains neither the configuration nor a plan task
+    /// under way. It also lacks settings from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A
+    /// controller that is configured with these settings and loads the state switches a step later.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -46,7 +46,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OfLayer`] when a residual of this rank is not finite and the other ranks do not know it yet; [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and if a device
+    /// [`Error::OfLayer`] when a residual of this rank is not finite and no message has reported this to the other ranks yet;
+    /// [`Error::InFlight`] while a bucket has a layer; [`Error::StepOrder`] while a step is under way, and if a device
     /// [has](super::External::note_observed) gradients of the window that were not [brought](super::External::set_observed) to the
     /// host.
     ///

@@ -38,12 +38,13 @@ impl Controller {
     /// differ in configuration, layers, settings, step or learning rate; [`Error::NoMessage`] when the collective has dropped a
     /// rank's message; the errors of search and solver when a decision fails.
     ///
-    /// These errors come during the exchange: [`Error::OfLayer`], [`Error::PeerMessage`]. The step
-    /// is then over, and its gradients are undefined. Residuals of buckets that were exchanged before are updated, and the next
-    /// step works. With [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once,
-    /// and on all ranks at the next bucket or step. Under [`NonFinite::Skip`], the other ranks skip a step whose later bucket reports
-    /// it, and all residuals are the same as before the step. The next step also reports a residual that is not finite; that step may be
-    /// repeated. After [`Error::Collective`], the step is [abandoned](Controller::abandon_step).
+    /// These errors come during the exchange: [`Error::OfLayer`], [`Error::PeerMessage`]. The step is then over, and its gradients
+    /// are undefined. Residuals of buckets that were exchanged before are updated, and the next step works. With
+    /// [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once, and on all ranks
+    /// at the next bucket or step. Under [`NonFinite::Skip`], if a later bucket of the step reports the overflow, the other ranks
+    /// skip the step, and all residuals are the same as before the step. If a residual of a rank is not finite, the next step
+    /// reports that to all ranks and fails. That step may be repeated. After [`Error::Collective`], the step is
+    /// [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for residuals. Allocates only at decisions.
@@ -104,9 +105,9 @@ impl Controller {
         failed_alone.map_or(Ok(report), Err)
     }
 
-    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. All ranks are told about it and fail, so
-    /// that none waits. Returns `failure`. If the others could not be told, returns [`Error::Collective`], or
-    /// [`CoreError::OutOfMemory`] for the message. Nothing changes, and the step may be taken again.
+    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. A message reports this to all ranks, and
+    /// they all fail, so that none waits. Returns `failure`. If the message could not be sent, returns [`Error::Collective`], or
+    /// [`CoreError::OutOfMemory`] if there was no memory for it. Nothing changes, and the step may be taken again.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller}, exchange::{Collective, threads}};

@@ -14,8 +14,8 @@ const NAMES: usize = 3;
 /// The present settings in one line, for a log: the compressed layers and their bytes, the route, and the uncompressed layers by
 /// reason.
 ///
-/// The bytes count the payloads that this rank sends in a step by all-gather. If the length of a payload depends on the gradients,
-/// its largest length counts.
+/// The bytes are those of the payloads that this rank sends in a step by all-gather. If the length of a payload depends on the
+/// gradients, the largest possible length is used.
 ///
 /// ```
 /// # use lgreco_testing::controller::{alone, step_alone};

@@ -3,8 +3,8 @@
 use crate::{CoreError, Error};
 use core::fmt;
 
-/// Seconds of a step's exchange, the basis of a decision under [`Objective::MeasuredSeconds`](super::Objective). They count from
-/// the first bucket to the last mean on the slowest rank, and include compression.
+/// Seconds of a step's exchange, the basis of a decision under [`Objective::MeasuredSeconds`](super::Objective). An exchange lasts
+/// from the first bucket to the last mean on the slowest rank, and includes compression.
 ///
 /// ```
 /// use lgreco_train::controller::Timing;
@@ -26,9 +26,9 @@ pub struct Timing {
     pub default: f64,
     /// Expected seconds with all layers uncompressed.
     pub uncompressed: f64,
-    /// Layers that are compressed now.
+    /// Number of layers that are compressed now.
     pub compressed: u32,
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub layers: u32,
 }
 

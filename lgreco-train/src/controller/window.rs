@@ -1,6 +1,6 @@
-//! The mean of the measuring rank's own gradients, uncompressed and without residual. Decisions are based on it. The mean over the
-//! workers would be misleading, because it has been compressed already: TopK loses almost nothing on a gradient that TopK has made
-//! sparse.
+//! The mean of the measuring rank's own gradients, uncompressed and without residual. Decisions are based on this mean. The mean
+//! over the workers would be misleading, because it has already been compressed: TopK makes almost no error on a gradient that TopK
+//! has made sparse.
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
@@ -36,7 +36,7 @@ impl Window {
         }
     }
 
-    /// Records that a device has a layer's mean, and that it has changed.
+    /// Records that a device has a layer's mean, and has changed it. A copy on the host is then out of date.
     pub(super) fn note_elsewhere(&mut self, layer: usize) {
         self.elsewhere[layer] = Some(vec![]);
     }
@@ -126,7 +126,7 @@ pub(super) enum Typed<'a> {
 }
 
 impl<'a> Typed<'a> {
-    /// A mean in this type.
+    /// A mean, converted to the element type `dtype`.
     pub(super) fn new(mean: &'a [f32], dtype: Dtype) -> Typed<'a> {
         match dtype {
             Dtype::F32 => Typed::F32(mean),

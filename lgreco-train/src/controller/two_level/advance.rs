@@ -117,7 +117,8 @@ impl Bucket {
     }
 
     fn begin_reducing(&mut self) {
-        // The collective is performed nevertheless, so that all nodes start the same collectives in the same order.
+        // Even if the node's ranks differ, they perform the collective, so that all nodes start the same collectives in
+        // the same order.
         match self.differs {
             true => self.messages.without_values(),
             false => self.messages.put_status(self.own_slip(), &self.topology),
@@ -143,7 +144,7 @@ impl Bucket {
         self.stage = Stage::Exchanging(None);
         let has_peers = !self.is_alone();
         if self.fault.code != 0 && has_peers {
-            // Peers get the code of the rank that failed.
+            // Peers get the error code of the rank that failed.
             return self.shards.submit_failure(Error::Trainer { code: self.fault.code as u32 });
         }
         for layer in self.layers.iter().filter(|layer| !layer.present && has_peers) {

@@ -9,11 +9,11 @@
 //! node:  all-gather of the means and statuses          all ranks have all means
 //! ```
 //!
-//! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of its node report
-//! it to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
+//! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of this node report
+//! the failure to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
 //!
-//! Between the messages inside the node, this rank's shards of the gradients hold its means, and the peers exchange them there.
-//! So a bucket has memory for messages inside the node only while such a message is under way. `advance.rs` has the order.
+//! Between the two messages inside the node, the means of this rank's shards are stored in the gradients, where peers exchange
+//! them. So a bucket has memory for messages inside the node only while such a message is under way. `advance.rs` has the order.
 
 use super::layer::{Layer, shards};
 use super::messages::{FAULT, Fault, Messages};
@@ -46,7 +46,7 @@ pub(super) enum Stage {
     Failed,
 }
 
-/// Layers that are exchanged together in one step, lent by a [`TwoLevel`](super::TwoLevel). It is used like a
+/// Layers that are exchanged together in one step, lent by a [`TwoLevel`](super::TwoLevel). This type is used like a
 /// [`Bucket`](super::super::Bucket), but each request names the group that performs it.
 ///
 /// [`TwoLevel`](super::TwoLevel) has an example.
@@ -105,18 +105,19 @@ impl Bucket {
         Ok(all)
     }
 
-    /// Whether the collective under way is the bucket's last, or the next one is.
+    /// Whether the collective under way, or the next one, is the bucket's last.
     pub fn is_last(&self) -> bool {
         self.is_paused() || matches!(self.stage, Stage::Gathering | Stage::Done | Stage::Failed)
     }
 
-    /// Whether [`next_but_last`](Bucket::next_but_last) has come to the bucket's last collective.
+    /// Whether [`next_but_last`](Bucket::next_but_last) has reached the bucket's last collective.
     pub fn is_paused(&self) -> bool {
         self.stage == Stage::Paused
     }
 
-    /// Declares that a layer has no gradient on this rank in this step. The values that are submitted for it count as zeros. If no
-    /// rank of the node has a gradient, the residual stays unchanged, as with [`Bucket::withhold`](super::super::Bucket::withhold).
+    /// Declares that a layer has no gradient on this rank in this step. The values that are submitted for this layer are treated as
+    /// zeros. If no rank of the node has a gradient, the residual stays unchanged, as with
+    /// [`Bucket::withhold`](super::super::Bucket::withhold).
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -174,8 +175,8 @@ impl Bucket {
     ///
     /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
     /// collectives. The ranks of a node may ask for different numbers before the bucket's last collective. There are two ways to
-    /// keep the order. Either each bucket has its own process groups. Or the last collectives wait until all buckets have reached
-    /// theirs, and then start in the same order on all ranks; see [`next_but_last`](Bucket::next_but_last).
+    /// keep the order. Either each bucket has its own process groups. Or no last collective starts before all buckets have reached
+    /// theirs, and then all ranks start the last collectives in the same order; see [`next_but_last`](Bucket::next_but_last).
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
     /// [`NonFinite`](super::super::NonFinite). Residuals stay unchanged.
@@ -186,9 +187,9 @@ impl Bucket {
     /// it, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after
     /// an error.
     ///
-    /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones that were submitted;
-    /// [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
-    /// [blocking](super::TwoLevel::step). After these errors the bucket is as before the call, which may be repeated.
+    /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones that were
+    /// submitted; [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
+    /// [blocking](super::TwoLevel::step). After these errors, the bucket is unchanged, and the call may be repeated.
     ///
     /// # Complexity
     /// The time of the exchange of this rank's shards, and two passes over the gradients.
@@ -200,9 +201,9 @@ impl Bucket {
         self.noted_request(gradients)
     }
 
-    /// Like [`next`](Bucket::next), but also returns `None` before the bucket's last collective. [`is_paused`](Bucket::is_paused) is
-    /// then true, and `next` returns that collective. Until then the bucket has no memory for it, so many buckets can wait for
-    /// theirs.
+    /// Like [`next`](Bucket::next), but also returns `None` before the bucket's last collective. [`is_paused`](Bucket::is_paused)
+    /// is then true, and `next` returns that collective. Before `next` is called, the bucket holds no memory for its last
+    /// collective, so many buckets can wait at this point.
     ///
     /// # Errors
     /// The errors of [`next`](Bucket::next).

@@ -12,7 +12,7 @@ use crate::exchange::Request;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// A rank's message that tells its node whether its peers have begun the step.
+/// A rank's message to the ranks of its node: whether its peers have begun the step.
 pub(super) fn fault_message(fault: Fault) -> [u64; agreement::words(1)] {
     let [code, rank] = fault.words();
     [code, rank, 0, 0]
@@ -77,8 +77,8 @@ impl TwoLevel {
     }
 
     /// Returns the next collective of the agreement, with its group. The previous collective must be complete. `None` means that
-    /// the agreement is complete. In most steps there is one message inside the node. A [blocking step](TwoLevel::step) has one more
-    /// inside the node, and one among peers.
+    /// the agreement is complete. In most steps there is one message inside the node. In a [blocking step](TwoLevel::step), there
+    /// is another message inside the node, and one among peers.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors are the same as those of
@@ -124,7 +124,7 @@ impl TwoLevel {
         Ok(Some((Group::Node, Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut self.words) })))
     }
 
-    /// Begins the agreement among peers. With a `failure`, it reports why the step cannot begin.
+    /// Begins the agreement among peers. If `failure` is given, the agreement reports it as the reason why the step cannot begin.
     fn begin_peers(&mut self, failure: Option<Error>) -> Result<(), Error> {
         self.stage = Stage::Peers;
         self.failure = failure;

@@ -28,7 +28,7 @@ impl Layer {
         self.range(local).len()
     }
 
-    /// The elements of a local rank's shard, among the layer's.
+    /// The elements of a local rank's shard, as a range of the layer's elements.
     pub(super) fn range(&self, local: u32) -> Range<usize> {
         self.division.range(local)
     }
@@ -42,7 +42,7 @@ impl Layer {
         }
     }
 
-    /// Words of the mean of a local rank's shard.
+    /// Number of 8-byte words for the mean of a local rank's shard.
     pub(super) fn words(&self, local: u32) -> usize {
         (self.len(local) * self.dtype.bytes()).div_ceil(8)
     }

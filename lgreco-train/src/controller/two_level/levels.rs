@@ -351,7 +351,7 @@ impl LevelsBucket {
         })
     }
 
-    /// Whether [`next_but_last`](LevelsBucket::next_but_last) has come to the bucket's last collective. False with one level.
+    /// Whether [`next_but_last`](LevelsBucket::next_but_last) has reached the bucket's last collective. False with one level.
     pub fn is_paused(&self) -> bool {
         matches!(self, LevelsBucket::Two(bucket) if bucket.is_paused())
     }

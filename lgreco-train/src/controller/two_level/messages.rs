@@ -1,10 +1,11 @@
 //! The messages inside a node. The first is in `reduction.rs`.
 //!
-//! In the last one, an all-gather, each rank's part has its [`Fault`], 16 bytes, and the means of its shards in their layers' types,
-//! each padded to a multiple of 8 bytes.
+//! The last message is an all-gather. Each rank's part has the rank's [`Fault`] in 16 bytes, and then the means of its shards in
+//! their layers' types, each padded to a multiple of 8 bytes.
 //!
-//! A bucket has memory for one message, and only from the first call that writes to it until its results are read. Then the next
-//! message of any bucket gets it. Between the two messages, this rank's means stand in the gradients, in the place of its shards.
+//! A bucket has memory for one message, and only from the first call that writes to the message until its results are read. Then
+//! the next message of any bucket can use the memory. Between its two messages, a bucket stores the means of this rank's shards in
+//! the gradients, at the positions of the shards.
 
 use super::Topology;
 use super::layer::Layer;
@@ -52,7 +53,7 @@ impl Fault {
     }
 }
 
-/// `Err` if some rank has a fault: this rank's `own` error, or [`Error::Peer`] with the first rank that failed by itself.
+/// `Err` if some rank has a fault: this rank's `own` error, or [`Error::Peer`] with the rank that the first fault names.
 pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = Fault> + Clone) -> Result<(), Error> {
     match judge(own, faults.clone().map(Fault::slip)) {
         Err(Error::Peer { rank, code }) => {
@@ -62,8 +63,8 @@ pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = 
     }
 }
 
-/// A bucket's messages, and their memory. By default they keep it, and it is enough for each bucket that
-/// [`reserve`](Messages::reserve) was called for.
+/// A bucket's messages, and their memory. By default, they keep the memory. It is then enough for each bucket for which
+/// [`reserve`](Messages::reserve) was called.
 #[derive(Default)]
 pub(super) struct Messages {
     pub reduction: Reduction,
@@ -71,7 +72,7 @@ pub(super) struct Messages {
     pub bytes: Vec<u64>,
     /// Memory of the message under way.
     memory: Vec<u64>,
-    /// Where the memory comes from and goes to.
+    /// The source of the memory, which also takes it back.
     spare: Spare,
 }
 
@@ -81,8 +82,8 @@ impl Messages {
         Messages { spare: spare.clone(), ..Messages::default() }
     }
 
-    /// Prepares the messages of a bucket, and provides memory for the first. It is large enough for the last, too. Gradients are sent
-    /// as `dtype`.
+    /// Prepares the messages of a bucket, and provides memory for the first one. This memory is large enough for the last message,
+    /// too. Gradients are sent as `dtype`.
     pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
         self.measure(layers, topology, dtype);
         let words = self.most_words();
@@ -107,7 +108,7 @@ impl Messages {
         self.reduction.measure(layers, topology, dtype);
     }
 
-    /// Gives the memory of a message to the next one, after its results were read.
+    /// Gives the memory of a message back after its results were read, so that the next message can use it.
     pub(super) fn release(&mut self) {
         self.spare.release(&mut self.memory);
     }
@@ -117,7 +118,7 @@ impl Messages {
         self.bytes.windows(2).all(|two| two[0] == two[1])
     }
 
-    /// Writes this rank's gradients for the first message. A layer without a gradient counts as zeros.
+    /// Writes this rank's gradients for the first message, or zeros for a layer without a gradient.
     ///
     /// # Errors
     /// The errors of gradients that do not fit their layers or are not finite.
@@ -139,7 +140,8 @@ impl Messages {
         self.reduction.put_status(&mut self.memory, slip, topology);
     }
 
-    /// Leaves only one value or status per rank in the first message, because the node's ranks differ in the bucket's layers.
+    /// Shortens each rank's part of the first message to a single value (f32) or a status (bf16), because the node's ranks differ
+    /// in the bucket's layers.
     pub(super) fn without_values(&mut self) {
         self.memory.fill(0);
         self.reduction.without_values();

@@ -1,18 +1,19 @@
 //! Averages gradients in two levels, for nodes of several ranks: in f32 or bf16 inside each node, and compressed between nodes.
 //!
-//! The ranks of a node sum a bucket's gradients, and each gets the sums of its shard. Each rank exchanges its shard, compressed, with its *peers*: the ranks
-//! of the same local rank on the other nodes. An all-gather inside the node completes the means. So each byte of a payload crosses
-//! a node's link `nodes − 1` times, for any number of ranks per node. An exchange between all ranks would send it
-//! `(nodes − 1) · per_node` times for each of the node's ranks.
+//! The ranks of a node sum a bucket's gradients, and each rank gets the sums of its shard. Each rank exchanges its shard,
+//! compressed, with its *peers*: the ranks with the same local rank on the other nodes. An all-gather inside the node completes the
+//! means. So each byte of a payload crosses a node's link `nodes − 1` times, for any number of ranks per node. In an exchange
+//! between all ranks, each rank of the node would send its own payload over the link `(nodes − 1) · per_node` times.
 //!
 //! A [`TwoLevel`] has a [`Controller`] for the exchange with the peers, and adds the messages inside the node. The controller's
-//! layers are this rank's shards. [`TwoLevel::controller`] returns it, for the plans, metrics and residuals of the shards. Every
-//! group of peers plans for its own shards. `division.rs` cuts layers into shards, `messages.rs` and `reduction.rs` have the messages
-//! inside the node, and `bucket.rs` and `advance.rs` the order of collectives.
+//! layers are this rank's shards. [`TwoLevel::controller`] returns this controller, which has the plans, metrics and residuals of
+//! the shards. Every group of peers plans for its own shards. `division.rs` cuts layers into shards. `messages.rs` and
+//! `reduction.rs` have the messages inside the node. `bucket.rs` and `advance.rs` have the order of collectives.
 //!
-//! The result is the mean of all nodes' means. The mean of a node is a sum in f32, divided once, and rounded to the layer's type. With
-//! the [`reduce_dtype`](crate::search::Search::reduce_dtype) bf16, the ranks of a node send each other their gradients as bf16.
-//! Compression errors are the same as those of `nodes` workers that have the nodes' means as gradients.
+//! The result is the mean of all nodes' means. For the mean of a node, gradients are summed in f32. The sum is divided once and
+//! rounded to the layer's type. With the [`reduce_dtype`](crate::search::Search::reduce_dtype) bf16, the ranks of a node send each
+//! other their gradients as bf16. Compression errors are the same as those of `nodes` workers that have the nodes' means as
+//! gradients.
 //!
 //! ```
 //! use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -37,14 +38,15 @@
 //! # Failures
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
 //! bytes inside the node follows. It tells all ranks whether all groups of peers have begun the step. At the first step, after a
-//! state was loaded, and in every blocking step, two earlier messages of 32 bytes, inside the node and then among peers, compare
-//! options, layers and steps.
+//! state was loaded, and in every blocking step, two more messages of 32 bytes come before it. The first is inside the node, and
+//! the second among peers. With these messages, ranks compare options, layers and steps.
 //!
 //! # Memory
-//! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while that
-//! message is under way: an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and the bytes of its
-//! gradients while means are gathered. Then other buckets of the step use this memory. Means stand in the gradients, and peers
-//! exchange them there. Blocking steps keep memory for the messages of the largest bucket. It is allocated at the first step.
+//! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while
+//! that message is under way. It takes an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and the
+//! bytes of its gradients while means are gathered. Afterwards, other buckets of the step use this memory. Means are stored in the
+//! gradients, where peers exchange them. Blocking steps keep memory for the messages of the largest bucket. This memory is
+//! allocated at the first step.
 
 mod advance;
 mod bucket;

@@ -5,9 +5,9 @@
 //! | f32 | reduce-scatter | its shard of every layer; per layer the number of ranks with a gradient; per rank its [status](Slip::to_sum) |
 //! | bf16 | all-to-all | the sender's [status](Slip), 16 bytes; per layer a byte, 1 if the sender has a gradient, padded to a multiple of 8 bytes; its shard of every layer, padded as well |
 //!
-//! Shards are sent as bf16 if [`reduce_dtype`](crate::search::Search::reduce_dtype) is bf16. The sums are in f32 nevertheless: each rank
-//! adds the shards that it receives to its own, which was not rounded. Gradients are multiplied by a power of two, so that sums of
-//! finite values stay finite.
+//! Shards are sent as bf16 if [`reduce_dtype`](crate::search::Search::reduce_dtype) is bf16. The sums are in f32 nevertheless: each
+//! rank adds the shards that it receives to its own shard, which was not rounded. Gradients are multiplied by a power of two, so
+//! that sums of finite values stay finite.
 
 use super::Topology;
 use super::layer::Layer;
@@ -18,17 +18,17 @@ use crate::exchange::{Request, Round, Slip, scale_part};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, ValuesMut};
 use alloc::vec::Vec;
 
-/// Lengths of the message's parts. The caller has its memory.
+/// Lengths of the message's parts. The caller holds the memory of the message.
 #[derive(Default)]
 pub(super) struct Reduction {
     /// Whether shards are sent as bf16.
     halves: bool,
-    /// Size of each rank's part: its number of f32, or the bytes that are sent to it.
+    /// Size of each rank's part: with f32 the number of values, with bf16 the number of bytes that are sent to that rank.
     lens: Vec<u64>,
     /// Number of elements of this rank's shards.
     own_len: usize,
-    /// Number of f32 sums in the memory: with f32 all parts, with bf16 only the sums of this rank's shards and, per layer, the number
-    /// of ranks with a gradient.
+    /// Number of f32 sums in the memory. With f32, these are all parts. With bf16, these are only the sums of this rank's shards
+    /// and, per layer, the number of ranks with a gradient.
     sums_len: usize,
     /// With bf16, the bytes that each other rank sends.
     received_lens: Vec<u64>,
@@ -36,7 +36,7 @@ pub(super) struct Reduction {
     status: Option<Slip>,
 }
 
-/// The parts of the message's memory. The last two are for bf16.
+/// The parts of the message's memory. `sent` and `received` are only used with bf16.
 struct Places<'a> {
     sums: &'a mut [f32],
     sent: &'a mut [u64],
@@ -79,7 +79,8 @@ impl Reduction {
         Places { sums, sent, received: &mut rest[..words(&self.received_lens)] }
     }
 
-    /// Leaves only one value or status per rank, because the node's ranks differ in the bucket's layers.
+    /// Shortens each rank's part to a single value (f32) or a status (bf16), because the node's ranks differ in the bucket's
+    /// layers.
     pub(super) fn without_values(&mut self) {
         let least = if self.halves { Slip::LEN as u64 } else { 1 };
         for len in self.lens.iter_mut().chain(&mut self.received_lens) {
@@ -87,7 +88,7 @@ impl Reduction {
         }
     }
 
-    /// Writes this rank's gradients. A layer without a gradient counts as zeros.
+    /// Writes this rank's gradients, or zeros for a layer without a gradient.
     ///
     /// # Errors
     /// The errors of gradients that are not finite.
@@ -189,8 +190,8 @@ impl Reduction {
         sums[end - topology.per_node as usize..end].iter().map(|&sum| Slip::of_sum(sum)).collect()
     }
 
-    /// The sums of this rank's shards, after the collective, and then, per layer, the number of ranks with a gradient. The second
-    /// result is the number by which the sums must be divided to be means.
+    /// After the collective, returns the sums of this rank's shards, followed by the number of ranks with a gradient per layer. The
+    /// second result is the number by which the sums must be divided to become means.
     pub(super) fn sums<'a>(&self, memory: &'a mut [u64], layers: usize, topology: &Topology) -> (&'a mut [f32], f32) {
         let Places { sums, received, .. } = self.places(memory);
         if self.halves {
@@ -200,7 +201,8 @@ impl Reduction {
         (&mut sums[start..], divisor)
     }
 
-    /// The power of two by which values are multiplied before they are summed. Values that are rounded to bf16 need a bit more room.
+    /// The power of two by which values are multiplied before they are summed. With bf16, it is half as large, because rounding may
+    /// make values larger.
     fn share(&self, topology: &Topology) -> f32 {
         let room = if self.halves { 2 } else { 1 };
         1.0 / (room * topology.per_node.next_power_of_two()) as f32
@@ -225,12 +227,13 @@ fn part_start(layers: usize) -> usize {
     Slip::LEN + layers.next_multiple_of(8)
 }
 
-/// The number of words in parts of so many bytes.
+/// The number of words in parts of these lengths in bytes.
 pub(super) fn words(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize / 8
 }
 
-/// Writes a local rank's shards, multiplied by `share`, to `values`, and removes what was written from its beginning.
+/// Writes a local rank's shards, multiplied by `share`, to the beginning of `values`. Then shortens `values` to the part behind
+/// them.
 fn put<T: Element>(
     layers: &[Layer],
     gradients: &[ValuesMut<'_>],

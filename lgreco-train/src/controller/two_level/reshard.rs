@@ -102,7 +102,7 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
             let expected = shard(tensor, first.place.per_node, local)?;
             parts.push((of_local(local)?.layers.fitting(&expected), cut, overlap));
         }
-        // A saved layer of another shape counts as missing, and so does its residual.
+        // A saved layer of another shape is treated as missing, and its residual is ignored.
         let Some((Some(base), ..)) = parts.first() else { continue };
         let layer = recut(base, tensor, topology, &first.place)?;
         let kept = parts.iter().find_map(|(layer, ..)| layer.as_ref()?.memory);

@@ -8,7 +8,7 @@
 //! | nodes, node, ranks per node, local rank | 8 each |
 //! | length of the controller's state or part | 8 |
 //! | the controller's state or part, padded with zeros to a multiple of 8 bytes | |
-//! | checksum of all before it | 8 |
+//! | checksum of all fields before it | 8 |
 
 use super::control::Stage;
 use super::reshard::{self, Shards};
@@ -54,18 +54,18 @@ impl TwoLevel {
 
     /// Continues from `plan`, the saved state of a rank, with residuals from the states `residuals`, like
     /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks must load between the
-    /// same two steps. A rank of a run without nodes counts as a node of one rank.
+    /// same two steps. A rank of a run without nodes is treated as a node of one rank.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
     /// | resuming | this rank's state | the same: the run continues bit for bit |
-    /// | other nodes | that of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; of none on a new node |
+    /// | other nodes | the state of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; none on a new node |
     /// | other ranks per node | the same state on all peers | as above |
     ///
-    /// Each rank finds its shards in the residuals by the layers' names, even if layers were cut at other places. So the mean
+    /// Each rank finds its shards in the residuals by the layers' names, even if layers were cut at other positions. So the mean
     /// residual stays the same if the states of every former node are given to exactly one node. If shards are now cut at other
-    /// places, each new shard takes the setting of the plan's shard, scaled to the new shard's size. The window then starts anew,
-    /// and PowerSGD's factors start anew if their size differs.
+    /// positions, each new shard takes the setting of the plan's shard, scaled to the new shard's size. The window then starts
+    /// anew, and PowerSGD's factors start anew if their size differs.
     ///
     /// [`Loaded::rank`] is the number of a node, and [`Loaded::world_size`] the number of nodes.
     ///
@@ -176,7 +176,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
     states.iter().map(read_one).collect()
 }
 
-/// The place of a state's rank. A rank of a run without nodes counts as a node of one rank.
+/// The place of a state's rank. A rank of a run without nodes is treated as a node of one rank.
 fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
     let state_format::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })

@@ -149,7 +149,7 @@ impl TwoLevel {
     /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
     /// finite affects its bucket only, as with [`Bucket::next`].
     ///
-    /// Except for lists of a bucket's layers, allocates only at the first step and at decisions.
+    /// Allocates only at the first step and at decisions, apart from lists of a bucket's layers.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
@@ -181,8 +181,8 @@ impl TwoLevel {
         })
     }
 
-    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. All ranks are told about it and fail.
-    /// Returns `failure`, or an error that prevented reporting it. Nothing changes, and the step may be taken again.
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. Messages report this to all ranks, and all
+    /// ranks fail. Returns `failure`, or an error that prevented reporting it. Nothing changes, and the step may be taken again.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -240,8 +240,8 @@ impl TwoLevel {
         exchanged.map(|()| report)
     }
 
-    /// Performs the collectives before a blocking step, although this rank cannot begin it in its present state. They report
-    /// `failure` to all ranks. Returns `failure`, or an error that prevented reporting it.
+    /// Performs the collectives that come before a blocking step, although this rank cannot begin the step in its present state.
+    /// The messages report `failure` to all ranks. Returns `failure`, or an error that prevented reporting it.
     fn refuse<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -250,7 +250,7 @@ impl TwoLevel {
     ) -> Error {
         // The other ranks compare their options again, too.
         self.met = false;
-        // This place may differ from the controller's.
+        // The place that the groups report may differ from the controller's place.
         let place = Topology::of(node, peers);
         let per_node = agreement::believed(place.per_node, self.topology.per_node);
         let nodes = agreement::believed(place.nodes, self.topology.nodes);
@@ -274,7 +274,7 @@ impl TwoLevel {
         for group in 0..self.controller.scheduler.groups.ranges.len() {
             let range = self.controller.scheduler.groups.ranges[group].clone();
             let layers: Vec<usize> = range.clone().collect();
-            // All ranks have the same groups.
+            // All ranks have the same groups of layers, so they need no agreement.
             let shards = self.controller.open_group(range.clone())?;
             let messages = self.blocking.take().unwrap_or_default();
             let mut bucket = self.lend(&layers, Agreement::Reached, shards, messages)?;

@@ -8,7 +8,7 @@ use crate::{CoreError, Error};
 pub enum Group {
     /// The ranks of this rank's node.
     Node,
-    /// The ranks with this rank's local rank, one on each node.
+    /// This rank and its peers: one rank per node, with the same local rank on each node.
     Peers,
 }
 
@@ -47,12 +47,12 @@ impl Topology {
         self.nodes * self.per_node
     }
 
-    /// The number among all ranks of this node's local rank `local`.
+    /// The number, among all ranks, of the rank with local rank `local` on this node.
     pub(super) const fn mate(&self, local: u32) -> u32 {
         self.node.saturating_mul(self.per_node).saturating_add(local)
     }
 
-    /// The number among all ranks of this rank's peer on node `node`.
+    /// The number, among all ranks, of this rank's peer on node `node`.
     pub(super) const fn peer(&self, node: u32) -> u32 {
         node.saturating_mul(self.per_node).saturating_add(self.local)
     }
