@@ -132,7 +132,7 @@ impl Bucket {
         Ok(program.rounds(specs).map(|(_, round)| round))
     }
 
-    /// This rank's failure, if no message has reported it, because the bucket has not begun its exchange.
+    /// This rank's failure, if no message has reported it because the bucket has asked for no collective.
     pub(super) fn untold(&self) -> Option<Error> {
         self.failure.filter(|_| matches!(self.progress, Progress::Open | Progress::UnderWay) && !self.asked)
     }
@@ -181,8 +181,9 @@ impl Bucket {
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. This rank's
     /// messages report the failure to all ranks, so that no rank waits for this one. [`next`](Bucket::next) then takes no
-    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`]. If the bucket has no
-    /// elements, and so no messages, it fails on this rank only, and the next bucket or step reports the failure to all ranks.
+    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`]. A bucket without
+    /// elements has no messages, unless its layers are exchanged together for the first time. Without messages, the bucket fails on
+    /// this rank only, and the next bucket or step reports the failure to all ranks.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -348,7 +349,7 @@ impl Bucket {
         Ok(None)
     }
 
-    /// Whether the caller closes the bucket in the middle of its exchange.
+    /// Whether the bucket is in the middle of its exchange.
     pub(super) fn is_unfinished(&self) -> bool {
         self.progress == Progress::UnderWay && self.asked
     }

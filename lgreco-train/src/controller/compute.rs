@@ -1,9 +1,9 @@
 //! The time that compression takes, learnt from trials on the planning thread and from steps.
 //!
-//! The seconds of a method are its [`work`] times two factors. The first comes from a trial, which encodes and decodes a layer of
-//! this model on this machine before the method is used. The second factor is the overhead of real steps over the trial. It is due
-//! to residuals, buffers and the processors of other ranks. A method that no step has used yet gets the mean overhead of the other
-//! methods.
+//! The seconds of a method are its [`work`] times two factors. The first factor comes from a trial, which encodes and decodes a
+//! layer of this model on this machine before the method is used. The second factor is the overhead of real steps over the trial.
+//! This overhead is due to residuals, buffers and the processors of other ranks. A method that no step has used yet gets the mean
+//! overhead of the other methods.
 
 use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;

@@ -42,7 +42,7 @@ pub struct Config {
     pub non_finite: NonFinite,
     /// Whether the residuals from before the last step are kept, so that [`roll_back`](super::Residuals::roll_back) and
     /// [`abandon_step`](super::Controller::abandon_step) can restore them. This doubles the memory of residuals. If `non_finite` is
-    /// not [`NonFinite::Error`], they are always kept, because a loss scaler then skips steps.
+    /// not [`NonFinite::Error`], these residuals are always kept, because a loss scaler then skips steps.
     pub undo: bool,
     /// How payloads that collectives cannot sum are exchanged. With [`Route::Sharded`], each rank gets only the means of its own
     /// [shards](Tensor::with_shards), at their positions in the gradients. The other elements are then undefined.
@@ -154,7 +154,7 @@ impl Config {
         self.undo || self.non_finite != NonFinite::Error
     }
 
-    /// Whether decisions look at gradients.
+    /// Whether decisions use gradients.
     pub(super) fn looks_at_gradients(&self) -> bool {
         let blind =
             matches!(self.policy, Policy::Uncompressed | Policy::Uniform | Policy::Fixed(_) | Policy::Legacy(_));
@@ -174,7 +174,7 @@ impl Config {
         self.objective == Objective::MeasuredSeconds
     }
 
-    /// The step of the decision after the one at `step`.
+    /// The step of the first scheduled decision after `step`; `None` if the policy makes no further decision.
     pub(super) fn next_decision(&self, step: u64) -> Option<u64> {
         match self.policy {
             Policy::Uncompressed | Policy::Fixed(_) => None,

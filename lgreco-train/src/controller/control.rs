@@ -129,8 +129,8 @@ impl Controller {
         };
         if skipped {
             // The callers apply no mean of a skipped step, not even the means of buckets without NaN, so all residuals are
-            // restored. A rank on which another bucket has failed does so, too: if the bucket has failed on this rank alone, the
-            // other ranks skip the step.
+            // restored. A rank on which another bucket has failed restores them, too: if that bucket has failed on this rank alone,
+            // the other ranks skip the step.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {
@@ -246,7 +246,7 @@ impl Controller {
             Stage::Plan => {
                 match self.scheduler.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
-                    // Without a plan, all ranks make the same decision.
+                    // The measuring rank has no plan yet. A decision without a plan is the same on all ranks.
                     Ok(None) => match self.scheduler.without_plan()? {
                         Some(decided) => self.propose(decided),
                         None => self.opened(),

@@ -342,7 +342,7 @@ pub(super) fn write(layers: usize, fingerprint: u64, decided: Option<&Result<Dec
 /// Reads the broadcast of rank `rank`; `None` if that rank has decided nothing yet.
 ///
 /// # Errors
-/// [`Error::Peer`] with the code of its error; [`Error::PeerPlan`] when the broadcast is about another decision;
+/// [`Error::Peer`] with the code of that rank's error; [`Error::PeerPlan`] when the broadcast is about another decision;
 /// [`Error::PeerMessage`].
 pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64], methods: &Methods) -> Result<Option<Decided>, Error> {
     let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };

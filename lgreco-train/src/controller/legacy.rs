@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 /// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter of the search's first
-/// method per class of layer size and phase of training. It does not look at gradients. The authors compress small layers and early
-/// phases less.
+/// method per class of layer size and phase of training. The rule does not use gradients. The authors compress small layers and
+/// early phases less.
 ///
-/// The authors' published code has several policies. This one depends on size and epoch. A layer belongs to the first
-/// class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases
-/// and parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
+/// The authors' published code has several policies. This policy depends on the size of layers and the epoch. A layer belongs to
+/// the first class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and
+/// parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
 /// [`Schedule`](super::Schedule) in that phase. Layers have error feedback as under any other policy.
 ///
 /// ```

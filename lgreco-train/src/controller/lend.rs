@@ -95,7 +95,7 @@ impl Controller {
             ticket,
             progress: Progress::Open,
         };
-        // A bucket without elements sends no message that could report the error.
+        // A bucket without elements may send no message that could report the error.
         if has_elements(&bucket) {
             bucket.failure = self.late.take();
         }
@@ -227,7 +227,7 @@ impl Controller {
     }
 }
 
-/// Whether the bucket has values, so that it exchanges messages.
+/// Whether the bucket has values. A bucket without values exchanges no messages once ranks have agreed on its layers.
 fn has_elements(bucket: &Bucket) -> bool {
     bucket.arena.layers.iter().any(|layer| layer.state.plan.shape.elements() > 0)
 }

@@ -61,7 +61,7 @@ const SAME_STEP: f64 = 0.05;
 const SAME_PROBE: f64 = 1.5;
 /// If probes differ by more than this factor, their difference explains a similar difference between steps.
 const LIKE_PROBE: f64 = 1.15;
-/// Largest plausible ratio of a step's seconds per byte to a probe's. If the ratio is larger, the probe was wrong.
+/// Largest plausible ratio of a step's seconds per byte to those of a probe. If the ratio is larger, the probe was wrong.
 const LONGER: f64 = 2.0;
 /// Number of decisions after which uncompressed steps are compared with compressed ones anew.
 const PATIENCE: u32 = 16;

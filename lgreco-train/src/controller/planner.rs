@@ -32,7 +32,8 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Makes a decision. Measures and plans if the policy requires it. `costs` are given if the objective is [measured
-    /// seconds](super::Objective). In this case, the method also times trials and writes them to `trials`.
+    /// seconds](super::Objective). In this case, this function also times trials, unless the caller has done so, and writes them to
+    /// `trials`.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,

@@ -33,8 +33,9 @@ impl Planning<'_> {
     /// At step `due`, the ranks switch. If the result has not been handed in yet, they take the step under their present settings
     /// and ask again at the next step. A caller that wants to avoid this delay waits for the result when
     /// [`is_due`](Planning::is_due) returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs
-    /// the work during its call. If a decision fails, that step fails on every rank. The step may be begun again, and then the task
-    /// can be taken again. A state that is saved meanwhile contains the gradients, so a run that loads it makes the same decision.
+    /// the work during its call. If the decision fails, its step fails on every rank. The step may be begun again, and then the
+    /// task can be taken again. A state that is saved meanwhile contains the gradients, so a run that loads it makes the same
+    /// decision.
     ///
     /// With Accordion, if the learning rate falls at step `due` or later, all layers get low compression instead of the planned
     /// settings.
@@ -91,13 +92,13 @@ impl Planning<'_> {
         self.0.scheduler.hand_in(result)
     }
 
-    /// Asks for a decision before the scheduled one, because the data or the network have changed. Its window begins with the next
-    /// step, and it is due `window + lead` steps later, or at the scheduled step if that is sooner. Returns the step at which it is
-    /// due, or `None` under policies that make no further decision. The rest of the schedule does not change. All ranks must call
-    /// this between the same two steps. Saved states contain the request.
+    /// Asks for a decision before the scheduled one, because the data or the network have changed. The window of this decision
+    /// begins with the next step. The decision is due `window + lead` steps later, or at the scheduled step if that is sooner.
+    /// Returns the step at which the decision is due, or `None` under policies that make no further decision. The rest of the
+    /// schedule does not change. All ranks must call this between the same two steps. Saved states contain the request.
     ///
-    /// If some ranks have not called it, the next step fails on every rank with [`Error::PeerOption`]. If the trainer exchanges the
-    /// buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
+    /// If some ranks have not called this, the next step fails on every rank with [`Error::PeerOption`]. If the trainer exchanges
+    /// the buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

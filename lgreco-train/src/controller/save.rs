@@ -31,10 +31,10 @@ pub enum Contents {
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine. Every rank saves its own state. A controller that
+    /// This rank's state as bytes, in a format that is the same on every machine. Every rank saves its own state. A controller that
     /// [loads](Controller::load) this state continues bit for bit. The state contains neither the configuration nor a plan task
     /// under way. It also lacks settings from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A
-    /// controller that is configured with these settings and loads the state switches a step later.
+    /// controller that is configured with these settings switches to them after it has loaded the state.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -203,8 +203,9 @@ impl Scheduler {
         })
     }
 
-    /// Takes a task's result for the broadcast at the step of the decision, and returns whether it is still awaited. It is no
-    /// longer awaited after a saved state was loaded, or after a fall of the learning rate has replaced the decision.
+    /// Takes a task's result for the broadcast at the step of the decision, and returns whether the scheduler was still waiting for
+    /// this result. It no longer waits after a saved state was loaded, or after a fall of the learning rate has replaced the
+    /// decision.
     pub(super) fn hand_in(&mut self, result: PlanResult) -> bool {
         let awaited = self.window.is_of(&result.means);
         if awaited {
@@ -222,13 +223,13 @@ impl Scheduler {
         decision::write(self.tensors.len(), self.fingerprint(), decided)
     }
 
-    /// Reads the measuring rank's message; `None` if it has decided nothing yet.
+    /// Reads the measuring rank's message; `None` if that rank has decided nothing yet.
     pub(super) fn read(&mut self, words: &[u64]) -> Result<Option<Decided>, Error> {
         let step = self.step;
         let now = |decided: Decided| Decided { decision: Decision { step, ..decided.decision }, ..decided };
         let root = self.config.measuring_rank;
         let heard = decision::read(root, self.fingerprint(), words, &self.config.search.methods);
-        // A result that was handed in after the message was made is not in it.
+        // The message lacks a result that was handed in after the message was made.
         let told = !matches!(heard, Ok(None));
         if let Some(result) = self.result.take_if(|_| told) {
             return result.decided.map(|decided| Some(now(decided)));

@@ -172,7 +172,8 @@ impl Bucket {
             }
             Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
             Err(error) if self.shards.progress == Progress::FailedAlone => {
-                // Peers have ended the exchange. The controller reports the error to them before the next step.
+                // The peers complete the exchange without this error. The controller reports the error to them before
+                // the next step.
                 self.own = Some(error);
                 self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
                 self.stage = Stage::Paused;
@@ -196,7 +197,7 @@ impl Bucket {
         self.stage = Stage::Telling;
     }
 
-    /// Adopts the failure that the first failing peer reports.
+    /// Replaces this rank's fault by that of the first peer that reports one.
     fn hear_peers(&mut self) {
         let faults = || self.words.as_chunks::<FAULT>().0.iter().map(|words| Fault::read(words));
         if let Err(Error::Peer { rank, .. }) = judge(None, faults().map(Fault::slip)) {

@@ -184,8 +184,8 @@ impl Bucket {
     /// # Errors
     /// On all ranks alike: the errors of [`Bucket::next`](super::super::Bucket::next), where [`Error::Peer`] has a rank's number
     /// among all ranks. Gradients are then undefined. With [`undo`](super::super::Config::undo), residuals are unchanged. Without
-    /// it, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or after
-    /// an error.
+    /// `undo`, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or
+    /// after an error.
     ///
     /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones that were
     /// submitted; [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
