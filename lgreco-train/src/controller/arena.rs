@@ -42,7 +42,7 @@ impl Needs {
         })
     }
 
-    /// The larger size of each buffer, which is enough for both buckets.
+    /// The larger of the two sizes for each buffer. An arena with these sizes is large enough for either bucket.
     pub(super) fn max(self, other: Needs) -> Needs {
         Needs {
             offered: self.offered.max(other.offered),

@@ -61,10 +61,10 @@ impl Controller {
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
-    /// | resuming | this rank's state | the same: the run continues bit for bit |
-    /// | fewer workers | this rank's state | the same, and those of the ranks that this one takes over |
+    /// | resuming | this rank's state | this rank's state: the run continues bit for bit |
+    /// | fewer workers | this rank's state | this rank's state, and the states of the ranks that this one takes over |
     /// | more workers, on a new rank | any rank's state | none: it starts without residuals |
-    /// | a rank has died, and the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; for the dead rank its last one |
+    /// | a rank has died, and the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all ranks | this rank's state; on one rank also the dead rank's last state |
     ///
     /// Everything except residuals comes from `plan`: settings, factors, schedule, and on the measuring rank the window and Accordion's
     /// norms. Residuals are summed, and multiplied by the ratio of the present number of workers to the saved number.

@@ -405,8 +405,8 @@ impl Scheduler {
             Field::real("highest learning rate since the last decision", of_rate(self.highest.0.max(self.rate))),
             // Ranks compute the size of a probe from the decision's times.
             Field::checksum("last decision", decision),
-            // A rank whose caller measures the seconds runs no probe of its own. The other ranks would wait for this rank's
-            // messages.
+            // If the caller of one rank measures the seconds, the controller of this rank runs no probe. Controllers that do run
+            // one would wait for this rank's messages.
             Field::named(
                 "seconds measured by the caller",
                 &["no", "yes"],

@@ -100,7 +100,7 @@ impl Controller {
                 }
             }
         }
-        // If the other ranks skip the step, this one does so too, even if it has failed.
+        // If the other ranks skip the step, this call restores this rank's residuals, too, even if this rank has failed.
         let report = self.finish_step()?;
         failed_alone.map_or(Ok(report), Err)
     }

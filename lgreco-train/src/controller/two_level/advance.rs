@@ -139,7 +139,7 @@ impl Bucket {
         }
     }
 
-    /// Submits this rank's shards to the exchange between nodes, or tells the peers of the failure.
+    /// Submits this rank's shards to the exchange between nodes, or reports the failure to the peers.
     fn begin_exchange(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.stage = Stage::Exchanging(None);
         let has_peers = !self.is_alone();

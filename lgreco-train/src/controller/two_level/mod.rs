@@ -38,8 +38,9 @@
 //! # Failures
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
 //! bytes inside the node follows. With this message, the ranks of a node tell each other whether their groups of peers have begun
-//! the step. At the first step, after a state was loaded, and in every blocking step, two more messages of 32 bytes come before it.
-//! The first is inside the node, and the second among peers. With these messages, ranks compare options, layers and steps.
+//! the step. At the first step, after a state was loaded, and in every blocking step, two more messages of 32 bytes come before
+//! this message. The first is inside the node, and the second among peers. With these messages, ranks compare options, layers and
+//! steps.
 //!
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while

@@ -58,7 +58,7 @@ impl TwoLevel {
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
-    /// | resuming | this rank's state | the same: the run continues bit for bit |
+    /// | resuming | this rank's state | this rank's state: the run continues bit for bit |
     /// | other nodes | the state of a rank with the same local rank, or the same state on all peers | the states of all ranks of the nodes that this node takes over; none on a new node |
     /// | other ranks per node | the same state on all peers | as above |
     ///
