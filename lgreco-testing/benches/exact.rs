@@ -28,8 +28,8 @@ fn limit(model: &Model, sized: bool) -> Limit {
     if sized { Limit::Size(solved.unwrap().size) } else { Limit::Error(model.budget) }
 }
 
-/// Sorts the model's options and solves for a plan, in turn, `rounds` times. Returns the least seconds of a sort, the
-/// least seconds of a solution, and the solver's summary.
+/// Sorts the model's options and solves for a plan, in turn, `rounds` times. Returns the shortest time of a sort and of
+/// a solution, in seconds, and the solver's summary.
 fn measure(model: &Model, limit: Limit, limits: Limits, rounds: usize) -> (f64, f64, Summary) {
     let table = model.table();
     let mut workspace = vec![0; workspace_len(&table, limits)];
@@ -49,7 +49,7 @@ fn measure(model: &Model, limit: Limit, limits: Limits, rounds: usize) -> (f64, 
     (floor, least, answer.unwrap())
 }
 
-/// Prints the slowest of several seeds; asserts that no gap exceeds `largest_gap`.
+/// Prints the times of the slowest of several seeds. Asserts that no gap exceeds `largest_gap`.
 fn report(rows: Rows, layers: usize, limits: Limits, rounds: usize, largest_gap: f64, target: &str) {
     for sized in [false, true] {
         report_within(sized, rows, layers, limits, rounds, largest_gap, target);

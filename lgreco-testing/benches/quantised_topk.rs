@@ -1,9 +1,10 @@
-//! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass over the
-//! values. Payloads have at most as many bytes as those of TopK in full with 1, 3 and 5 % of the values.
+//! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass
+//! over the values. Its payloads have at most as many bytes as those of TopK that sends 1, 3 and 5 % of the values as
+//! f32.
 //!
-//! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation runs,
-//! without timing, to count instructions. Otherwise prints a row per setting, with times relative to the floor and per kept
-//! value. Decoded values are checked; times are not.
+//! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation
+//! runs, without timing, to count instructions. Without a name, the bench prints a row per setting, with times relative
+//! to the floor and per kept value. Decoded values are checked; times are not.
 
 use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed};
 use lgreco::compress::wire::Payload;
@@ -47,7 +48,8 @@ fn heavy_tailed() -> Vec<f32> {
         .collect()
 }
 
-/// TopK in full, with `percent` of the values, and TopK in 2, 3 and 4 bits with the largest k that takes no more bytes.
+/// Returns TopK with f32 values that keeps `percent` % of the values, and TopK in 2, 3 and 4 bits with the largest k
+/// whose payload takes no more bytes.
 fn settings(shape: Shape, percent: usize) -> [Setting; 4] {
     let len = |setting: Setting| setting.payload_len(shape, Dtype::F32).expect("a setting");
     let full = Setting::TopK(TopK { keep: (ELEMENTS * percent / 100) as u32, values: Dtype::F32 });
@@ -64,7 +66,7 @@ fn settings(shape: Shape, percent: usize) -> [Setting; 4] {
     [full, few(2), few(3), few(4)]
 }
 
-/// Runs `tasks` in turn, and returns the least time of each.
+/// Runs `tasks` in turn, and returns the shortest time of each in seconds.
 fn least<const N: usize>(mut tasks: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut best = [f64::INFINITY; N];
     for _ in 0..ROUNDS {

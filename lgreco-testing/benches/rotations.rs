@@ -4,11 +4,12 @@
 //! rotated back once. But ranks with similar gradients then have similar errors, which do not average out. Random rounding to a
 //! grid of equal steps prevents that.
 //!
-//! There is a row for each number of bits (1 to 4) and of ranks (2 to 16). It has the squared error of the mean with a shared
-//! rotation, first with random rounding, then with rounding to nearest. It also has the time to decode and add all payloads.
-//! All numbers are multiples of EDEN's. The range of the grid of equal steps is the one with the least error. The shared
-//! rotation is not implemented. Its time is estimated as the time of adding as many QSGD payloads with a bucket per block, and
-//! of one rotation. The bench asserts that its error is larger.
+//! There is a row for each number of bits (1 to 4) and of ranks (2 to 16). It has the squared error of the mean with a
+//! shared rotation, first with random rounding, then with rounding to nearest. It also has the time to decode and add
+//! all payloads. All numbers are multiples of EDEN's. The range of the grid of equal steps is the one with the least
+//! error. The shared rotation is not implemented. Its time is estimated: the time to add the same number of QSGD
+//! payloads with one bucket per block, plus the time of one rotation. The bench asserts that the error with a shared
+//! rotation is larger than EDEN's.
 
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::compress::wire::Payload;
@@ -64,7 +65,8 @@ fn rotated(x: &[f32]) -> Vec<f64> {
     r
 }
 
-/// Rounds each block by `point`, a function of a coordinate of unit variance and its index. Applies EDEN's unbiased scale.
+/// Rounds each coordinate by `point`, which gets the coordinate, scaled to unit variance, and its index. Then
+/// multiplies each block by EDEN's unbiased scale.
 fn rounded(r: &[f64], point: impl Fn(f64, usize) -> f64) -> Vec<f64> {
     let block = |(at, r): (usize, &[f64])| {
         let norm = r.iter().map(|r| r * r).sum::<f64>();

@@ -1,4 +1,4 @@
-//! AdaComp against its textbook form: bins one after the other, and payloads decoded as if they were TopK's.
+//! Checks AdaComp against its textbook form, which computes one bin after the other and decodes payloads like TopK's.
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, decode_bit_by_bit, same_error, widened};
@@ -54,8 +54,8 @@ pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     }
 }
 
-/// Asserts that decoding `bytes` does not panic, and agrees with reading positions and signs bit by bit: the same
-/// values, or both refuse. It skips payloads of other methods and of more than 2^20 elements.
+/// Asserts that decoding `bytes` does not panic, and agrees with reading positions and signs bit by bit: both give the
+/// same values, or both refuse the bytes. Payloads of other methods and of more than 2^20 elements are skipped.
 ///
 /// # Panics
 /// If a check fails.
@@ -98,7 +98,7 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
 }
 
 /// Runs [`check`] on instances made from arbitrary bytes. One byte chooses the bin; the others are values. Each element
-/// type is tried, with the values themselves and with a shifted copy as fresh values.
+/// type is checked twice: the fresh gradient is the values themselves, or a shifted f32 copy of them.
 ///
 /// # Panics
 /// If a check fails.

@@ -59,7 +59,7 @@ fn draw(seed: u64, index: usize) -> f32 {
     (stream.word(index as u64) >> 8) as f32 / (1 << 24) as f32
 }
 
-/// Bell-shaped around 0; most values are below 1 in magnitude.
+/// A random value from a bell-shaped distribution around 0. Most values are below 1 in magnitude.
 fn bell(seed: u64, index: usize) -> f32 {
     (0..4).map(|i| draw(seed, 4 * index + i) - 0.5).sum()
 }
@@ -137,10 +137,10 @@ fn large() -> [Tensor; 3] {
     kinds.map(|kind| Tensor::new(&values(331 * 100, kind), 331, 100))
 }
 
-/// The k for each kind of large tensor.
+/// TopK's `k` for the f32, f16 and bf16 gradient of a large tensor.
 const KEPT_OF_LARGE: [u32; 3] = [16_500, 500, 33_100];
 
-/// Compares errors; NaN equals NaN.
+/// Whether two errors are the same. NaN equals NaN here.
 fn same_error(a: &Error, b: &Error) -> bool {
     match (a, b) {
         (Error::NonFinite { index: i, value: x }, Error::NonFinite { index: j, value: y }) => {
@@ -267,7 +267,7 @@ fn payload(setting: &Setting, gradient: &Gradient<'_>) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// Checks dense payloads of every tensor, and damaged ones.
+/// Checks dense payloads of every tensor, and damaged copies of one payload.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].
@@ -281,7 +281,8 @@ pub fn check_dense(backend: &mut dyn Backend) {
     });
 }
 
-/// Checks QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden] ones.
+/// Checks QSGD's payloads and rows of every tensor, with varied settings. Also checks damaged payloads and [golden]
+/// ones.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].
@@ -324,7 +325,8 @@ pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
 }
 
-/// Checks TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden] ones.
+/// Checks TopK's payloads and rows of every tensor, with varied k and value types. Also checks damaged payloads and
+/// [golden] ones.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].
@@ -350,7 +352,7 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     });
     let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
     let gradient = tensor.gradients()[0];
-    // The two nonzero values are neighbours, so that changing one bit makes their positions equal.
+    // The two nonzero values are adjacent, so that changing one bit makes their positions equal.
     let neighbours = Tensor::new(&values(1000, |i| if i / 2 == 50 { 1.0 } else { 0.0 }), 1000, 1);
     let two = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
     check_damaged(backend, &payload(&two, &neighbours.gradients()[0]).expect("a finite gradient"), 1000);
@@ -369,8 +371,8 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// Checks TopK in few bits: payloads and rows of every tensor, with varied k and widths; damaged payloads, and [golden]
-/// ones.
+/// Checks payloads and rows of TopK in few bits for every tensor, with varied k and widths. Also checks damaged
+/// payloads and [golden] ones.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].
@@ -439,7 +441,7 @@ pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
             let stream = Stream { seed: 5, layer: cols as u32, ..Stream::default() };
             let candidates = Candidates::PowerSgd { iterations, ranks: &[4, 1, 20, 2] };
             let ranks = rows.min(cols) as u32;
-            // At full rank only rounding remains, which has no relative bound.
+            // At full rank, the error is only rounding, for which there is no relative bound.
             if ranks > 20 {
                 check_rows(backend, &[Job { gradient, candidates, stream }], relative);
             }
@@ -482,7 +484,7 @@ fn check_low_rank(
     assert!(apart <= squared(relative) * norm, "{powersgd:?} of {shape:?}: {apart:e} apart, norm {norm:e}");
 }
 
-/// Checks EDEN's payloads and rows of every tensor, with both scales; the tensors together use every width. Also checks
+/// Checks EDEN's payloads and rows of every tensor, with both scales. The tensors together use every width. Also checks
 /// that damaged payloads decode as with [`Portable`].
 ///
 /// # Panics
@@ -522,8 +524,9 @@ pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// Checks batches. One has many jobs of all sizes and methods, with the same gradient several times; one has no job.
-/// Others have a job in the middle that fails or cannot be measured. With `powersgd`, PowerSGD's jobs are included.
+/// Checks batches of jobs. One batch has many jobs of all sizes and methods, with the same gradient several times. One
+/// batch has no job. Other batches have a job in the middle that fails or cannot be measured. With `powersgd`,
+/// PowerSGD's jobs are included.
 ///
 /// # Panics
 /// If `backend` differs from [`Portable`].

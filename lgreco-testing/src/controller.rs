@@ -1,5 +1,5 @@
-//! Checks any sequence of controller calls, on threads: all ranks have the same bits, no gradient mass is lost, and
-//! nothing panics.
+//! Runs arbitrary sequences of controller calls on threads. Checks that all ranks have the same bits, that no gradient
+//! mass is lost, and that nothing panics.
 
 use crate::reseal;
 use core::cell::Cell;
@@ -28,7 +28,7 @@ use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
 
-/// A run of a small model, made from any bytes.
+/// A run of a small model, made from arbitrary bytes.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Number of workers, 1 to 3.
@@ -122,7 +122,7 @@ pub fn model() -> Vec<Tensor> {
 }
 
 /// A controller that is alone in its group, for a matrix `weight` and a `bias`. It has two steps of warm-up, then a
-/// decision every three steps. For examples.
+/// decision every three steps. Examples in the documentation use it.
 ///
 /// # Errors
 /// The errors of [`Controller::new`].
@@ -166,7 +166,7 @@ fn clock() -> f64 {
 }
 
 impl Script {
-    /// Makes a script from any bytes.
+    /// Makes a script from arbitrary bytes.
     pub fn from_bytes(bytes: &[u8]) -> Script {
         let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
         Script::of_workers(1 + first as u32 % 3, rest)
@@ -185,7 +185,8 @@ impl Script {
             _ => (8.0, 4.0),
         };
         let accordion = Accordion::new(low, high);
-        // A few layers need few states. Clearing the default workspace takes longer than everything else.
+        // The solver needs few states for a few layers. Clearing the workspace for the default number of states would
+        // take longer than everything else.
         let solver = Solver::Exact(Limits { states: 1 << 8 });
         let mut config = Config::new(search);
         let policy = next();
@@ -357,7 +358,7 @@ pub fn sharded(tensors: Vec<Tensor>, world: u32) -> Vec<Tensor> {
     tensors.into_iter().map(shard).collect()
 }
 
-/// Fills in the other ranks' shards.
+/// Replaces `values` outside this rank's shard by the other ranks' shards.
 pub fn all_shards(worker: &mut ThreadCollective, tensor: &Tensor, values: &mut [f32]) {
     let end = |rank: usize| tensor.shards()[rank] as usize;
     let rank = worker.rank() as usize;
@@ -366,7 +367,7 @@ pub fn all_shards(worker: &mut ThreadCollective, tensor: &Tensor, values: &mut [
     worker.all_reduce_sum(values).expect("all are there");
 }
 
-/// Relative bound on the rounding errors of a narrowed mean and of sums over three workers.
+/// Relative bound on the rounding errors of a mean of this type and of sums over three workers.
 fn narrowing(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 64.0 * f32::EPSILON as f64,
@@ -443,9 +444,9 @@ fn check_logs(script: &Script, logs: &[Log]) {
     exchanged.for_each(|taken| assert!(taken.settings.iter().all(|setting| setting == "dense")));
 }
 
-/// Checks any bytes as a script of about eight steps, enough for two decisions. The script runs twice if the number of
-/// bytes is a multiple of eight. The number of workers depends on the sum of the bytes. Usually there is one worker,
-/// because with more workers the threads spend most of their time waiting for each other.
+/// Checks arbitrary bytes as a script of about eight steps, enough for two decisions. The script runs twice if the
+/// number of bytes is a multiple of eight. The number of workers depends on the sum of the bytes. Usually there is one
+/// worker, because with more workers the threads spend most of their time waiting for each other.
 ///
 /// # Panics
 /// If a check fails.
@@ -463,8 +464,8 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Checks any bytes as a saved state of the small model on one worker, or as a part of a state. Each input is also
-/// tried with the right checksum.
+/// Checks arbitrary bytes as a saved state of the small model on one worker, or as a part of a state. Each input is
+/// also loaded with a corrected checksum.
 ///
 /// # Panics
 /// If a loaded state does not save to the same bytes, or if a refusal changed the controller.

@@ -27,7 +27,7 @@ pub const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound"
     {"name":"fc2","option":0,"label":"a","size":200,"error":0.375}]}"#;
 
 /// Replacements for tokens: numbers at the ends of their types, literals, keys of both kinds of files, text with
-/// escapes, text that is no JSON, and settings.
+/// escapes, text that is not JSON, and settings.
 const TOKENS: [&str; 63] = [
     "0",
     "1",
@@ -112,8 +112,8 @@ pub fn tokens(json: &str) -> Vec<&str> {
     tokens
 }
 
-/// A table or a plan in which `bytes` select tokens to be replaced, left out, doubled or swapped. A change takes three
-/// bytes. Without changes the file is valid.
+/// A table or a plan with some tokens replaced, left out, added, repeated or swapped. Three of `bytes` select each
+/// change. Without changes the file is valid.
 ///
 /// ```
 /// use lgreco::file::TableFile;
@@ -145,8 +145,8 @@ pub fn document(bytes: &[u8]) -> String {
 }
 
 /// Reads a changed table or plan. It must be refused with a reason, or written and read back unchanged. For a table,
-/// the plan that is found must be within its budget. Solving again with that plan's size as limit must stay within it.
-/// Both plans must be written and read back unchanged.
+/// the solver's plan must be within the table's budget. A second plan, with the first plan's size as its limit, must
+/// not be larger than the first. Both plans must be written and read back unchanged.
 ///
 /// # Panics
 /// If a check fails.

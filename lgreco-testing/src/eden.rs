@@ -1,4 +1,4 @@
-//! EDEN from its documentation, in f64 and with published grids, and checks of
+//! An implementation of EDEN that follows its documentation, in f64 and with published grids. Checks
 //! [`compress::eden`](lgreco::compress::eden) against it.
 
 use crate::qsgd::widened;
@@ -22,7 +22,7 @@ const PUBLISHED: [&[f64]; 4] = [
 /// Bound on the rounding of published levels and of coordinates in f32.
 const ROUNDING: f64 = 6e-4;
 
-/// Start and length of each of a tensor's blocks: 4096 elements each, and powers of two for the rest.
+/// Start and length of each of a tensor's blocks: 4096 elements each, and powers of two for the remaining elements.
 fn blocks(elements: usize) -> Vec<(usize, usize)> {
     let (mut all, mut at) = (Vec::new(), 0);
     while at < elements {
@@ -69,9 +69,9 @@ fn product(a: impl IntoIterator<Item = f64>, b: impl IntoIterator<Item = f64>) -
     a.into_iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Checks a gradient of finite values, none above 2^60. Codes must be the nearest points, and decoded values those of
-/// the documentation (1 to 4 bits). The decoded vector must have the length that the scale prescribes. The payload's
-/// length and the row are checked too.
+/// Checks a gradient of finite values, none above 2^60. Codes must represent the nearest points of the grid. For 1 to 4
+/// bits, decoded values must be those that the documentation defines. The decoded vector must have the length that the
+/// scale prescribes. The payload's length and the measured row are checked, too.
 /// # Panics
 /// If a check fails.
 pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
@@ -164,7 +164,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     let gradient = Gradient::new(values, Shape::new(1, values.len()).unwrap()).unwrap();
     let mut payload = vec![0; eden.payload_len(gradient.shape(), values.dtype()).unwrap()];
     let widened = widened(values);
-    // Decoded values may leave the range of f32. Then encoding must return an error.
+    // If decoded values would leave the range of f32, encoding must return an error.
     let is_large = widened.iter().any(|value| value.is_finite() && value.abs() > 2f32.powi(60));
     let Some(offender) = widened.iter().position(|value| !value.is_finite()) else {
         if is_large {
@@ -181,7 +181,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     ] {
         let is_told =
             matches!(found, Err(Error::NonFinite { index, value }) if index == offender && !value.is_finite());
-        // An earlier block may overflow.
+        // A block before the first NaN or infinity may overflow. Then encoding may return this error.
         assert!(is_told || (is_large && matches!(found, Err(Error::Overflow { .. }))), "{found:?}");
     }
 }

@@ -91,7 +91,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// gradients, within the rounding of one addition and one subtraction per step.
 ///
 /// # Errors
-/// The errors of [`Memory::step`]. The balance of the earlier steps has been checked before.
+/// The errors of [`Memory::step`]. The balance has been checked up to that step.
 pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
     let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default())?;
     let (mut owed, mut allowed) = (vec![0.0f64; shape.elements()], vec![0.0f64; shape.elements()]);
@@ -118,7 +118,7 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
 }
 
 /// Asserts that the residual has exactly the values that a sparsifier of f32 values drops. Per element, p = ĝ + m', and
-/// one of the two summands is 0.
+/// one of these two summands is 0.
 pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {

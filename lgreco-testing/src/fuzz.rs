@@ -1,4 +1,4 @@
-//! One check per fuzz target: any bytes become an instance, and its properties are asserted.
+//! One check per fuzz target: it makes an instance from arbitrary bytes, and asserts properties of this instance.
 //!
 //! Plain tests replay committed bytes through the same functions.
 
@@ -39,8 +39,8 @@ pub fn planner(bytes: &[u8]) {
 /// Largest number of elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
-/// Checks the payload parsers: any bytes decode to finite values or are refused, and only into as many values as the
-/// header states.
+/// Checks the payload parsers: any bytes decode to finite values or are refused, and only into the number of values
+/// that the header states.
 ///
 /// # Panics
 /// If a check fails.
@@ -113,10 +113,10 @@ pub fn topk(bytes: &[u8]) {
     }
 }
 
-/// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. Columns are zero or
-/// dependent where the bytes run out. It makes one of four checks: the row equals the errors of real encodes; a
-/// smaller rank's factors are the first ones of a larger rank; the public steps make the same payload; only a matrix
-/// of zeros decodes to zeros.
+/// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. After the last byte,
+/// values are zeros, so columns may be zero or dependent. The bytes choose one of four checks. The measured row equals
+/// the errors of encoded payloads. A smaller rank's factors are the first ones of a larger rank. The public steps give
+/// the values of the payload. Only a matrix of zeros decodes to zeros.
 ///
 /// # Panics
 /// If the check fails.

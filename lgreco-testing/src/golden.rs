@@ -1,5 +1,5 @@
-//! Golden payloads, byte by byte. No change of the code may change them. Every backend must make them from a few
-//! values, and decode them.
+//! Golden payloads, byte by byte. No change of the code may change these bytes. Every backend must encode a few values
+//! to them, and decode them.
 
 use lgreco::backend::Backend;
 use lgreco::compress::powersgd::PowerSgd;
@@ -26,7 +26,8 @@ fn check_decoded(backend: &mut dyn Backend, payload: &[u8], expected: &[f32]) {
     assert!(near, "{payload:x?} decode to {decoded:?}, not {expected:?}");
 }
 
-/// Asserts that a column of `values` makes this header and body, and that these decode to `decoded`.
+/// Asserts that `values`, as one column, are encoded to this header and body, and that this payload decodes to
+/// `decoded`.
 fn check(
     backend: &mut dyn Backend,
     setting: Setting,

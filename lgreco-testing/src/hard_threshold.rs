@@ -1,4 +1,4 @@
-//! Hard thresholds against their textbook form: a comparison per element.
+//! Checks hard thresholds against their textbook form, which compares each element with λ.
 
 use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
 use lgreco::Error;
@@ -9,7 +9,8 @@ use lgreco::gradient::{Dtype, Gradient, Shape};
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// Bytes of a payload that sends `count` of `elements` values. It is as long as TopK's.
+/// Bytes of a payload that sends `count` of `elements` values. A payload of TopK with the same count has the same
+/// length.
 pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
     if count == 0 {
         return 16;
@@ -41,15 +42,15 @@ pub fn expected(values: &[f32], hard: HardThreshold) -> Result<(Vec<f32>, usize)
     Ok((decoded, len))
 }
 
-/// ‖values − decoded‖², summed from the smallest term up.
+/// ‖values − decoded‖², summed from the smallest to the largest term.
 pub(super) fn squared_error(values: &[f32], decoded: &[f32]) -> f64 {
     let mut squares: Vec<f64> = values.iter().zip(decoded).map(|(&x, &y)| x as f64 - y as f64).map(|d| d * d).collect();
     squares.sort_unstable_by(f64::total_cmp);
     squares.into_iter().collect::<Sum>().value()
 }
 
-/// Asserts that `hard` sends exactly the values that reach its λ, or everything if that is shorter, in at most the
-/// predicted bytes. Previous contents of workspace and payload must not matter. The row of `lambdas` must have the
+/// Asserts that `hard` sends exactly the values that reach its λ, or all values if that payload is shorter, in at most
+/// the predicted bytes. Previous contents of workspace and payload must not matter. The row of `lambdas` must have the
 /// error and length of each payload.
 ///
 /// # Panics

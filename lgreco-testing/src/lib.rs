@@ -3,7 +3,7 @@
 //! Every `check_*` function panics if a check fails, and says what was found.
 //!
 //! The properties of the core, the compressors and training are tested in `tests/core` and `tests/train`, which are a
-//! package of their own. The unit tests of those crates test private items and do not use this crate, because its types
+//! separate package. The unit tests of those crates test private items and do not use this crate, because its types
 //! would differ from those of the crate under test.
 #![forbid(unsafe_code)]
 
@@ -36,8 +36,8 @@ pub mod sidco;
 pub mod tables;
 pub mod topk;
 
-/// Corrects the checksum of a saved state, whatever its bytes are: of a controller, a memory, an end of a cut or a
-/// cut's setting. All of them end with the checksum. Otherwise damaged bytes would never reach the later checks.
+/// Corrects the checksum of a damaged saved state: of a controller, a memory, an end of a cut or a cut's setting. All
+/// of them end with the checksum. Without the correction, damaged bytes would never reach the later checks.
 pub fn reseal(bytes: &mut [u8]) {
     lgreco::checksum::seal(bytes);
 }
@@ -45,7 +45,7 @@ pub fn reseal(bytes: &mut [u8]) {
 /// Number of cases for a property that does not use proptest's default. The variable PROPTEST_CASES can only lower it.
 ///
 /// # Panics
-/// When the variable is no number.
+/// When the variable is not a number.
 pub fn cases(most: u32) -> u32 {
     let asked = std::env::var("PROPTEST_CASES").map(|cases| cases.parse().expect("PROPTEST_CASES is a number"));
     most.min(asked.unwrap_or(most))

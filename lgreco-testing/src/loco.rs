@@ -10,8 +10,8 @@ use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
 /// Asserts that every code is the integer nearest to `8 x / M`, but at most 7, where `M` is the largest magnitude in
-/// the group. Halves are rounded to even; within 2^-20 of a half both neighbours are allowed. A code must decode to
-/// that many eighths of `M`. The row must be the error of the decoded values.
+/// the group. Halves are rounded to even. Within 1e-6 of a half, both adjacent integers are allowed. A code `c` must
+/// decode to `c M / 8`. The measured row must have the error of the decoded values.
 ///
 /// # Panics
 /// If a check fails.
@@ -36,7 +36,7 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
         let off = (exact - code as f64).abs();
         let halfway = (off - 0.5).abs() < 1e-6;
         assert!(off <= 0.5 || halfway || (code == 7 && exact > 7.0), "{x} of {largest} is sent as {code}");
-        // If eighths of M are f32 numbers, it is certain which half is even.
+        // If `M` is a power of two, `8 x / M` has no rounding error, so a half must be rounded to the even integer.
         if off == 0.5 && largest.to_bits() & 0x007f_ffff == 0 && code != 7 {
             assert_eq!(code % 2, 0, "{x} of {largest} is sent as {code}");
         }

@@ -4,7 +4,7 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco::table::{Choice, Table};
 
-/// A table, with the budget that its default options cost.
+/// A table and an error budget.
 ///
 /// ```
 /// use lgreco::plan::{self, Solver, budget::Budget};
@@ -82,7 +82,7 @@ impl Rows {
     ];
 }
 
-/// Uniform draws in [0, 1), in sequence.
+/// A sequence of random numbers, uniform in [0, 1).
 struct Draws(Stream, u64);
 
 impl Draws {
@@ -99,8 +99,8 @@ impl Draws {
     }
 }
 
-/// A model of `layers` layers whose rows have about `options` options (quantisers have 7). The budget is the error of
-/// an option in the middle of each row.
+/// A model of `layers` layers whose rows have about `options` options (quantisers have 7). The budget is a sum over the
+/// layers: the error of the option after the first third of each row.
 ///
 /// ```
 /// use lgreco_testing::models::{Rows, model};

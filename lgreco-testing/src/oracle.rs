@@ -1,4 +1,4 @@
-//! Optimal plans by methods too simple to be wrong, and properties of every plan that claims optimality.
+//! Finds optimal plans by methods too simple to be wrong, and checks properties of every plan that claims optimality.
 
 use lgreco::Error;
 use lgreco::num::Sum;
@@ -6,8 +6,8 @@ use lgreco::plan::exact::{Limits, lower_bound, solve, workspace_len};
 use lgreco::plan::{Limit, Proof, Summary, check};
 use lgreco::table::Table;
 
-/// The optimum within the limit, by trying every plan: the fewest bits within an error budget, or the least error
-/// within a size limit. `None` if no plan with a finite error is within the limit.
+/// Finds the optimum within the limit by trying every plan: the fewest bits within an error budget, or the smallest
+/// error within a size limit. `None` if no plan with a finite error is within the limit.
 ///
 /// ```
 /// use lgreco::{plan::Limit, table::{Choice, Table}};
@@ -75,9 +75,10 @@ fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
     }
 }
 
-/// Returns the same as [`exhaustive`], computed from the least error at each total size.
+/// Returns the same as [`exhaustive`], computed from the smallest error at each total size.
 ///
-/// Exact if all errors and their sums are exact, for example small multiples of a power of two. Sizes must be small.
+/// The result is exact if all errors and their sums are exact, for example small multiples of a power of two. Sizes
+/// must be small, because the memory grows with the largest total size.
 ///
 /// ```
 /// use lgreco::{plan::Limit, table::{Choice, Table}};

@@ -1,4 +1,4 @@
-//! Properties of every planner, as checks that panic, and the textbook form of Algorithm 1.
+//! Checks of properties that every planner has, and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
@@ -46,8 +46,9 @@ pub fn textbook(layers: &[Vec<(u64, usize)>], levels: usize) -> Option<(u64, Vec
     Some((size, plan))
 }
 
-/// Runs `solve` twice, on workspaces with different garbage. Both must give the same plan bit for bit, and the verifier
-/// must accept it. An infeasible result must report the smallest possible error or size. Returns the result of `solve`.
+/// Runs `solve` twice, on workspaces with different garbage. Both runs must give the same plan bit for bit, and the
+/// verifier must accept it. An infeasible result must report the smallest possible error or size. Returns the result of
+/// `solve`.
 pub fn check_solver<S>(
     table: &Table,
     limit: Limit,
@@ -94,7 +95,7 @@ where
     first
 }
 
-/// Error and size of the plan that has every layer's least option by `order`.
+/// Error and size of the plan in which each layer has its smallest option in the order `order`.
 fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> (f64, u64) {
     let least = table.iter().filter_map(|options| options.iter().min_by(|a, b| order(a, b)));
     (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())
@@ -166,8 +167,8 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
 ///
 /// No plan may exceed its limit in the verifier's exact arithmetic. No plan may be worse than the reference plan, if
 /// that fits. No lower bound may exceed the value of any plan found. The same input must give the same plan. All
-/// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. The exact
-/// plan must be the best, and clearly so if it is proven.
+/// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. No plan may
+/// be better than the exact plan by more than the exact solver's resolution.
 pub fn check_solvers(instance: &Instance) {
     let table = instance.table();
     let (alpha, options) = (1.0, instance.defaults.as_slice());
@@ -212,7 +213,7 @@ pub fn check_solvers(instance: &Instance) {
     }
 }
 
-/// Whether a plan is not below the lower bound of another plan for the same limit.
+/// Whether a plan is at or above the lower bound in the proof of another plan for the same limit.
 fn is_bound(proof: Proof, summary: &Summary) -> bool {
     match proof {
         Proof::Size { lower_bound, .. } => lower_bound <= summary.size,

@@ -58,7 +58,8 @@ fn widen(x: impl lgreco::gradient::Element) -> f32 {
     x.to_f32()
 }
 
-/// Asserts that the row of ranks is the squared error of an encode and decode at each rank, within 1e-5.
+/// Asserts that the measured row has, for each rank, the squared error of encoding and decoding, within a relative
+/// 1e-5.
 pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream: Stream) {
     let shape = gradient.shape();
     let max_rank = ranks.iter().copied().max().unwrap_or(0);
@@ -163,8 +164,8 @@ pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Str
     (0..steps).map(|_| step()).collect()
 }
 
-/// Takes one worker's step. `q` continues from the last step, or from a start matrix if it is empty. `values` becomes
-/// the result.
+/// Takes one worker's step. `q` is the last step's factor; if it is empty, the step begins with a start matrix. The
+/// decoded result is written to `values`.
 fn step(gradient: &Gradient<'_>, rank: u32, stream: Stream, q: &mut Vec<f32>, values: &mut [f32]) {
     let shape = gradient.shape();
     let r = effective_rank(shape, rank);

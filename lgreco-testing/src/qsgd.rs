@@ -1,5 +1,5 @@
-//! QSGD from its documentation, one element at a time, and checks of [`compress::qsgd`](lgreco::compress::qsgd) against
-//! it.
+//! An implementation of QSGD that follows its documentation, one element at a time. Checks
+//! [`compress::qsgd`](lgreco::compress::qsgd) against it.
 
 use lgreco::Error;
 use lgreco::compress::qsgd::{self, Qsgd, Rounding, Scale};
@@ -60,7 +60,7 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
     let positions = values.iter().map(|&value| {
         let value = if sign_magnitude(qsgd) { value.abs() } else { value };
         let part = (scaled(value) - scaled(low)) * reciprocal;
-        // In this range neighbouring f64 numbers are 1 apart, so the sum is rounded to an integer, ties to even.
+        // In this range, adjacent f64 numbers are 1 apart, so the sum is rounded to an integer, ties to even.
         (part as f64 * UNIT + power_of_two(52) - power_of_two(52)) as u64
     });
     Bucket { low, high, positions: positions.collect() }
@@ -108,7 +108,7 @@ pub fn encode(values: &[f32], shape: Shape, qsgd: Qsgd, stream: Stream) -> Vec<u
     bytes
 }
 
-/// The value of level `level` of a bucket; with sign and magnitude, for a positive value.
+/// The value that level `level` of a bucket represents. With sign and magnitude, it is the magnitude.
 fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
     let part = level as f32 * (1.0 / last_level(qsgd) as f32);
     if sign_magnitude(qsgd) { part * high } else { low * (1.0 - part) + high * part }
@@ -202,7 +202,7 @@ pub fn subnormal_rounding(values: &[f32], qsgd: Qsgd) -> f64 {
 }
 
 /// Checks a gradient of finite values against the functions above: payload bytes and their number, decoded values, and
-/// the row of all eight widths. Bytes after the payload must stay as they are.
+/// the row of all eight widths. Bytes after the payload must stay unchanged.
 ///
 /// # Panics
 /// If a check fails.
@@ -255,8 +255,8 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
     }
 }
 
-/// Checks averages over `trials` random streams. The squared error of encode and decode must average to the measured
-/// one, and the error itself to zero, each within five standard deviations.
+/// Checks averages over `trials` random streams. The average squared error of encoding and decoding must be the
+/// measured one, and the average error must be zero. Both hold within five standard deviations.
 ///
 /// # Panics
 /// If a check fails.
@@ -295,8 +295,8 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
 /// If a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
-    // A code takes at least one bit, so a valid payload has at most 8 elements per byte. Room for more is not
-    // allocated, whatever the header says.
+    // A code takes at least one bit, so a valid payload has at most 8 elements per byte. So the check never allocates
+    // memory for more elements, whatever the header says.
     let elements = payload.header.shape.elements().min(8 * payload.body.len());
     let mut values = vec![0.0; elements];
     let decoded = qsgd::decode(&payload, &mut values);

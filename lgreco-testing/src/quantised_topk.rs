@@ -1,4 +1,5 @@
-//! TopK in few bits against its textbook form: a full sort, sums in 128 bits, and a decoder that reads bit by bit.
+//! Checks TopK in few bits against its textbook form: a full sort, sums in 128 bits, and a decoder that reads bit by
+//! bit.
 
 use super::topk::{STALE, bits, order, same_error, widened};
 use lgreco::Error;
@@ -16,7 +17,7 @@ fn digits(magnitude: u32, exponent: u32) -> u128 {
     (digits << 8) >> (exponent - own).min(127)
 }
 
-/// The expected decoded values of finite values: each bin's mean, for the values that a full sort keeps.
+/// The expected decoded values of finite values. For each value that a full sort keeps, it is the mean of its bin.
 pub fn expected(values: &[f32], top: QuantisedTopK) -> Vec<f32> {
     let mut kept: Vec<usize> = order(values)[..top.keep as usize].to_vec();
     kept.sort_unstable();
@@ -102,8 +103,8 @@ pub fn check_row(gradient: &Gradient<'_>, keeps: &[u32], widths: &[u8]) {
     }
 }
 
-/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: the same values,
-/// or both refuse. It skips payloads of other methods or of more than 2^20 elements.
+/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: both give the
+/// same values, or both refuse the bytes. Payloads of other methods and of more than 2^20 elements are skipped.
 ///
 /// # Panics
 /// If a check fails.
@@ -140,7 +141,8 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if (0..means.len() / 4).any(|bin| !mean(bin).is_finite() || mean(bin).is_sign_negative()) {
         return None;
     }
-    // The checks of TopK's payloads cover the reading of positions.
+    // Positions are read by the core's `for_each_position`. The checks of TopK's payloads compare it with a reader of
+    // single bits.
     let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {

@@ -20,8 +20,8 @@ pub trait ResidualDevice {
     /// A residual of zeros.
     fn zeros(&mut self, storage: Storage, elements: usize) -> Self::Kept;
 
-    /// The residual's bytes, as many as [`Storage::bytes`]. Under [`Storage::Int8`] codes come first, then the groups'
-    /// exponents.
+    /// The residual's bytes. [`Storage::bytes`] is their number. Under [`Storage::Int8`], codes come first, then the
+    /// groups' exponents.
     fn bytes(&mut self, kept: &Self::Kept) -> Vec<u8>;
 
     /// One step of classic error feedback with a gain. The gradient is first uploaded to the device.
@@ -116,7 +116,7 @@ pub fn check<D: ResidualDevice>(
     assert!(device.bytes(&kept) == before, "a refused step changed the residual");
 }
 
-/// Runs [`check`] for QSGD and TopK in every format, with gain 1 and less.
+/// Runs [`check`] for QSGD and TopK in every format, with gains of 1 and below 1.
 ///
 /// # Panics
 /// If a check fails.
@@ -134,8 +134,8 @@ pub fn check_all<D: ResidualDevice>(device: &mut D) {
     }
 }
 
-/// Asserts that the f32 residual has what a PowerSGD payload leaves out. After every step it must be `(m + g) − d`,
-/// where `d` is the decoded payload. PowerSGD's payloads need not have the core's bits.
+/// Asserts that the f32 residual is the compression error of a PowerSGD payload. After every step, it must be
+/// `(m + g) − d`, where `d` is the decoded payload. PowerSGD's payloads need not have the core's bits.
 ///
 /// # Panics
 /// If a check fails.
@@ -168,7 +168,8 @@ pub fn check_limits<D: ResidualDevice>(device: &mut D) {
     let mut refused = 0;
     for storage in STORAGES {
         for bits in [0x7f7d_ffff, 0x7f7e_0000, 0x7f7e_0001, 0x7f7f_0000, 0x7f7f_0001, 0x7f7f_ffff] {
-            // The second largest value becomes the residual. At the second step the sum with it is too large.
+            // The second largest value becomes the residual. At the second step, the sum of gradient and residual is
+            // too large.
             let tensor = Tensor::new(&[f32::MAX, f32::from_bits(bits), 1.0], 3, 1);
             let gradient = tensor.gradients()[0];
             let (mut memory, mut kept) = (memory(shape, 1.0, storage), device.zeros(storage, 3));

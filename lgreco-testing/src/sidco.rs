@@ -1,4 +1,4 @@
-//! SIDCo against its textbook form: stages over lists of magnitudes, as in the paper.
+//! Checks SIDCo against its textbook form: stages over lists of magnitudes, as in the paper.
 
 use super::hard_threshold::{payload_len, squared_error};
 use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widened};
@@ -125,8 +125,9 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     sent
 }
 
-/// Runs [`check`] on a gradient made from arbitrary bytes, repeated and scaled until a fit makes sense. The first three
-/// bytes choose density, stages and fit.
+/// Runs [`check`] on a gradient whose f32 values have the bits in `bytes`. The first three bytes choose density, stages
+/// and fit. If there are at least 20 values, they are repeated at decreasing scales to more than 1,100, enough for a
+/// fit.
 ///
 /// # Panics
 /// If a check fails.

@@ -1,4 +1,4 @@
-//! TopK against its textbook form: a full sort, and a decoder that reads bit by bit.
+//! Checks TopK against its textbook form: a full sort, and a decoder that reads bit by bit.
 
 use lgreco::Error;
 use lgreco::compress::topk::{self, TopK};
@@ -8,7 +8,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// Initial content of a workspace, which must not matter.
+/// Initial content of workspaces. Results must not depend on it.
 pub(super) const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The exact f32 values of a gradient.
@@ -58,7 +58,7 @@ pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Whether two errors are the same; NaN equals NaN.
+/// Whether two errors are the same. NaN equals NaN here.
 pub(super) fn same_error(a: Error, b: Error) -> bool {
     match (a, b) {
         (Error::NonFinite { index: i, value: x }, Error::NonFinite { index: j, value: y }) => {
@@ -107,8 +107,8 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
     assert!((row[0] - error).abs() <= 1e-11 * error, "k = {}: row {}, decoded {error}", top.keep, row[0]);
 }
 
-/// Asserts that [`topk::measure`] gives, for each of `keeps`, the error that a full sort gives, or the same error
-/// value.
+/// Asserts that [`topk::measure`] gives, for each of `keeps`, the squared error of the elements that a full sort
+/// selects. If a value is not finite, it must name the first one.
 ///
 /// # Panics
 /// If a check fails.
@@ -138,8 +138,8 @@ pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
     }
 }
 
-/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: the same values,
-/// or both refuse. It skips payloads of more than 2^20 elements.
+/// Asserts that decoding `bytes` does not panic, and agrees with a decoder that reads them bit by bit: both give the
+/// same values, or both refuse the bytes. Payloads of more than 2^20 elements are skipped.
 ///
 /// # Panics
 /// If a check fails.

@@ -1,8 +1,8 @@
-//! Measures by how much several cores accelerate a whole exchange with error feedback. Means and residuals must stay the
-//! same.
+//! Measures how much several cores accelerate a whole exchange with error feedback. Asserts that means and residuals
+//! are the same as on one core.
 //!
-//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`. By default, it uses 2 cores. There is only one
-//! worker, so that only its own work is timed.
+//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`. By default, it uses 2 cores. There is only
+//! one worker, so the times contain no waiting for other workers.
 
 use lgreco_train::Error;
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};

@@ -1,8 +1,8 @@
 //! Times a whole exchange of two ranks with error feedback, one thread per rank. The unit is a pass: the time in which
-//! each thread reads and writes as many values once. Then it times bf16 gradients without error feedback.
+//! each thread reads and writes the same number of values once. Then it times bf16 gradients without error feedback.
 //!
-//! At last, it times the exchange of a transformer's 76 layers. It compares TopK in few bits with TopK in full at equal
-//! bytes.
+//! Finally, it times the exchange of a transformer's 76 layers. At equal bytes, it compares TopK in few bits with TopK
+//! that sends f32 values.
 //!
 //! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`. Without arguments, it runs everything, with
 //! 2^20 and 2^24 elements.
@@ -66,8 +66,8 @@ fn exchange(
     Ok(seconds)
 }
 
-/// Returns the seconds of an exchange and of a pass over as many f32, each on the slower rank. Only f32 gradients have
-/// error feedback.
+/// Returns the seconds of an exchange, and of a pass over the same number of f32 values, each on the slower rank. Error
+/// feedback is on only for f32 gradients.
 fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
     let results = threads::run(2, |mut worker| {
         let mut config = Config::new(Search::new(Method::TopK));
@@ -122,7 +122,7 @@ fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
 }
 
 /// Prints a row per setting for the exchange of a transformer's layers. All layers keep the same share of their values.
-/// TopK in few bits keeps as many as fit into the bytes of TopK in full.
+/// TopK in few bits keeps the largest share whose payloads take no more bytes than those of TopK with f32 values.
 fn transformers() {
     let shapes = transformer::shapes();
     let elements = shapes.iter().map(|shape| shape.elements()).sum::<usize>();

@@ -1,4 +1,5 @@
-//! Times creating, saving and loading a controller of 10,000 and of 100,000 layers. The times per layer should be the same.
+//! Times creating, saving and loading a controller of 10,000 and of 100,000 layers. The time per layer should be the
+//! same for both sizes.
 
 use lgreco_train::controller::{Config, Controller, Loaded, Tensor};
 use lgreco_train::exchange::threads::ThreadCollective;

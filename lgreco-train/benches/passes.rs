@@ -1,9 +1,10 @@
-//! Times each pass of a step with error feedback, on one rank of two, for a transformer's layers under TopK. It compares TopK in
-//! full with TopK in few bits at equal bytes. The unit is the time to read and write as many f32 once.
+//! Times each pass of a step with error feedback, on one rank of two, for a transformer's layers under TopK. At equal
+//! bytes, it compares TopK in few bits with TopK that sends f32 values. The unit is the time to read and write the same
+//! number of f32 values once.
 //!
-//! `cargo bench -p lgreco-train --bench passes [-- once] [PERCENT]`. With `once`, each pass runs once, to count instructions. For
-//! each layer, the passes run in turn, and the least time of each pass counts, so that other programs disturb little. Means and
-//! residuals are compared with the decoded payloads.
+//! `cargo bench -p lgreco-train --bench passes [-- once] [PERCENT]`. For each layer, the passes run in turn, 15 times.
+//! The shortest time of each pass is used, so that other programs on the machine disturb little. With `once`, they run
+//! only once, for tools that count instructions. Means and residuals are compared with the decoded payloads.
 
 use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch};
 use lgreco::compress::select::{kth_largest_magnitude, workspace_len};
@@ -20,7 +21,7 @@ mod transformer;
 
 const PASSES: [&str; 6] = ["read and write once", "select", "compensate", "encode", "mean", "take off"];
 
-/// Reads and writes each value once. No pass can be faster than memory.
+/// Reads and writes each value once. Its time shows the speed of memory, which limits every pass.
 struct Once<'a>(&'a mut [f32]);
 
 impl Kernel for Once<'_> {

@@ -6,7 +6,7 @@ use kind::Kind;
 use lgreco::error::Number;
 use lgreco::gradient::Dtype;
 
-/// All errors of training, with numbers and the place at fault. No error allocates a string.
+/// All errors of training, with numbers and the layer, option or rank at fault. No error allocates a string.
 ///
 /// Layers are named by index, counted from 0. [`Error::code`] is permanent and shared with the C API.
 ///
@@ -23,7 +23,8 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] CoreError),
 
-    /// No plan is within the time limit. It has the code of [`CoreError::SizeInfeasible`], which it replaces for tables of seconds.
+    /// No plan is within the time limit. For tables of seconds, this error replaces [`CoreError::SizeInfeasible`], and
+    /// it has the same code.
     #[error(
         "infeasible: the time limit is {} seconds, the smallest achievable time is {} seconds",
         Number(.limit),
@@ -115,7 +116,7 @@ pub enum Error {
     /// The trainer of this rank has failed, or made an invalid call.
     #[error("the trainer of this rank has failed{}", Kind(*.code))]
     Trainer {
-        /// The trainer's code, from 1 to 999. Any other number counts as 103.
+        /// The trainer's code, from 1 to 999. For any other number, [`Error::code`] returns 103.
         code: u32,
     },
     /// A layer index that the model lacks.
@@ -199,7 +200,7 @@ pub enum Error {
     },
 }
 
-/// The value of an option on one rank, where all ranks need the same.
+/// The value that one rank has for an option that must be the same on all ranks.
 ///
 /// ```
 /// use lgreco_train::{Error, OptionValue};
@@ -212,7 +213,7 @@ pub enum Error {
 pub enum OptionValue {
     /// A whole number.
     Whole(u64),
-    /// Another number.
+    /// A real number.
     Real(f64),
     /// One of several choices.
     Name(&'static str),
@@ -321,7 +322,8 @@ impl Error {
             Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
             Error::InFlight { .. } => 102,
-            // To other ranks, 0 would mean that nothing has failed, and 1000 that the message is damaged.
+            // For other ranks, code 0 would mean that nothing has failed. A code from 1000 on would mean that the
+            // message is damaged.
             Error::StepOrder { .. } | Error::Trainer { .. } => 103,
             Error::NotFixed => 104,
         }
@@ -353,7 +355,7 @@ impl Error {
         Unplaced(self)
     }
 
-    /// The option at fault, in the layer at fault, for errors that have one.
+    /// The index of the option at fault among the options of its layer; `None` for errors without one.
     pub const fn option(&self) -> Option<usize> {
         match self {
             Error::Core(error) => error.option(),

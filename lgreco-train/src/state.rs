@@ -7,7 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
-/// Counts are below this, so that adding to them never overflows.
+/// Counts are below this limit, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
 
 /// Writes a state.

@@ -105,7 +105,7 @@ impl Case {
         layers.map(spec).collect()
     }
 
-    /// With shards, gives every rank the means of all ranks.
+    /// With shards, replaces every rank's mean by the concatenated means of all ranks.
     pub(super) fn assembled(&self, mut outcomes: Vec<Result<Outcome, Error>>) -> Vec<Result<Outcome, Error>> {
         if self.route == Route::Sharded && outcomes.iter().all(Result::is_ok) {
             let all = || outcomes.iter().flatten();
@@ -147,7 +147,7 @@ impl Case {
         Ok(self.outcome(&specs, rank, values, rest, factors))
     }
 
-    /// Makes the outcome from the means, and from the rest of each gradient.
+    /// Makes the outcome from the means, and from `rest`, which is each gradient minus this rank's contribution.
     fn outcome(
         &self,
         specs: &[Spec<'_>],

@@ -1,4 +1,4 @@
-//! A device for tests: the host cannot address its memory, and it does nothing before the host waits for it.
+//! A device for tests. The host cannot address its memory, and the device does nothing before the host waits for it.
 
 use lgreco_train::Error;
 use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Rest, Slip, Space, Spec};
@@ -8,9 +8,9 @@ use lgreco_train::gradient::{Dtype, ValuesMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(Part);
 
-/// One rank's device: a stream of operations and collectives, done in order, but not before the host waits for them.
-/// Its kernels are the host's operations. So comparisons with the host test the requests of an exchange to its device,
-/// not arithmetic.
+/// One rank's device: a stream of operations and collectives. They are executed in order, but not before the host waits
+/// for them. Its kernels are the host's operations. So comparisons with the host do not test arithmetic, but the calls
+/// that an exchange makes to its device.
 pub struct Device<'c, C> {
     /// Performs the collectives on the device's memory.
     collective: &'c mut C,
@@ -115,7 +115,7 @@ impl<'c, C: Collective> Device<'c, C> {
         Ok(self.memory.status)
     }
 
-    /// Waits, and downloads means, rests, and factors.
+    /// Waits, and downloads means, compression errors and factors.
     ///
     /// # Errors
     /// The first error on the device.
@@ -156,7 +156,7 @@ impl<C: Collective> Space for Device<'_, C> {
             return Ok(());
         }
         let status = self.wait()?;
-        // The workspace begins with the greetings, which the kernel has read.
+        // The workspace begins with the lengths of messages, which the kernel has read from the greetings.
         let Device { lens: [lens, _], memory, .. } = self;
         lens.iter_mut().zip(&memory.workspace).for_each(|(to, &len)| *to = len);
         status.map_or(Ok(()), Err)

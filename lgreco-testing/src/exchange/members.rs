@@ -1,4 +1,4 @@
-//! Layers of the buckets with which exchange memories are checked.
+//! Layers of the buckets that the checks of exchange memories use.
 
 use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::powersgd::{PowerSgd, effective_rank};
@@ -35,8 +35,9 @@ pub(super) fn is_near(member: &Member) -> bool {
 
 /// A bucket with every kind of layer except payloads of variable length: uncompressed layers, products of factors, and
 /// payloads of fixed lengths. It has QSGD of several widths and buckets, and EDEN with both scales. It has TopK with
-/// positions of every kind, in full and in few bits. It has PowerSGD with ranks below and above the matrix's smaller
-/// side. The layers have all types, and several thousand elements, a few, or none.
+/// positions in every coding, both with whole values and in few bits. It has PowerSGD with ranks below and above the
+/// matrix's smaller side. The layers have all element types. Some have several thousand elements, some a few, and some
+/// none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });

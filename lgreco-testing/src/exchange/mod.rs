@@ -23,7 +23,7 @@ pub use members::{Member, damaged_members, members};
 pub use shards::{parts, shards};
 pub use space::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures, on_host};
 
-/// Initial content of a workspace, which must not matter.
+/// Initial content of workspaces. Results must not depend on it.
 const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The mean by element, exact up to the rounding of f64.
@@ -68,9 +68,9 @@ fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: 
 }
 
 /// Runs the case and checks properties that hold for any values. All ranks end with the same bits. The mean of the
-/// contributions is the mean. Dense layers, and TopK that keeps everything, are exact up to rounding. TopK contributes
-/// the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most one step of their
-/// grid. Without random bits and leaders the order of the ranks does not matter.
+/// contributions is the exchanged mean. Dense layers, and TopK that keeps everything, are exact up to rounding. TopK
+/// contributes the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most one
+/// step of their grid. Without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
 /// If a check fails, or a gradient is not finite.
@@ -107,8 +107,8 @@ pub fn check(case: &Case) {
     }
 }
 
-/// Bound on the rounding of sums over workers. The additions, the division and the work before them each err by 2^-24
-/// of the summed magnitudes, or by 2^-9 if they travel as bf16.
+/// Bound on the rounding of sums over workers. The additions, the division and the work before them each have an error
+/// of 2^-24 of the summed magnitudes, or of 2^-9 if values are summed as bf16.
 fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     let world = case.world() as f64;
     let summed = matches!(case.layers[layer].0, Setting::Dense | Setting::PowerSgd(_) | Setting::CltK(_));
@@ -198,7 +198,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 );
             }
             for i in 0..mean.len() {
-                // Selecting commutes with averaging.
+                // The mean of the selected values is the selection from the mean.
                 let expected = if chosen[i] { exact[i] } else { 0.0 };
                 assert!((mean[i] as f64 - expected).abs() <= rounding[i], "clt-k: element {i} is {}", mean[i]);
             }
@@ -255,7 +255,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
 }
 
 /// Puts a NaN into the last worker's first non-empty layer. That worker must get [`Error::NonFiniteGradient`], and the
-/// others must be told. Then the same workers must exchange the sound case as if nothing had happened.
+/// others [`Error::Peer`] with its rank. Then the same workers must exchange the sound case as if nothing had happened.
 ///
 /// # Panics
 /// If a check fails, or the case has no elements.

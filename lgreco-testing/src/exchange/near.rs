@@ -1,5 +1,5 @@
-//! Comparison of an exchange memory with the host's. Bits must be equal, except for PowerSGD's factors and their
-//! products. Each memory adds these up in its own order, so they must only be close.
+//! Compares an exchange memory with the host's. Bits must be equal, except for PowerSGD's factors and their products.
+//! These must only be close, because each memory sums them in a different order.
 
 use super::members::{Member, factor_lens, is_near};
 use super::network::{Content, Sent};
@@ -9,7 +9,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, F16};
 
 /// Largest distance between values, relative to the norm of all values.
 const APART: f64 = 1e-4;
-/// Like [`APART`], for values that may be rounded to another neighbour in 16 bits.
+/// Like [`APART`], for values of 16 bits. They may be rounded up in one memory and down in the other.
 const ROUNDED: f64 = 1.0 / 256.0;
 
 /// Values of a type, as f32.

@@ -28,9 +28,9 @@ impl Sent {
         (self.call, if same { at } else { Some(self.bytes.len()) })
     }
 
-    /// The content without fingerprints. `message` reads a gathered message, or one for a single rank. It returns
-    /// whether the header reports success, and the payloads. After sums, this rank's status must report success, and
-    /// the places of the other ranks must be zeros.
+    /// The content without fingerprints. `message` reads a gathered message, or a message for a single rank. It returns
+    /// whether the header reports success, and the payloads. A sum reports success if this rank's status record does,
+    /// and if the other ranks' records are zeros.
     pub(super) fn content(&self, place: Place, message: impl Fn(Option<u32>, &[u8]) -> (bool, Vec<u8>)) -> Content {
         let of_sum = |bytes: &[u8]| place.of_sum::<f32, 1>(bytes, |[sum]| Slip::of_sum(sum));
         let of_bf16_sum = |bytes: &[u8]| place.of_sum::<Bf16, 3>(bytes, Slip::of_bf16_sum);
@@ -62,7 +62,7 @@ impl Sent {
     }
 }
 
-/// The content that a rank sent in a collective, without the data on which ranks agree.
+/// The content that a rank sent in a collective, without status records.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Content {
     pub(super) call: &'static str,
@@ -78,7 +78,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The status record after a sum, and the bytes before it.
+    /// Returns whether the status records after a sum report success, and the bytes before these records.
     fn of_sum<T: bytemuck::Pod, const LEN: usize>(
         self,
         bytes: &[u8],
@@ -95,7 +95,8 @@ impl Place {
     }
 }
 
-/// A change to one byte of a rank's messages. All receivers get the changed byte, also in separate messages.
+/// A change to one byte of a rank's messages. All receivers get the changed byte, even if each receiver gets a separate
+/// message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Damage {
     /// The sender's rank.
@@ -202,7 +203,8 @@ impl Collective for Network {
     }
 }
 
-/// The network of a single rank. It changes these bits of gathered messages, after the status record.
+/// The network of a single rank. In gathered messages, it flips the bits that are set in this field, beginning after
+/// the status record.
 pub(super) struct Forger<'a>(pub(super) &'a [u8]);
 
 impl Collective for Forger<'_> {

@@ -1,5 +1,5 @@
-//! Checks of exchange memories against the host's: the properties of every [`Space`](lgreco_train::exchange::Space)
-//! that must give the core's results.
+//! Checks of exchange memories against the host's: every [`Space`](lgreco_train::exchange::Space) that must give the
+//! core's results must have these properties.
 
 use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
@@ -28,8 +28,8 @@ pub trait Bucket {
     /// does not send the same bytes, it sends no greetings. Then [`message`](Bucket::message) reads its messages, and
     /// its status records have separate fingerprints.
     const SENDS_AS_HOST: bool = true;
-    /// Whether it also tells the other ranks if a rank's new residual leaves the range of f32, as if the gradient had
-    /// not been finite. On the host only that rank fails.
+    /// Whether all ranks fail if one rank's new residual leaves the range of f32, as they do if its gradient is not
+    /// finite. On the host, only that rank fails.
     const TELLS_OF_REST: bool = false;
     /// Returns whether the header of a gathered message reports success, and the payloads in the message, in the order
     /// of the layers and without gaps.
@@ -58,8 +58,8 @@ pub trait Bucket {
     const AVERAGES_LARGE_PAYLOADS: bool = false;
 
     /// One exchange. It takes the gradients, as little-endian bytes of each layer's type, into the memory. It performs
-    /// the requested collectives in host memory, by `collective`. Afterwards the means are in the gradients' place, and
-    /// the residuals are updated. A failure changes no residual.
+    /// the requested collectives in host memory, by `collective`. Afterwards, the means have replaced the gradients,
+    /// and the residuals are updated. A failure changes no residual.
     ///
     /// # Errors
     /// The errors of the exchange and of the memory's status, for which the call waits.
@@ -277,7 +277,8 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
-/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares the bytes that they send.
+/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares the bytes that the two
+/// memories have sent.
 fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
     for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
         for (step, (found, expected)) in of_space.iter().zip(expected).enumerate() {
@@ -364,9 +365,9 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
 }
 
 /// Asserts that failures have the same results as on the host, on all ranks, and change no residual, so that the next
-/// step succeeds. Failures are: values that are not finite, values too large for the type they are sent in, sums beyond
-/// f32, and ranks that disagree. The layers are [`members`](super::members()); their types and bucket sizes may differ,
-/// and those under PowerSGD may be missing.
+/// step succeeds. The failures are values that are not finite, values too large for the type they are sent in, sums
+/// beyond f32, and ranks that disagree. The layers are [`members`](super::members()); their types and bucket sizes may
+/// differ, and those under PowerSGD may be missing.
 ///
 /// # Panics
 /// If a check fails.
@@ -393,7 +394,8 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         let gradients = gradients(members, 2, 1, scale);
         Step { gradients, ..sound(members, 2, 1, Agreement::Reached) }
     };
-    // With one bit, the wrong end of the grid may be drawn. Then the residual of the largest numbers exceeds f32.
+    // With one bit, random rounding may choose the farther end of the grid. Then the residuals of the largest numbers
+    // exceed f32.
     let mut late = spoil(9, 0, f32::MAX);
     for element in 1..60 {
         late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_ne_bytes());
@@ -493,7 +495,7 @@ pub fn check_space_damage<B: Bucket>(
         bodies.extend((at + HEADER_LEN..at + len).map(|byte| (byte, at)));
         at += len;
     }
-    // Places of bytes, each with the start of the same payload's header.
+    // `places` has positions of bytes, each with the position at which the header of its payload begins.
     let steps = |places: &[(usize, usize)]| -> (Vec<Step>, Vec<usize>) {
         let places = places.iter().skip(first).step_by(stride);
         let places = places.flat_map(|&(at, header)| [0x01, 0x40, 0xff].map(|change| (at, change, header)));
@@ -518,8 +520,8 @@ pub fn check_space_damage<B: Bucket>(
     let feedback = !B::FORGETS;
     let mut found = run(|| open(members, feedback, 2), &of_headers, sums);
     let decoded = run(|| host(feedback), &of_headers, sums);
-    // The memory under test may refuse a header that the host decodes. Then the message gets another damage that the
-    // host refuses too, so that both keep the same residuals.
+    // The memory under test may refuse a header that the host decodes. Then the message is damaged in a way that the
+    // host refuses, too, so that both memories keep the same residuals.
     let mut refused = vec![];
     for ((number, step), at) in of_headers.iter_mut().enumerate().zip(begin) {
         let is_refused = |rank: &Vec<Outcome>| matches!(rank[number].result, Err(Error::PeerMessage { rank: 1, .. }));
@@ -537,8 +539,8 @@ pub fn check_space_damage<B: Bucket>(
 }
 
 /// Asserts that an arbitrary message has the same result as on the host. `bytes` are the bits by which it differs from
-/// a sound one. A payload of another setting than the layer's may be refused. Returns whether it was decoded. The
-/// bucket is one of [`damaged_members`], of a single rank without residuals.
+/// a valid message. A payload of another setting than the layer's may be refused. Returns whether the message was
+/// decoded. The bucket has the layers of [`damaged_members`], a single rank and no residuals.
 ///
 /// # Panics
 /// If a check fails.

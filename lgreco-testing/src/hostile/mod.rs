@@ -14,8 +14,8 @@ pub use damage::Choices;
 pub use payloads::{Products, check_decoding, payload};
 
 /// Continues training after a damaged state was loaded: a controller's, a memory's, or those of the two ends of a cut.
-/// The loaded object must take steps or return an error. No value that is not finite may be returned as valid, and all
-/// ranks must have the same result.
+/// The loaded object must take steps or return an error. Values that are returned without an error must be finite, and
+/// all ranks must have the same result.
 ///
 /// # Panics
 /// If a check fails.
@@ -29,8 +29,8 @@ pub fn check_resume(bytes: &[u8]) {
 }
 
 /// Takes steps of one worker whose peers send damaged greetings, agreements, plans, payloads and sums. Every step must
-/// give finite means or an error. A step that may be repeated must have changed nothing. From the state before the
-/// damage, the run must continue bit for bit like a run without damage.
+/// give finite means or an error. An error after which the step may be repeated must have changed nothing. If the state
+/// from before the damage is loaded, the run must continue bit for bit like a run without damage.
 ///
 /// # Panics
 /// If a check fails.

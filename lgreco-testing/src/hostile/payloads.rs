@@ -31,7 +31,8 @@ const SETTINGS: [Setting; 15] = [
     Setting::Eden(Eden { bits: 5, scale: eden::Scale::LeastSquares }),
 ];
 
-/// Sides of tensors: one column, few elements, more than a word of positions, more than a block of threads.
+/// Rows and columns of tensors: one column, few elements, more elements than a 64-bit word of positions has bits, and
+/// more elements than a block of GPU threads.
 const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111), (40, 15)];
 
 /// A sound payload, its setting and shape.
@@ -62,7 +63,7 @@ pub enum Products {
 }
 
 /// Decodes a payload, damaged or not, by `backend` and by the core. Both must give the same values, bit for bit except
-/// under [`Products::Rounded`], or the same error. Returns whether it was decoded.
+/// under [`Products::Rounded`], or the same error. Returns whether the payload was decoded.
 ///
 /// # Panics
 /// If the results differ.
@@ -72,7 +73,8 @@ pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Product
     for _ in 0..choices.byte() % 4 {
         choices.damage_any(&mut payload);
     }
-    // The number of values in the damaged header, unless it is large.
+    // The number of values that the damaged header states, or that of the valid payload if the header states more than
+    // 4096.
     let stated = Payload::parse(&payload).map(|payload| payload.header.shape.elements());
     let elements = stated.ok().filter(|&elements| elements <= 1 << 12).unwrap_or(shape.elements());
     let [mut expected, mut found] = [(); 2].map(|()| vec![-1.0f32; elements]);

@@ -41,7 +41,7 @@ struct Run {
 /// Steps of a run: warm-up, a decision, two steps under it, and another decision.
 const STEPS: u32 = 5;
 
-/// Runs of two and three workers, as seen by the measuring rank, which is the last or the first.
+/// Runs of two and three workers, as each rank saw them. The measuring rank is the first or the last one.
 fn runs() -> &'static [Run] {
     static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
     RUNS.get_or_init(|| {
@@ -130,8 +130,8 @@ impl Collective for Recorder {
     }
 }
 
-/// Plays back what a rank received, with damage by the choices. Once a call differs from the recorded one, the peers
-/// send the same as this rank.
+/// Plays back what a rank received, and damages it as the choices say. After a call that differs from the recorded one,
+/// the peers send the same as this rank.
 struct Peers<'a, 'b> {
     rank: u32,
     world: u32,
@@ -160,7 +160,7 @@ impl Peers<'_, '_> {
         values.iter_mut().for_each(|value| *value = T::from_f32(value.to_f32() * world));
         let failed = values.iter().position(|value| value.to_f32().is_nan());
         self.hear(Call::Reduce, bytemuck::cast_slice_mut(values), 0..0);
-        // This rank's own NaN stays.
+        // The sum stays NaN where this rank's own value is NaN.
         failed.into_iter().for_each(|index| values[index] = T::from_f32(f32::NAN));
         Ok(())
     }
@@ -216,8 +216,8 @@ impl Collective for Peers<'_, '_> {
     ) -> Result<(), CollectiveError> {
         let sum = |lens: &[u64]| lens.iter().sum::<u64>() as usize;
         assert_eq!((sum(send_lens), sum(received_lens)), (send.len(), received.len()));
-        // Sends this rank's message to itself as every peer's message. If lengths of pieces differ, a message begins
-        // with parts of others.
+        // Fills `received` with copies of this rank's message to itself. If messages have different lengths, a peer's
+        // message may begin in the middle of a copy.
         let before = sum(&send_lens[..self.rank as usize]);
         let own = &send[before..][..send_lens[self.rank as usize] as usize];
         received.iter_mut().zip(own.iter().cycle()).for_each(|(to, &byte)| *to = byte);
@@ -232,7 +232,7 @@ const NON_FINITE_GRADIENT: u32 = 101;
 /// Results of the two steps under attack.
 pub type Given = [Result<(), Error>; 2];
 
-/// Takes two steps of a worker whose peers are damaged, and returns their results.
+/// Takes two steps of a worker whose peers send damaged messages, and returns the results of these steps.
 pub fn check(mut choices: Choices<'_>) -> Given {
     let run = &runs()[choices.below(runs().len())];
     let first = usize::from(choices.byte()) % run.steps.len();
@@ -244,7 +244,7 @@ pub fn check(mut choices: Choices<'_>) -> Given {
     load(&mut controller, &steps[first].saved).expect("a sound state");
 
     let mut given = [Ok(()); 2];
-    // Two steps under attack, and a third in which the peers agree with this rank.
+    // Takes two steps under attack, and a third step in which the peers agree with this rank.
     for step in 0..3 {
         if let Some(sound) = steps.get(first + step) {
             peers.heard = sound.heard.iter();

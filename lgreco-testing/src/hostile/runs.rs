@@ -24,7 +24,8 @@ pub(super) fn model(config: &Config, world: u32) -> Vec<Tensor> {
 /// residual, all routes, one bucket and several.
 pub(super) fn configs() -> Vec<Config> {
     let accordion = Accordion::new(8.0, 4.0);
-    // Three layers need few states. Clearing the default number of states would take most of a run.
+    // The solver needs few states for three layers. Clearing memory for the default number of states would take most of
+    // a run's time.
     let exact = |accordion| Policy::LGreco { solver: Solver::Exact(Limits { states: 1 << 8 }), accordion };
     let mut runs: Vec<(Method, Policy)> =
         SETTINGS.iter().map(|&setting| (Method::Qsgd, Policy::Fixed(vec![setting; LAYERS.len()]))).collect();
@@ -117,7 +118,7 @@ pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Confi
     .expect("a sound configuration");
     match twin.load(&[&saved], &[&saved]) {
         Ok(_) => {}
-        // The count was at the limit when it was loaded, and has grown.
+        // A count was at its limit in the loaded state, and has grown since then.
         Err(Error::Core(CoreError::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. })) => return,
         Err(error) => panic!("what was just saved is refused: {error}"),
     }

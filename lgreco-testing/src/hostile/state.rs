@@ -20,8 +20,8 @@ const STEPS: u32 = 4;
 fn stopped() -> &'static [Stopped] {
     static STOPPED: OnceLock<Vec<Stopped>> = OnceLock::new();
     STOPPED.get_or_init(|| {
-        // With shards ranks get different means, and an overflow in one shard fails only on its rank. So these
-        // configurations are left out.
+        // With shards, ranks get different means, and an overflow in a shard is an error only on the shard's rank. So
+        // configurations with shards are left out.
         let whole = configs().into_iter().filter(|config| config.route != Route::Sharded);
         let runs = whole.flat_map(|config| [1, 2].map(|world| (config.clone(), world)));
         runs.map(|(config, world)| {

@@ -1,4 +1,4 @@
-//! Any bytes as messages and as saved ends of a cut.
+//! Checks arbitrary bytes as messages and as saved ends of a cut.
 
 use super::snapshot;
 use crate::reseal;
@@ -7,8 +7,8 @@ use lgreco_pipeline::{CutSetting, Direction, Downstream, Header, Link, LinkMemor
 use lgreco_train::feedback::Residual;
 
 /// Checks that `bytes` are refused as a message, or decoded to finite values by an end with the setting of their
-/// header. An end that refuses them must stay unchanged. If `bytes` are a message, they must be refused without their
-/// last byte.
+/// header. An end that refuses them must stay unchanged. If `bytes` are a valid message, `bytes` without the last byte
+/// must be refused.
 ///
 /// # Panics
 /// If a check fails.
@@ -54,7 +54,7 @@ pub fn check_saved(bytes: &[u8]) {
 }
 
 fn check_ends(bytes: &[u8]) {
-    // The bytes of a saved setting, without the checksum.
+    // `part` is the cut's setting in a saved end, without a checksum.
     let Some(part) = bytes.get(28..28 + CutSetting::BYTES - CHECKSUM_LEN) else { return };
     let mut sealed = [part, &[0; CHECKSUM_LEN]].concat();
     reseal(&mut sealed);
@@ -73,7 +73,7 @@ fn check_ends(bytes: &[u8]) {
     }
 }
 
-/// Checks any bytes as a message and as saved ends.
+/// Checks arbitrary bytes as a message and as saved ends.
 ///
 /// # Panics
 /// If a check fails.

@@ -1,4 +1,4 @@
-//! Any bytes as a program of calls on both ends of a cut.
+//! Runs arbitrary bytes as a program of calls on both ends of a cut.
 
 use super::{Pair, bits, codecs, position_memories, sample_memories};
 use lgreco_pipeline::Error;
@@ -18,7 +18,7 @@ impl Choices<'_> {
     }
 }
 
-/// A setting from bytes; the ends often refuse it.
+/// A setting that the choices select. The ends often refuse it.
 fn setting(choices: &mut Choices<'_>) -> CutSetting {
     let (batch, features) = (1 + choices.next() as u32 % 4, 1 + choices.next() as u32 % 9);
     let mut memories = vec![LinkMemory::None];
@@ -32,7 +32,7 @@ fn setting(choices: &mut Choices<'_>) -> CutSetting {
     CutSetting { cut: 5, batch, features, in_flight: 1 + choices.next() as u32 % 3, forward, backward }
 }
 
-/// A micro-batch from bytes.
+/// A micro-batch that the choices select.
 struct Batch {
     values: Vec<f32>,
     samples: Vec<Option<u64>>,

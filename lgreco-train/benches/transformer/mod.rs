@@ -1,4 +1,4 @@
-//! The layers of a transformer, and settings of TopK with equal bytes.
+//! The layers of a transformer, and TopK settings whose payloads have equal sizes.
 
 use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::{Compressor, Setting, topk::TopK};
@@ -35,8 +35,8 @@ pub struct Row {
     pub bytes: usize,
 }
 
-/// For each percentage, a row for TopK in full, and rows for TopK in 2, 3 and 4 bits. TopK in few bits keeps the
-/// largest share that takes no more bytes.
+/// Returns, for each percentage, a row for TopK with f32 values, and rows for TopK in 2, 3 and 4 bits. In the latter,
+/// each layer keeps the largest share for which all payloads together take no more bytes than with f32 values.
 pub fn rows(shapes: &[Shape], percents: &[usize]) -> Vec<Row> {
     let keep = |shape: &Shape, share: f64| ((shape.elements() as f64 * share) as u32).max(1);
     let row = |name: String, share, setting: &dyn Fn(&Shape) -> Setting| {

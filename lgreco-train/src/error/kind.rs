@@ -14,7 +14,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Returns a code's description, without numbers and places. The failing rank's own error has these.
+/// Returns a code's description. Only the error on the failing rank has numbers, and the layer or option at fault.
 const fn words(code: u32) -> Option<&'static str> {
     Some(match code {
         1 => "a length that does not fit",

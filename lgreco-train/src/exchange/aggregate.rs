@@ -33,8 +33,8 @@ pub fn workspace_len<'a>(
 }
 
 /// Averages a bucket of layers over the workers with blocking collectives. It runs a [`Flight`], and calls
-/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD always makes one power iteration per call, and
-/// relies on `factor` for accuracy. Sums travel as f32.
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD always makes one power iteration
+/// per call. Its accuracy depends on the warm start from [`Layer::factor`]. All-reduces sum f32 values.
 ///
 /// Every call begins with an all-gather of 24 bytes per rank, which checks that all ranks have the same layers and settings.
 ///
@@ -43,7 +43,7 @@ pub fn workspace_len<'a>(
 /// has no workers, or when its rank is not below their number; [`Error::Collective`] when the caller's collective failed.
 ///
 /// # Complexity
-/// Encodes every layer once. Decodes payloads once per worker ([`Route::AllGather`]), or about twice in all
+/// Encodes every layer once. Decodes each layer once per worker ([`Route::AllGather`]), or about twice in total
 /// ([`Route::ScatterReduce`]). Workspace: [`workspace_len`].
 ///
 /// ```

@@ -43,8 +43,9 @@ impl From<CollectiveError> for Error {
 /// The blocking collective calls of one worker in a group: NCCL, MPI, Gloo, sockets, or
 /// [`threads`](crate::exchange::threads).
 ///
-/// All workers make the same calls in the same order with the same lengths. The calls depend only on settings and shapes, never on
-/// values. Only the lengths of an all-gather may depend on values. Then every worker knows all lengths. If a worker cannot
+/// All workers make the same calls in the same order with the same lengths. The order of calls depends only on settings
+/// and shapes, never on values. Lengths may depend on values only in an [all-gather with a length per
+/// worker](Collective::all_gather_each), and every worker knows all lengths before the call. If a worker cannot
 /// continue, the calls of the others must fail instead of waiting for ever.
 ///
 /// ```
@@ -100,8 +101,8 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Fills `buffer` with every worker's bytes, in rank order. The buffer has equal parts, one per worker. This worker's bytes are
-    /// in their place already.
+    /// Fills `buffer` with every worker's bytes, in rank order. The buffer has equal parts, one per worker. This
+    /// worker's part already contains its bytes.
     ///
     /// # Errors
     /// Errors of the caller's network.
@@ -120,9 +121,10 @@ pub trait Collective {
     /// Errors of the caller's network.
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and receives the
-    /// next `received_lens[i]` bytes of `received` from it. The routes [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and
-    /// [`Sharded`](crate::exchange::Route::Sharded) need it, and two levels that send gradients as bf16 inside nodes.
+    /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and
+    /// receives the next `received_lens[i]` bytes of `received` from it. The routes
+    /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need
+    /// it. Training on [two levels](crate::controller::two_level) needs it if it sends gradients as bf16 inside nodes.
     ///
     /// # Errors
     /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
@@ -137,11 +139,12 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Replaces this worker's part of `values` by its sums over the workers. `values` has a part of `lens[i]` values for each
-    /// worker `i`. The other parts may hold anything afterwards. NaN must stay NaN. If the sums have the bits of
-    /// [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same bits as other exchanges. Only
-    /// [`Route::Sharded`](crate::exchange::Route) and two levels call it. The default implementation is an all-reduce of all values,
-    /// with about twice the traffic.
+    /// Replaces this worker's part of `values` by its sums over the workers. `values` has a part of `lens[i]` values
+    /// for each worker `i`. Afterwards, the content of the other parts is undefined. NaN must stay NaN. If the sums
+    /// have the same bits as those of [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same
+    /// bits as other exchanges. Only [`Route::Sharded`](crate::exchange::Route) and training on [two
+    /// levels](crate::controller::two_level) call it. The default implementation is an all-reduce of all values, with
+    /// about twice the traffic.
     ///
     /// # Errors
     /// Errors of the caller's network.

@@ -77,7 +77,7 @@ impl Division {
 /// Finds one owner's pieces in the layers of a bucket, in order.
 pub(super) struct Cursor {
     share: Range<u64>,
-    /// Number of elements that travel in pieces in earlier layers.
+    /// Number of elements of earlier layers that travel in pieces.
     first: u64,
     /// The owner, if pieces are shards.
     shard: Option<u32>,

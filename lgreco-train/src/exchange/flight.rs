@@ -1,4 +1,4 @@
-//! The exchange of a bucket: computations between collectives, which the caller performs.
+//! The exchange of a bucket: the flight computes, and the caller performs the collectives between the computations.
 
 use super::moment::{Agreement, Moment, Route};
 use super::program::{Instruction, Op, PROGRAM, Part, Program};
@@ -61,7 +61,7 @@ pub struct Flight {
     met: bool,
     /// Number of layers that were summed in their own memory so far.
     summed: usize,
-    /// Index of the first layer after these layers.
+    /// Index in the bucket at which the search for the next such layer begins.
     behind: usize,
     /// The result, after the end.
     outcome: Option<Result<(), Error>>,
@@ -116,13 +116,14 @@ impl Flight {
         self.failure
     }
 
-    /// Whether the flight has failed on this rank only. With [`Route::Sharded`], the mean of this rank's shard may have an error
-    /// that no other rank can find. Report it to the others in the next flight, as the `failure` with which it begins.
+    /// Whether the flight has failed on this rank only. With [`Route::Sharded`], the mean of this rank's shard may have
+    /// an error that no other rank can find. Pass it as `failure` to [`begin`](Flight::begin) of the next flight, which
+    /// reports it to the other ranks.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
 
-    /// Whether the next call replaces values by means, so that compression errors need memory of their own.
+    /// Whether the next call replaces values by means, so that compression errors need separate memory.
     pub fn is_averaging(&self) -> bool {
         let of_bucket = |&&(part, _): &&(Part, Instruction)| self.program.has(part);
         let decides = |&(part, instruction): &(Part, Instruction)| match instruction {
@@ -150,12 +151,13 @@ impl Flight {
     /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
     /// Means and contributions are then undefined, and factors are unchanged.
     ///
-    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`], [`CoreError::Length`](crate::CoreError::Length),
-    /// and [`Error::OfLayer`] with an error of a compressor, or when a sum over the workers exceeds f32, or a mean its element
-    /// type. Else it returns an error of another
-    /// rank: [`Error::Peer`] with the first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has
-    /// other layers, settings, seed, step or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A
-    /// space that computes later returns errors later.
+    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`],
+    /// [`CoreError::Length`](crate::CoreError::Length), and [`Error::OfLayer`]. The latter contains the error of a
+    /// compressor, or of a sum over the workers that exceeds f32, or of a mean that exceeds its element type. A rank
+    /// without an error returns the error of another rank: [`Error::Peer`] with the first rank that failed by itself
+    /// and its code, [`Error::PeerPlan`] with a rank that has other layers, settings, seed, step or factors,
+    /// [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A space that only enqueues ops, for
+    /// instance on a GPU, returns errors later.
     ///
     /// # Complexity
     /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.
@@ -209,8 +211,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has received different pieces. So it reports an error in them later, in its message with the
-                    // means.
+                    // Each rank has received different messages with pieces, so it must not return their error alone.
+                    // Its message with the means reports the error to all ranks.
                     if part != Part::Pieces {
                         judged?;
                         self.met |= part == Part::Greetings;
@@ -224,7 +226,7 @@ impl Flight {
         self.failure.take().map_or(Ok(None), Err)
     }
 
-    /// The place of the next layer that is summed in its own memory.
+    /// The index in the bucket of the next layer that is summed in its own memory.
     fn next_dense<S: Space>(&mut self, space: &S) -> Option<u32> {
         let mut rest = space.layers().enumerate().skip(self.behind);
         let (place, _) = rest.find(|(_, spec)| self.program.is_in_place(spec))?;

@@ -1,4 +1,4 @@
-//! A layer of a bucket on one rank: its values, and the place of its compression error.
+//! A layer of a bucket on one rank: its values, and where its compression error goes.
 
 use super::moment::Moment;
 #[cfg(doc)]
@@ -23,13 +23,14 @@ use lgreco::error::expect_len;
 /// ```
 #[derive(Debug)]
 pub enum Rest<'a> {
-    /// Nowhere.
+    /// The error is not stored.
     Dropped,
-    /// Only its squared norm is stored, in this field. The layer's values are f32.
+    /// Only the error's squared norm is stored, in this field. The layer's values are f32.
     Measured(&'a mut f64),
-    /// It becomes the next residual. It is copied from the layer's values to this slice, before the mean replaces them. The slice
-    /// has one place per element. The layer's values are the f32 sum of gradient and residual. The slice may be empty until
-    /// [`Flight::is_averaging`](super::Flight::is_averaging), and must be the same from then on.
+    /// The error becomes the next residual. The layer's values are the f32 sum of gradient and residual; the exchange
+    /// turns them into the error, and copies it to this slice before the mean replaces them. The slice has one f32 per
+    /// element. It may be empty until [`Flight::is_averaging`](super::Flight::is_averaging) returns true. From then on,
+    /// it must stay the same.
     Beside(&'a mut [f32]),
     /// Like `Beside`. The slice holds the residual that was added, and the next residual replaces it. If the next residual is not
     /// finite, the old one stays.
@@ -113,7 +114,7 @@ impl<'a> Layer<'a> {
         self.spec.wanted(moment.route, moment.rank)
     }
 
-    /// The place of the mean.
+    /// The part of the values that this rank's mean replaces.
     pub(super) fn mean(&mut self, moment: &Moment) -> ValuesMut<'_> {
         let wanted = self.wanted(moment);
         self.values.part(wanted)
@@ -131,7 +132,7 @@ impl<'a> Layer<'a> {
     /// Subtracts this worker's decoded payload.
     ///
     /// # Errors
-    /// Those of decoding.
+    /// The errors of decoding.
     pub(super) fn contribute(&mut self, payload: &[u8], scratch: &mut [f32]) -> Result<(), Error> {
         let setting = self.spec.setting;
         if let Some(values) = self.left() {
@@ -170,10 +171,10 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Moves the compression error to its place in [`Rest`], before the mean replaces it.
+    /// Copies the compression error to where [`Rest`] says, before the mean replaces it.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when the place of the compression error, or of the mean, has another length.
+    /// [`CoreError::Length`] when the slice for the compression error or the layer's values have another length.
     pub(super) fn put_rest(&mut self) -> Result<(), Error> {
         expect_len("values", self.spec.shape.elements(), self.values.values().len())?;
         match (&mut self.rest, &mut self.values) {

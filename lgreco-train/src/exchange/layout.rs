@@ -16,7 +16,7 @@ pub(super) const ROWS: usize = 32;
 /// Largest number of lanes: runs of layers that the host computes at the same time.
 pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
 
-/// A run of consecutive layers with scratch memory of its own.
+/// A run of consecutive layers with separate scratch memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lane {
     /// Number of layers.
@@ -41,7 +41,8 @@ pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) ->
 struct Divider {
     elements: u64,
     before: u64,
-    /// The part of the elements in which the middle of the last layer is. The next field is the lane of that layer.
+    /// If all elements are divided into equal parts, one per lane: the index of the part that contains the middle of
+    /// the last layer. The next field is the lane of the last layer.
     part: u64,
     lane: usize,
 }
@@ -72,7 +73,8 @@ pub struct Layout {
     pub factors: usize,
     /// Bytes: shared positions.
     pub positions: usize,
-    /// Bytes: this rank's status record and payloads for all ranks. If the length depends on values, the largest length counts.
+    /// Bytes: this rank's status record and payloads for all ranks. If the length depends on values, this is the
+    /// largest possible length.
     pub message: usize,
     /// Whether the length of a message depends on values.
     pub varies: bool,
@@ -86,7 +88,7 @@ pub struct Layout {
     pub arrived: usize,
     /// f32: sums of payloads, if the mean's element type is too narrow for them. On the host, for all lanes together.
     pub wide: usize,
-    /// f32: one decoded payload per lane, if it needs memory of its own. Only on the host.
+    /// f32: one decoded payload per lane, if it needs separate memory. Only on the host.
     pub decoded: usize,
     /// Words of workspace for the host's compressors, in all lanes together.
     pub encode: usize,

@@ -1,9 +1,10 @@
 //! Aggregation: the mean of all workers' compressed gradients, by collectives that the caller performs.
 //!
-//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on values, and
-//! many small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket without I/O: it computes,
-//! and then asks for the next [collective](Request) on given memory. So buckets can be exchanged at the same time during the
-//! backward pass, by blocking or non-blocking calls. [`aggregate`] performs all collectives of a bucket over a [`Collective`].
+//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on
+//! values, and many small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket
+//! without I/O: it computes, and then asks the caller for the next [collective](Request). So several buckets can be
+//! exchanged at the same time during the backward pass, by blocking or non-blocking calls. [`aggregate`] performs all
+//! collectives of a bucket over a [`Collective`].
 //!
 //! A flight executes a [`Program`], which is a list of [ops](Op) and [parts](Part). A [`Space`] executes the ops in its memory.
 //! Collectives send the parts between ops. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts
@@ -11,7 +12,7 @@
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
-//! | dense | all-reduce; one each for large f32 layers, in their own memory | its gradient |
+//! | dense | all-reduce; a separate one for each large f32 layer, in the layer's own memory | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
 //! | QSGD, EDEN, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
@@ -33,28 +34,31 @@
 //! together. A payload is accepted only if it has the length that its header states.
 //!
 //! # Sums
-//! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half the bytes if
-//! [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its contribution is the
-//! rounded values, so its residual keeps the rounding error. No residual contains the rounding of sums in the caller's network.
-//! PowerSGD's `P` is summed over the workers, and the sum is orthonormalised in f32 to `P̂`. So rounding `P` only turns the columns
-//! of `P̂` a little. Nothing is lost, because every worker computes its `Q_i` and its contribution from the same `P̂`.
+//! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half
+//! the bytes if [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its
+//! contribution is the rounded values, so its residual keeps the rounding error. No residual contains the rounding of
+//! sums in the caller's network. PowerSGD's `P` is summed over the workers, and the sum is orthonormalised in f32 to
+//! `P̂`. So rounding `P` only turns the columns of `P̂` a little. No gradient mass is lost, because every worker
+//! computes its `Q_i` and its contribution from the same `P̂`.
 //!
 //! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many
 //! bytes.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end. Before the sum,
-//! dense values are multiplied by a power of two, so that sums of finite values stay finite. Afterwards every rank has the same
-//! bits in the place of its gradient. A worker's values minus its own contribution `ĝ` are its [next residual](Rest). With a gain
-//! `a`, this is `m' = m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to
-//! rounding. So no gradient mass is lost.
+//! The decoded contributions are summed in f32, and the sum is divided by the number of workers once, at the end.
+//! Before the sum, dense values are multiplied by a power of two, so that sums of finite values stay finite.
+//! Afterwards, the mean has replaced the gradient, with the same bits on every rank. A worker's values minus its own
+//! contribution `ĝ` are its [next residual](Rest). With gradient `g`, residual `m` and a gain `a`, the next residual is
+//! `m + a (g − ĝ)`. For every setting and route, the resulting mean is the mean of the contributions, up to rounding.
+//! So no gradient mass is lost.
 //!
 //! # Scatter-reduce
-//! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser. TopK's `keep`
-//! is divided in proportion, at least one per piece. The rank that gets a part is its owner. Every rank compresses each owner's
-//! piece and sends it. The owner adds its own piece uncompressed, and compresses the mean. An all-gather sends the compressed means
-//! to all ranks. The owner's contribution is its piece plus the error of the second compression times the number of workers. So its
-//! residual corrects that error in the next step.
+//! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser.
+//! TopK's `keep` is divided in proportion, at least one per piece. The rank that gets a part is its owner. Every rank
+//! compresses each owner's piece and sends it. The owner adds its own piece uncompressed, and compresses the mean. An
+//! all-gather sends the compressed means to all ranks. With `n` workers, the mean `µ` and its decoded payload `d`, the
+//! owner's contribution is its piece plus `n (d − µ)`. So the owner's residual corrects the error of the second
+//! compression in the next step.
 //!
 //! # Shards
 //! With [`Route::Sharded`], an exchange ends when every rank has the mean of its [shard](Spec::shards), a range of elements of each

@@ -35,7 +35,7 @@ pub enum Part {
     Means,
     /// The values of one large dense layer, in their own memory; an all-reduce.
     Dense {
-        /// The layer's place in the bucket.
+        /// The layer's index in the bucket.
         place: u32,
     },
     /// Dense values, for the ranks that have them in their shards; a reduce-scatter.
@@ -102,9 +102,9 @@ pub enum Op {
     SumShards,
     /// PowerSGD: keeps this step's `Q` as the start of the next step.
     Remember,
-    /// Writes this rank's status record to every place of a part: at the head of each message, or as numbers behind the values to
-    /// be summed. Also rounds these values if they are summed as bf16. In [`Part::Greetings`], the length of this rank's message
-    /// follows.
+    /// Writes this rank's status record into a part: at the head of each message, or as numbers after the values to be
+    /// summed. Also rounds these values if they are summed as bf16. In [`Part::Greetings`], the length of this rank's
+    /// message follows.
     PutSlip {
         /// The part.
         part: Part,
@@ -142,7 +142,7 @@ pub(super) enum Instruction {
 
 use Instruction::{All, Exchange, Judge, Own};
 
-/// The program of all buckets. Each skips instructions for parts that it lacks.
+/// The program of all buckets. Each bucket skips instructions for parts that it lacks.
 pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Sums, Own(Op::Lead)),
     (Part::Sums, Own(Op::Widen)),
@@ -239,7 +239,8 @@ impl Program {
         Ok(program)
     }
 
-    /// A program that only takes part in the first message, because this rank's layers do not fit together.
+    /// A program that exchanges only the first message. A rank uses it if its layers do not fit together, or if its
+    /// space does not fit them.
     pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
@@ -317,9 +318,10 @@ impl Program {
         )
     }
 
-    /// The length of `owner`'s share of a part with shares of different lengths: bytes of the message with its pieces, or values of
-    /// its share of [`Part::Shards`] with status records; 0 for other parts. `owner` receives a message of this length from each
-    /// other rank, and sends one in [`Part::Means`].
+    /// The length of `owner`'s share of a part whose shares differ in length; 0 for other parts. For pieces and
+    /// payloads of shards, it is the bytes of the message with the owner's pieces. `owner` receives such a message from
+    /// each other rank, and sends one in [`Part::Means`]. For [`Part::Shards`], it is the number of values with status
+    /// records.
     ///
     /// # Errors
     /// The errors of [`Program::new`].
@@ -342,7 +344,8 @@ impl Program {
         }
     }
 
-    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in messages.
+    /// The pieces that `owner` owns, with the indices of their layers in the bucket, in the order of their payloads in
+    /// messages.
     pub fn pieces<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

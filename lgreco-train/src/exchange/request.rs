@@ -27,14 +27,14 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
         /// The same number on every rank.
         values: H,
     },
-    /// Fill `buffer` with every rank's bytes, in rank order. This rank's bytes are in their place already.
+    /// Fill `buffer` with every rank's bytes, in rank order. This rank's part already contains its bytes.
     AllGather {
         /// Equal parts, one per rank.
         buffer: B,
     },
     /// Fill `buffer` with every rank's bytes, in rank order, with parts of different lengths.
     AllGatherEach {
-        /// Bytes of each rank's part, 0 for some.
+        /// Bytes of each rank's part. Some may be 0.
         lens: &'a [u64],
         /// All parts, one after the other.
         buffer: B,
@@ -134,7 +134,8 @@ pub(crate) fn share_of_others(world_size: u32) -> f64 {
 }
 
 impl Request<'_> {
-    /// Bytes that each of `world_size` workers sends at least. An all-reduce counts as a reduce-scatter and an all-gather.
+    /// The smallest number of bytes that each of `world_size` workers must send. An all-reduce is taken to be a
+    /// reduce-scatter and an all-gather.
     pub(crate) fn wire_bytes(&self, world_size: u32) -> f64 {
         let (whole, others) = match self {
             Request::AllReduceSum { values } => (2.0 * size_of_val(&**values) as f64, true),

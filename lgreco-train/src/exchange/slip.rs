@@ -30,8 +30,8 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// Codes of ranks that found an error of another rank, and so were not the first to fail.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
-/// Whether all ranks have failed only because they differ. Then the error is about other ranks, or it reports a peer whose error is
-/// about other ranks. The result is the same on all ranks.
+/// Whether `error` is about another rank's message, or is the [`Error::Peer`] of a rank whose error is about another
+/// rank's message. Then all ranks have failed only because they differ. The result is the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -42,8 +42,8 @@ pub(crate) fn is_of_others(error: Error) -> bool {
 /// Codes of gradients that are not finite. Training may continue after such a step, so every other error takes precedence.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
-/// In a sum, numbers below this are error codes. Larger numbers stand for the remainder of a fingerprint. f32 represents all of
-/// them exactly.
+/// In a sum, numbers below this limit are error codes. Numbers from the limit to `END` encode the remainder of a
+/// fingerprint. f32 represents all of them exactly.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 

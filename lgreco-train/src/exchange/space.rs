@@ -11,9 +11,10 @@ use crate::Error;
 /// One rank's memory of one bucket: its layers, the buffers of its message [parts](Part), and everything else that the [ops](Op)
 /// need. `Host` is the space in host memory.
 ///
-/// A `Flight` is the same for every kind of memory. It calls [`run`](Space::run) for each op, and [`request`](Space::request) for
-/// each collective. It passes on the collective's memory without reading it, and reads no results between ops. So a space may
-/// execute an op at once, as the host does, or enqueue it behind earlier ops and collectives.
+/// A `Flight` is the same for every kind of memory. It calls [`run`](Space::run) for each op, and
+/// [`request`](Space::request) for each collective. It passes on the collective's memory without reading it, and reads
+/// no results between ops. So a space may execute an op immediately, as the host does, or enqueue it behind earlier ops
+/// and collectives.
 ///
 /// # On a device
 /// * `run` enqueues one or a few launches for all layers of the bucket, and returns `Ok` unless that fails. `request` returns
@@ -67,8 +68,9 @@ pub trait Space {
     /// An error of this rank's part or, for [`Op::Judge`], of any rank's part. On devices, an error of enqueuing.
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error>;
 
-    /// The collective of this part, as [`Program::round`] defines it, on the space's memory. [`Program::part_len`] returns the
-    /// lengths per rank. Lengths of [`Part::Payloads`] that depend on values are not known before.
+    /// The collective of this part, as [`Program::round`] defines it, on the space's memory. [`Program::part_len`]
+    /// returns the lengths per rank. If lengths of [`Part::Payloads`] depend on values, they are not known before this
+    /// call.
     ///
     /// # Errors
     /// Errors of the space.

@@ -35,7 +35,7 @@ pub struct Spec<'a> {
     /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
     /// Whether the layer may be summed in its own memory if it is uncompressed f32; the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) tells whether it is summed there.
+    /// [`Program::is_in_place`](super::Program) returns whether it is summed there.
     pub in_place: bool,
 }
 

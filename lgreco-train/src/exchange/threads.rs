@@ -8,8 +8,8 @@ use std::thread::ScopedJoinHandle;
 use std::vec;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, each with its place in their group, and returns their results by rank. Rank 0 is the
-/// caller's thread.
+/// Runs `work` on `world_size` threads that form a group, and returns the results by rank. Each thread gets the
+/// collective of its rank. Rank 0 is the caller's thread.
 ///
 /// # Panics
 /// When `world_size` is 0 or `work` panics on any thread. The other threads then get errors, so all of them end.
@@ -36,9 +36,9 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
     })
 }
 
-/// Runs `work` like [`run`], for `nodes` nodes of `per_node` threads each. Each thread gets its place in the group of its node, and
-/// its place in the group of its peers: the threads with the same place on the other nodes. Returns the results by rank, counted
-/// node by node.
+/// Runs `work` like [`run`], for `nodes` nodes of `per_node` threads each. Each thread gets two collectives: of the
+/// group of its node, and of the group of its peers. Peers are the threads with the same rank on all nodes. Returns the
+/// results by rank, counted node by node.
 ///
 /// ```
 /// use lgreco_train::exchange::threads;
@@ -67,10 +67,10 @@ pub fn run_nodes<T: Send>(
     })
 }
 
-/// One thread's place in a group. Sums are taken in rank order, so every run has the same bits.
+/// The collectives of one thread in a group. Values are added in rank order, so every run has the same bits.
 ///
-/// If a thread drops its place, by returning or by panicking, the group ends. Calls of the other threads then fail with
-/// [`ThreadCollective::LEFT`] instead of waiting.
+/// If a thread drops its `ThreadCollective`, by returning or by panicking, the group ends. Calls of the other threads
+/// then fail with [`ThreadCollective::LEFT`] instead of waiting.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, threads};
@@ -84,7 +84,7 @@ pub fn run_nodes<T: Send>(
 #[derive(Debug)]
 pub struct ThreadCollective {
     rank: usize,
-    /// The index of the slot, of two, that the next call uses.
+    /// Index, 0 or 1, of the slot that the next call uses.
     turn: usize,
     group: Arc<Group>,
 }
@@ -133,7 +133,7 @@ impl ThreadCollective {
         self.group.slots.len() as u32
     }
 
-    /// Another worker has left the group.
+    /// The error of calls after another worker has left the group.
     ///
     /// ```
     /// use lgreco_train::exchange::{Collective, threads::ThreadCollective};
@@ -141,7 +141,7 @@ impl ThreadCollective {
     /// assert_eq!(first.all_reduce_sum(&mut [1.0]), Err(ThreadCollective::LEFT));
     /// ```
     pub const LEFT: CollectiveError = CollectiveError { code: 1 };
-    /// Workers made different calls, or used other lengths than announced.
+    /// The error of a call in which workers made different calls, or used other lengths than announced.
     ///
     /// ```
     /// use lgreco_train::exchange::{Collective, threads::{self, ThreadCollective}};
@@ -153,7 +153,7 @@ impl ThreadCollective {
     /// ```
     pub const MISMATCH: CollectiveError = CollectiveError { code: 2 };
 
-    /// The places of a group of `world_size` workers, by rank.
+    /// Creates a group of `world_size` workers. Returns one `ThreadCollective` per worker, by rank.
     ///
     /// ```
     /// use lgreco_train::exchange::{Collective, threads::ThreadCollective};
@@ -173,7 +173,7 @@ impl ThreadCollective {
         (0..world_size as usize).map(|rank| ThreadCollective { rank, turn: 0, group: group.clone() }).collect()
     }
 
-    /// Waits until all workers of the group have called it.
+    /// Waits until all workers of the group have called this function.
     fn meet(&self) -> Result<(), CollectiveError> {
         let mut meeting = self.group.meeting.lock().unwrap_or_else(PoisonError::into_inner);
         if meeting.left {
@@ -239,7 +239,7 @@ impl ThreadCollective {
         slot.bytes.extend_from_slice(bytes);
     }
 
-    /// Waits until all have written, and calls `read` if they made the same call.
+    /// Waits until all workers have written to their slots, and calls `read` if all made the same call.
     fn see(
         &mut self,
         call: Call,

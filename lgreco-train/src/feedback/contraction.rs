@@ -16,8 +16,9 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², or its expectation under stochastic rounding; 0 for a gradient of
 /// zeros. Below 1, `setting` is a contraction on this gradient.
 ///
-/// It is never above 1 for TopK (also in few bits), for CLT-k's leader and hard thresholds (with values in f32), and for PowerSGD.
-/// For QSGD with few bits and wide buckets, it can be far above 1: a step of the grid must not be much wider than a typical value.
+/// It is never above 1 for TopK (also in few bits), for CLT-k's leader and hard thresholds (with values in f32), and
+/// for PowerSGD. For QSGD with few bits and wide buckets, it can be far above 1, because a step of the grid can be much
+/// wider than a typical value.
 ///
 /// # Errors
 /// [`CoreError::NonFinite`](crate::CoreError::NonFinite), [`CoreError::Parameter`](crate::CoreError::Parameter),

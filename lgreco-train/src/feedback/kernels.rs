@@ -17,7 +17,7 @@ pub(super) enum Update {
     Scale { factor: f32 },
 }
 
-/// At most a block of `values` from `start` on; empty behind the end of `values`.
+/// At most a block of `values` from `start` on; empty if `start` is after the end of `values`.
 #[inline(always)]
 fn part<T>(values: &[T], start: usize) -> &[T] {
     &values[start.min(values.len())..values.len().min(start + GROUP)]
@@ -59,8 +59,8 @@ pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u3
     largest
 }
 
-/// Computes the memory after an update. With `store`, writes it. Otherwise only returns the bits of its largest
-/// magnitude.
+/// Computes the memory after an update. With `store`, writes the new memory. Without `store`, only returns the bits of
+/// its largest magnitude.
 pub(super) struct Commit<'a, T> {
     pub(super) update: Update,
     pub(super) storage: Storage,

@@ -99,15 +99,15 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the residual to `values`, row-major, to inspect it or to give it to another worker.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `values` does not have one place per element.
+    /// [`CoreError::Length`] when `values` does not have one f32 per element.
     pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
         self.offer_values::<f32>(&[], values);
         Ok(())
     }
 
-    /// Replaces the residual by `values`, rounded with the random bits of `stream` if the format requires it. The values may
-    /// include residuals of workers that have left.
+    /// Replaces the residual by `values`, rounded with the random bits of `stream` if the format requires it. The
+    /// values may be sums that include residuals of workers that have left.
     ///
     /// # Errors
     /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.
@@ -317,7 +317,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         stream: Stream,
     ) -> Result<(), Error> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
-        // The memory has a seed of its own, because the same random bits must not round both payload and memory.
+        // The memory uses another seed than the payload, because the same random bits must not round both.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let mut pass = |store| {
             let words = self.words.as_mut();

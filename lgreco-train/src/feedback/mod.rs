@@ -19,9 +19,9 @@
 //! * Mass balance (`a` = 1, [`Storage::F32`]): per element, the sum of all `ĝ` plus the residual is the sum of all `g`, up to
 //!   `2^-24 · Σ (|p| + |p − ĝ|)` over the steps. This difference is the rounding of one addition and one subtraction per step. With
 //!   TopK and values in f32, the residual has unsent elements bit for bit, and zeros for sent elements.
-//! * For any `a`, the mean of the decoded payloads tends to the mean gradient as long as the residual stays bounded: `a Σ (g − ĝ)`,
-//!   summed over all steps, is the change of the residual. A reset loses the residual's gradient mass. With `a` < 1, a sent
-//!   coordinate is *not* cleared: it keeps `(1 − a) m`.
+//! * For any `a`, the mean of the decoded payloads tends to the mean gradient as long as the residual stays bounded:
+//!   `a Σ (g − ĝ)`, summed over all steps, is the change of the residual. A reset discards the residual's gradient
+//!   mass. With `a` < 1, a sent coordinate is *not* cleared: it keeps `(1 − a) m`.
 //! * The residual stays bounded if the compressor is a contraction. [`contraction`] and [`require_contraction`] check that.
 //! * After any error, the memory is unchanged: for instance after non-finite gradients, overflow, or short buffers.
 //! * No call except [`Memory::owned`] allocates.

@@ -81,7 +81,7 @@ fn exponent(largest: u32) -> u32 {
     ((largest + 0x01_ffff) >> 23).max(7) - 6
 }
 
-/// Reads at most a block of the `n` elements, from `start` on. The rest of the block becomes 0.
+/// Reads at most a block of the `n` elements, from `start` on. The remaining values of the block become 0.
 #[inline(always)]
 pub(super) fn load(storage: Storage, words: &[u64], n: usize, start: usize, block: &mut Block) {
     let end = n.min(start + GROUP);

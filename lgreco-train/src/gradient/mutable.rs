@@ -70,7 +70,7 @@ impl ValuesMut<'_> {
         Err(Error::Core(CoreError::ElementOverflow { index, value: values[index] }))
     }
 
-    /// The same values, for a shorter time.
+    /// The same values, borrowed for a shorter time.
     pub(crate) fn reborrow(&mut self) -> ValuesMut<'_> {
         match self {
             ValuesMut::F32(v) => ValuesMut::F32(v),

@@ -24,7 +24,7 @@ pub(super) struct Fragment {
 }
 
 impl Fragment {
-    /// A fragment whose parameters [`begin`](Fragment::begin) provides.
+    /// Creates a fragment with parameters of zero. [`begin`](Fragment::begin) sets the parameters.
     pub(super) fn new(
         layers: Range<usize>,
         config: Config,
@@ -124,7 +124,7 @@ fn parts(mut values: &mut [f32], lens: impl Iterator<Item = usize>) -> impl Iter
     lens.map(move |len| values.split_off_mut(..len).unwrap_or_default())
 }
 
-/// The layer of an element of the joined layer, and the element's index in that layer.
+/// Finds the layer that has element `index` of the joined layer, and the element's index in that layer.
 fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     let mut first = 0;
     for (layer, len) in lens.enumerate() {
@@ -136,8 +136,8 @@ fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     (0, index)
 }
 
-/// The configuration for a controller of the layers `part`. `settings` has the range of this part in a fixed policy's
-/// settings, and the number of all its settings.
+/// The configuration for a controller of the layers `part`. `settings` is about a fixed policy: the range of this part
+/// in its settings, and the number of all its settings.
 pub(super) fn config_of(
     config: &Config,
     lens: &[usize],

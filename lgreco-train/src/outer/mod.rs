@@ -157,14 +157,14 @@ pub struct OuterStep {
 }
 
 impl OuterStep {
-    /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks. Before, all ranks compare
-    /// their options and layers.
+    /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks. Before the
+    /// broadcast, all ranks compare their options and layers.
     ///
-    /// `config` configures the fragments' controllers, whose steps are the outer steps. There are few outer steps. So the steps
-    /// before the first plan are compressed, too, under the default settings
-    /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all layers
-    /// or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments together. Each fragment gets a
-    /// share in proportion to its elements.
+    /// `config` configures the fragments' controllers, whose steps are the outer steps. Because there are few outer
+    /// steps, those before the first plan are compressed, too, under the default settings
+    /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for
+    /// all layers or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments
+    /// together. Each fragment gets a share in proportion to its elements.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
@@ -175,7 +175,7 @@ impl OuterStep {
     /// between ranks, or with the layers if they differ. [`Error::NoMessage`]. The errors of [`Controller::new`] and of the network.
     ///
     /// # Complexity
-    /// Three f32 per parameter, besides the controller's residuals.
+    /// Memory for three f32 per parameter, and for the controller's residuals.
     pub fn new<C: Collective + ?Sized>(
         outer: Outer,
         mut config: Config,
@@ -184,7 +184,7 @@ impl OuterStep {
         collective: &mut C,
     ) -> Result<Self, Error> {
         let world = collective.world_size();
-        // By default, the metric counts the workers of the group.
+        // By default, the metric uses the number of workers in the group.
         config.search.workers = config.search.workers.or(NonZero::new(world));
         let made = Place::of(collective).and_then(|place| make(&outer, &config, &tensors, parameters, place));
         let options = || outer.fields().into_iter().chain(fields(&config, &tensors, world)).collect();

@@ -46,10 +46,11 @@ impl OuterStep {
     /// step. Inner steps may have changed the model since then. So a rank that resumes its own state restores its model
     /// separately, after this call.
     ///
-    /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it, and every
-    /// rank loads. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load). A rank that stays
-    /// gives its own state as both. To keep the residuals of a rank that has left, it also gives that rank's state in `residuals`.
-    /// A rank that joins gives any rank's state and no residuals.
+    /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it,
+    /// and every rank loads. `state` and `residuals` are as in
+    /// [`Controller::load`](crate::controller::Controller::load). A rank that stays passes its own state both as
+    /// `state` and in `residuals`. To keep the residuals of a rank that has left, a rank that stays also passes that
+    /// rank's state in `residuals`. A rank that joins passes any rank's state and no residuals.
     ///
     /// All ranks load states of the same step of the same run. If not, the next outer step fails on every rank with
     /// [`Error::PeerOption`].

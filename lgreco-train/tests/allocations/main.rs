@@ -184,7 +184,7 @@ fn no_memory_for_a_bucket_is_told_to_all() {
     assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{results:?}");
 }
 
-/// A group that may allocate, whatever is refused to the controller. What it allocates is not counted.
+/// A group whose allocations are neither refused nor counted.
 #[cfg(feature = "std")] // for ranks on threads
 struct Unlimited<'a>(&'a mut threads::ThreadCollective);
 
@@ -269,7 +269,7 @@ fn no_memory_for_a_step_of_two_levels_is_told_to_all() {
     }
 }
 
-/// There is too little memory for the messages of 65536 workers.
+/// Creating a controller fails if there is too little memory for the messages of 65536 workers.
 #[test]
 fn no_memory_for_a_controller_is_an_error() {
     struct Many;
@@ -315,7 +315,7 @@ fn steps_between_decisions_allocate_nothing() {
     }
 }
 
-/// Only without `gemm`, because its matrix products allocate.
+/// This test runs only without the feature `gemm`, whose matrix products allocate.
 #[cfg(not(feature = "gemm"))]
 #[test]
 fn nor_do_those_of_powersgd() {

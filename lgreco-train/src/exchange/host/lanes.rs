@@ -1,8 +1,10 @@
-//! Computes runs of a bucket's layers at the same time, in rayon's current thread pool (feature `rayon`).
+//! Computes several runs of consecutive layers of a bucket at the same time, in rayon's current thread pool (feature
+//! `rayon`).
 //!
-//! A lane is a run of layers with scratch memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so memory
-//! is the same on any number of cores. There is only one lane in small buckets, in buckets with messages of variable length, and
-//! without the feature. Each layer's results are the same as on one core. The error is that of the first layer that fails.
+//! A lane is a run of consecutive layers with separate scratch memory. The lanes of a [`Layout`] depend only on the
+//! bucket's layers, not on the number of cores. So the memory is the same on any number of cores. There is only one
+//! lane in small buckets, in buckets with messages of variable length, and without the feature. Each layer's results
+//! are the same as on one core. If several layers fail, the first layer's error is returned.
 
 use crate::Error;
 use crate::exchange::layer::Layer;

@@ -19,7 +19,7 @@ fn take<'a>(positions: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     part
 }
 
-/// On the leader, writes the positions. On the others, checks that values are finite.
+/// On the leader, writes the positions. On the other ranks, checks that values are finite.
 pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut positions = &mut *room.positions;
     for layer in layers {
@@ -65,7 +65,7 @@ pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<
     Ok(())
 }
 
-/// Writes the means: at the positions, the sums divided by the number of workers; elsewhere zeros.
+/// Writes the means: the sums divided by the number of workers at the leader's positions, and zeros elsewhere.
 pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);

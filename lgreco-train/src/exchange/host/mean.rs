@@ -5,7 +5,8 @@ use crate::{CoreError, Error};
 use lgreco::compress::payload::STRETCH;
 use lgreco::compress::spread::spread_parts;
 
-/// A divisor, or the inverse of a power of two. Multiplying by this inverse gives the same bits and is faster.
+/// A divisor. For a power of two, it is stored as its inverse: multiplying by the inverse gives the same bits and is
+/// faster.
 #[derive(Clone, Copy)]
 struct Divisor {
     number: f32,
@@ -87,7 +88,7 @@ pub(super) fn narrow(values: &[f32], at: usize, mean: &mut ValuesMut<'_>) -> Res
     mean.part(at..at + values.len()).narrow(values).map_err(|error| in_tensor(error, at))
 }
 
-/// Makes the element index in an error count from the beginning of the tensor, instead of from `start`.
+/// Adds `start` to the element index in an error, so that the index counts from the beginning of the tensor.
 pub(super) fn in_tensor(error: Error, start: usize) -> Error {
     match error {
         Error::Core(CoreError::ElementOverflow { index, value }) => {

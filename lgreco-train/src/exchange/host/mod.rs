@@ -28,14 +28,15 @@ use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
 pub(crate) use sums::scale_part;
 
-/// A bucket in host memory: a [`Space`] that computes at once. [`Flight`](super::Flight) has an example.
+/// A bucket in host memory: a [`Space`] that computes immediately. [`Flight`](super::Flight) has an example.
 #[derive(Debug)]
 pub struct Host<'a, 'l> {
     /// The layers, in the same order on all ranks.
     pub layers: &'a mut [Layer<'l>],
     /// At least [`workspace_len`](super::workspace_len) words, with any content.
     pub workspace: &'a mut [u64],
-    /// Scratch memory of a single call. Each call may get another one. With `None`, the end of the workspace is used.
+    /// Scratch memory. Its content is used only within one call, so each call may get different memory. With `None`,
+    /// the end of the workspace is used.
     pub scratch: Option<&'a mut [u64]>,
 }
 

@@ -33,8 +33,8 @@ fn payloads_len(layers: &[Layer<'_>], route: Route) -> Result<usize, Error> {
     gathered.map(|spec| Ok(spec.setting.payload_len(spec.shape, spec.dtype)?)).sum()
 }
 
-/// Encodes this rank's payloads into its message, and records the length of the message. A message of fixed length is encoded
-/// directly in its place among the messages of all ranks.
+/// Encodes this rank's payloads into its message, and records the length of the message. A message of fixed length is
+/// encoded directly into its position in the buffer for all ranks' messages.
 pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let message = match layout.varies {
@@ -66,8 +66,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
     Ok(())
 }
 
-/// Puts this rank's message in its place among the messages of all ranks, with its status record. After a failure, only the status
-/// record is valid.
+/// Writes this rank's status record to its message, and the message to its position in the buffer for all ranks'
+/// messages. After a failure, only the status record is valid.
 pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     let (layout, rank) = (&program.layout, program.moment.rank as usize);
     let each = &mut *room.ranks.lens;
@@ -94,8 +94,8 @@ impl Parts for Unread {
     }
 }
 
-/// Writes the means of all ranks' payloads. These are means of whole layers, also with shards, so that all ranks have
-/// the same errors. Outside methods can only decode whole tensors.
+/// Writes the means of all ranks' payloads. With shards, these are also means of whole layers. So all ranks find the
+/// same errors. Besides, outside methods can decode only whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;

@@ -1,4 +1,5 @@
-//! Payloads in pieces, for scatter-reduce, which compresses a second time, and for shards.
+//! Payloads in pieces. Scatter-reduce uses them, and compresses the means of pieces again. Shards use them without a
+//! second compression.
 
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
@@ -112,7 +113,7 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
     Ok(())
 }
 
-/// The status records in the received messages, with this rank's own one in its place.
+/// The status records of all ranks: this rank's own record, and the other ranks' records from the received messages.
 pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
     let received = messages(&room.ranks.spare[..moment.world_size as usize], room.arrived);
     (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })
@@ -201,7 +202,7 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     })
 }
 
-/// Puts the means of this rank's pieces in their place among the means of all ranks.
+/// Copies the compressed means of this rank's pieces to their position in the buffer for all ranks' means.
 pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
     let mut at = 0;

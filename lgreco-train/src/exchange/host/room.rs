@@ -20,7 +20,7 @@ pub(super) struct Ranks<'a> {
 }
 
 impl Layout {
-    /// Length of `values` values with the ranks' status records behind them; 0 if there are no values.
+    /// Length of `values` values followed by the ranks' status records; 0 if there are no values.
     fn with_slips(&self, values: usize) -> usize {
         if values == 0 { 0 } else { values + SLIP_ROOM * self.world }
     }
@@ -109,7 +109,7 @@ fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut
 }
 
 impl<'a> Scratch<'a> {
-    /// Divides scratch memory into its parts. The compressors get the rest.
+    /// Divides scratch memory into its parts. The compressors get the remaining words.
     pub(super) fn new(layout: &Layout, mut words: &'a mut [u64]) -> Result<Self, Error> {
         expect_room("scratch words", layout.averaging_words(), words.len())?;
         Ok(Scratch {

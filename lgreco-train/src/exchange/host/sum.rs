@@ -68,7 +68,7 @@ impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
         read_from(rank, (self.payload_of)(rank), self.setting, self.shape, read)
     }
 
-    /// Finds the place in a rank's payload at which the chunk from element `start` begins.
+    /// Finds the position in a rank's payload at which the chunk from element `start` begins.
     fn find(&self, rank: u32, start: usize, place: &mut [u64; 2], spare: &mut [f32]) -> Result<(), Error> {
         self.read(rank, |payload| {
             *place = [0; 2];
@@ -134,7 +134,8 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
     }
 }
 
-/// Largest number of ranks for which chunks are divided between cores. Further cores keep a read position per rank on the stack.
+/// Largest number of ranks for which chunks are divided between cores. All cores except the first keep a read position
+/// per rank on the stack.
 const RANKS: usize = 64;
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     fn elements(&self) -> usize {
@@ -153,7 +154,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
         Ok((first, Stretches { world, payload_of, setting, shape, start: start + at, mean: other, places, wide }))
     }
 
-    #[inline(never)] // because of its arrays
+    #[inline(never)] // so that callers do not reserve stack for its arrays
     fn start(self) -> Result<(), Error> {
         if !self.places.is_empty() {
             return dispatch(self);

@@ -62,7 +62,8 @@ pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     }
 }
 
-/// Subtracts the sent shares from values, which leaves their rounding errors.
+/// Replaces values by the rounding errors of their shares: subtracts the sent `shares`, divided by `share`. Without
+/// rounding, these errors are zeros.
 pub(super) fn keep_rest(values: &mut [f32], shares: &[f32], share: f32, dtype: Dtype) {
     if dtype == Dtype::Bf16 {
         let back = 1.0 / share;
@@ -90,8 +91,8 @@ impl Wire {
         if self.dtype == Dtype::Bf16 { SLIP_ROOM * self.world } else { self.world }
     }
 
-    /// Moves values to place `to` of the memory, in the type in which they are summed, and writes this rank's status record after
-    /// them. `to` must not be after the beginning of the values.
+    /// Moves values to index `to` of the memory, in the type in which they are summed, and writes this rank's status
+    /// record after them. `to` must not be after the beginning of the values.
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
         if self.dtype == Dtype::Bf16 {
@@ -106,7 +107,7 @@ impl Wire {
         }
     }
 
-    /// The received status records, from place `at` of the memory on.
+    /// The received status records, from index `at` of the memory on.
     pub(super) fn slips<'a>(self, memory: &'a [f32], at: usize) -> impl Iterator<Item = Slip> + Clone + 'a {
         let dtype = self.dtype;
         (0..self.world).map(move |rank| match dtype {
@@ -115,7 +116,7 @@ impl Wire {
         })
     }
 
-    /// The received values at these places, as f32.
+    /// The received values at these indices, as f32.
     pub(super) fn take<'a>(&self, memory: &'a mut [f32], places: Range<usize>) -> &'a mut [f32] {
         if self.dtype != Dtype::Bf16 {
             return &mut memory[places];

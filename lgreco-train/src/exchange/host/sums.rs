@@ -1,4 +1,4 @@
-//! Dense layers and PowerSGD, which collectives sum.
+//! Dense layers and PowerSGD: collectives sum their values and factors.
 
 use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average, average_shares, to_shares};
@@ -30,7 +30,7 @@ fn is_summed(layer: &Layer<'_>) -> bool {
     layer.spec.setting == Setting::Dense && layer.spec.shards.is_empty()
 }
 
-/// Lengths of a layer's parts in the two buffers, sums and factors. With shards, dense layers have another buffer.
+/// Lengths of a layer's parts in the two buffers, sums and factors. With shards, dense layers use another buffer.
 pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) {
     let (shape, rank) = (layer.spec.shape, layer.rank());
     match layer.spec.setting {
@@ -43,8 +43,8 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
     }
 }
 
-/// Writes the gradient's values from element `from` on to `values`, multiplied by `times` in f32 and rounded to their type. Returns
-/// whether the products were finite before they were rounded.
+/// Writes the gradient's values from element `from` on to `values`, multiplied by `times` in f32 and rounded to the
+/// type of `values`. Returns whether the products were finite before they were rounded.
 pub(crate) fn scale_part<U: Element>(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [U]) -> bool {
     #[inline(always)]
     fn run<T: Element, U: Element>((from, to): (&[T], &mut [U]), times: f32) -> bool {
