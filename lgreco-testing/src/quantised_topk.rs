@@ -141,8 +141,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if (0..means.len() / 4).any(|bin| !mean(bin).is_finite() || mean(bin).is_sign_negative()) {
         return None;
     }
-    // Positions are read by the core's `for_each_position`. The checks of TopK's payloads compare it with a reader of
-    // single bits.
+    // The core reads the positions. The checks of TopK's payloads cover this.
     let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {

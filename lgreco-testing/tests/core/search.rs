@@ -46,7 +46,8 @@ fn labels_settings_and_sizes_belong_together() {
             other => assert_eq!(other.to_string(), label),
         }
     }
-    // At rank 16, a 64 x 40 tensor takes 26 numbers per row of 40. So no candidate is as large as the tensor.
+    // At rank 16, PowerSGD sends 26 numbers per row of a 64 x 40 tensor, which is less than 40. So no candidate is as
+    // large as the tensor.
     assert_eq!((methods[0], methods[1], methods[3]), (0, 8, 13));
     assert!(methods[2] > 90);
 }
@@ -204,7 +205,7 @@ fn expectations() -> Vec<(Search, Expected)> {
                 labels: &["powersgd 3", "powersgd 4", "powersgd 5"],
                 default: 1,
                 settings: [3, 4, 5].map(low_rank).to_vec(),
-                // Each rank takes a row of 40 and a row of 64 numbers.
+                // Each rank takes 40 + 64 numbers.
                 sizes: &[16 + 3 * 416, 16 + 4 * 416, 16 + 5 * 416],
             },
         ),
@@ -247,7 +248,7 @@ fn tables_offers_and_jobs_are_those_written_down() {
     }
 }
 
-/// The expected squared errors count down over both layers.
+/// Compares a measurement with the expected one. The expected squared errors count down over both layers.
 fn check_measured(measured: &Measured, expected: &Expected) {
     let options = expected.labels.len();
     assert_eq!((&measured.layers[..], &measured.uncompressed[..]), (&[0, 2][..], &[1][..]));

@@ -28,7 +28,7 @@ fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {
     Case { layers, gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 3 }
 }
 
-/// The same case, but sums travel as bf16.
+/// The same case, but values are summed on the network as bf16.
 fn halved(case: &Case) -> Case {
     Case { reduce_dtype: Dtype::Bf16, ..case.clone() }
 }
@@ -268,7 +268,7 @@ fn the_error_of_the_mean_falls_with_the_number_of_workers() {
             let world = world as f64;
             let one = expected[0] / world;
             match route {
-                // The error of all parts but the owner's, and the error of the second compression.
+                // The sum of two errors: that of all pieces except the owner's, and that of the second compression.
                 Route::ScatterReduce => {
                     let two = one * (world - 1.0) / world + expected[0];
                     assert!(squared > 0.6 * two && squared < 1.2 * two, "{world}: {squared} {two}");
@@ -401,7 +401,7 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
 }
 
 /// Each uncompressed layer of 2^16 elements or more has its own collective, in its own memory. Failures are reported
-/// before that.
+/// before these collectives.
 #[test]
 fn large_dense_layers_are_summed_in_their_place() {
     let large = (Setting::Dense, shape(300, 256));
@@ -412,7 +412,7 @@ fn large_dense_layers_are_summed_in_their_place() {
             check_failure(&case);
         }
     }
-    // With three workers, the shares that are summed are quarters.
+    // With three workers, each gradient is multiplied by 1/4 before the sum.
     let case = case(&[large], 3, Route::AllGather);
     let outcomes: Vec<Outcome> = case.run().into_iter().map(Result::unwrap).collect();
     let exact = |i: usize| case.gradients.iter().map(|worker| worker[0][i] as f64).sum::<f64>() / 3.0;

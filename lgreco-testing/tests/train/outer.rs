@@ -29,7 +29,7 @@ fn settings(keep: u32) -> Vec<Setting> {
     vec![Setting::TopK(TopK { keep, values: Dtype::F32 }); SHAPES.len()]
 }
 
-/// Without settings, all layers are uncompressed. With them, they are compressed from the first step on.
+/// Without settings, all layers are uncompressed. With settings, they are compressed from the first step on.
 fn config(settings: Option<Vec<Setting>>) -> Config {
     let mut config = Config::new(Search::new(Method::TopK));
     config.policy = settings.map_or(Policy::Uncompressed, Policy::Fixed);
@@ -360,7 +360,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(rank.outer.steps(), 1);
 }
 
-/// What each of two ranks gets from `new` if rank 1 has other arguments.
+/// The result of [`OuterStep::new`] on each of two ranks, if rank 1 has other arguments.
 fn made(
     change: impl Fn(&mut Outer, &mut Config, &mut Vec<Tensor>, &mut Vec<Vec<f32>>) + Sync,
 ) -> Vec<Result<(), Error>> {

@@ -37,14 +37,15 @@ fn noise(n: usize, step: u32) -> Vec<f32> {
 fn payload_bytes_are_fixed() {
     let header = |k, rows| [b'L', 1, 4, 0, k, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     assert_eq!(encoded(2, &[0.0, -0.0, 0.0], &[1.0; 3]), [&header(0, 3)[..], &[0, 0, 0, 0]].concat());
-    // The bins' largest magnitudes are 2, 4 and 3, so s = 3. Elements of equal sign and magnitude are all sent.
+    // The bins' largest magnitudes are 2, 4 and 3, so the magnitude that is sent is their mean, 3. Elements of equal
+    // sign and magnitude are all sent.
     let bytes = encoded(2, &[-2.0, 0.5, 4.0, 4.0, -3.0], &[0.0; 5]);
     assert_eq!(bytes, [&header(4, 5)[..], &[0, 0, 0x40, 0x40, 0b11101, 0b1001]].concat());
     let all = encoded(1, &[1.0, -1.0], &[0.0; 2]);
     assert_eq!(all, [&header(2, 2)[..], &[0, 0, 0x80, 0x3f, 0b10]].concat());
 }
 
-/// In a bin of zeros, the largest magnitude is 0, and |H| of every element reaches it. Nothing is sent nevertheless.
+/// In a bin of zeros, the largest magnitude is 0, and |p + w| of every element reaches it. Still, nothing is sent.
 #[test]
 fn bins_of_zeros_send_nothing() {
     assert_eq!(count(4, &[0.0; 100], &[0.0; 100]), 0);
@@ -55,13 +56,14 @@ fn bins_of_zeros_send_nothing() {
     assert_eq!(expected(4, &values, &[0.0; 100])[50], 0.04);
 }
 
-/// If this step's gradient has the opposite sign of G, even the largest element of a bin may not be sent.
+/// If the fresh gradient has the opposite sign of the compensated one, even the largest element of a bin may not be
+/// sent.
 #[test]
 fn a_bin_may_send_nothing() {
     assert_eq!(count(3, &[2.0, 1.0, 0.5], &[-0.5, 0.0, 0.0]), 0);
 }
 
-/// An element with G = 0 has no sign, so it is not sent, even if |H| reaches the threshold.
+/// An element whose compensated value p is 0 has no sign. It is not sent, even if |p + w| reaches the threshold.
 #[test]
 fn zeros_are_never_sent() {
     assert_eq!(count(3, &[0.0, 1.0, -0.0], &[1.5, 0.0, -1.5]), 1);
@@ -76,7 +78,7 @@ fn the_magnitude_may_exceed_what_it_stands_for() {
     assert_eq!(decoded, [50.5, 0.0, 50.5, 50.5]);
 }
 
-/// Covers maxima near the end of f32, values of H beyond it, and means that underflow.
+/// Covers largest magnitudes near the end of f32, sums p + w beyond it, and means that underflow.
 #[test]
 fn extremes() {
     let large = [f32::MAX, -f32::MAX, 1e38, 0.0];
@@ -131,7 +133,7 @@ fn parameters_and_lengths_are_checked() {
     ));
     let measured = Setting::AdaComp(AdaComp { bin: 0 }).measure(&vector(&values), Stream::default(), &mut []);
     assert!(matches!(measured, Err(Error::Parameter { .. })));
-    // A row has two places per setting: its error and its length.
+    // A row has two numbers per setting: its error and its length.
     let row = [Setting::AdaComp(AdaComp { bin: 2 })];
     let measure = |places: usize| {
         Candidates::Each(&row).measure(&vector(&values), Stream::default(), &mut [], &mut vec![0.0; places])

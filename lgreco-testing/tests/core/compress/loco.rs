@@ -33,7 +33,7 @@ fn payload_bytes_are_fixed() {
     assert_eq!(bytes, [&header[..], &scales, &[0x38, 0x72, 0x08]].concat());
 }
 
-/// At any f32 magnitude, the largest value is one step off, and the smallest value is exact.
+/// At any f32 magnitude `M`, the value `M` decodes to `7/8 M`, which is one step too small. The value `−M` is exact.
 #[test]
 fn the_ends_of_the_range() {
     for largest in [1.0f32, 3.0, 1e-30, 0.1, 3.3e38, f32::MAX, f32::MIN_POSITIVE, 1e-40] {

@@ -19,7 +19,7 @@ fn shape(rows: usize, cols: usize) -> Shape {
 }
 
 /// Gradients with flat and steep spectra, of exactly and nearly low rank, constant ones, and some near the ends of f32.
-/// Each has the range of its possible ranks in f32, because small singular values may be lost in rounding.
+/// Each comes with the range of ranks that it may have in f32, because rounding may hide small singular values.
 fn specimens() -> Vec<(Shape, Vec<f32>, RangeInclusive<usize>)> {
     let mut specimens = Vec::new();
     for (rows, cols) in [(1, 1), (1, 9), (9, 1), (7, 5), (40, 33), (64, 27), (33, 130), (70, 270)] {
@@ -66,7 +66,8 @@ fn rows_of_tall_and_wide_gradients_are_the_errors_of_real_encodes() {
     }
 }
 
-/// Encode and measure refuse a gradient if its payload could not be decoded. Otherwise its row is finite.
+/// Encode and measure refuse a gradient if its payload could not be decoded. They accept all other gradients, and the
+/// measured row is finite.
 #[test]
 fn the_end_of_the_range_is_the_same_for_encode_measure_and_decode() {
     let (mut refused, mut taken) = (0, 0);
@@ -170,7 +171,7 @@ fn zero_and_dependent_columns_become_zero() {
 
 #[test]
 fn ill_conditioned_columns_become_orthonormal() {
-    // Neighbouring columns differ by 1e-3 of their norm.
+    // Any two columns differ by about 1e-3 of their norm.
     let common = uniform(200, 1);
     let columns: Vec<Vec<f32>> =
         (0..40).map(|c| common.iter().zip(uniform(200, 100 + c)).map(|(x, y)| x + 1e-3 * y).collect()).collect();

@@ -6,8 +6,8 @@ use lgreco::{Error, plan::exact::Limits};
 use lgreco_testing::oracle::exhaustive_among;
 use proptest::prelude::*;
 
-/// A small table with groups and fixed options, which plans may or may not be able to satisfy. Options have one of
-/// four labels, sometimes repeated.
+/// A small table with groups and fixed options. There may be no plan that satisfies them. Options have one of four
+/// labels, sometimes repeated.
 #[derive(Clone, Debug)]
 struct Case {
     layers: Vec<Vec<(char, u64, f64)>>,
@@ -36,14 +36,15 @@ impl Case {
         constraints
     }
 
-    /// Whether a plan keeps the constraints of `NamedTable::merged`. Groups are not merged here.
+    /// Whether a plan keeps the constraints. `NamedTable::merged` merges groups, but this function compares their
+    /// layers one by one.
     fn allows(&self, plan: &[u32]) -> bool {
         let label = |layer: usize| {
             let options = &self.layers[layer][..=plan[layer] as usize];
             let label = options[plan[layer] as usize].0;
             (label, options.iter().filter(|option| option.0 == label).count())
         };
-        // If several options are fixed for a layer, the last one counts.
+        // If several options are fixed for a layer, the last one applies.
         let fixed = |layer| self.fixed.iter().rev().find(|fixed| fixed.0 == layer);
         self.groups.iter().all(|group| group.iter().all(|&layer| label(layer) == label(group[0])))
             && (0..plan.len()).all(|layer| fixed(layer).is_none_or(|&(_, option)| plan[layer] == option))
@@ -242,8 +243,8 @@ fn budgets_include_fixed_layers() {
     assert_eq!(failed, Error::SizeInfeasible { limit: 79, smallest: 80, error: 4.0 });
 }
 
-/// The errors of options 0 of the group sum to exactly 1 + ulp/4, those of options 1 to 1 + ulp/2. Rounding makes
-/// these sums equal, without and with the third layer.
+/// In exact arithmetic, the group's errors sum to 1 + ulp/4 for option 0, and to 1 + ulp/2 for option 1. Rounding makes
+/// these sums equal, both without and with the third layer.
 #[test]
 fn the_most_exact_plan_is_found_where_rounding_hides_it() {
     let ulp = f64::EPSILON;
@@ -270,7 +271,8 @@ fn sums_beyond_the_largest_number_are_in_no_plan() {
     assert_eq!((plan.options(), plan.summary().size), (&[1, 1][..], 18));
 }
 
-/// All layers are one group. A copy of all members' options for each member would take minutes.
+/// All layers are one group. If the planner copied the options of all members for each member, this test would take
+/// minutes.
 #[test]
 fn a_group_may_be_as_large_as_the_model() {
     let layers = 100_000;

@@ -262,7 +262,7 @@ fn never_larger_than_the_plan_of_algorithm_1() {
     assert!(unproved > 5, "{unproved}");
 }
 
-/// Uses as many states as the solver can search in about two milliseconds.
+/// Uses a number of states that the solver can search in about two milliseconds.
 #[test]
 fn few_states_certify_one_part_in_ten_thousand_on_errors_of_many_magnitudes() {
     let mut branched = 0;

@@ -85,7 +85,7 @@ proptest! {
         for (most, states) in [(1000, 0), (most, 0), (most, 3)] {
             let rough = merged.frontier(most, Limits { states }).unwrap();
             prop_assert!(!rough.complete || rough.proven && points(&rough) == all);
-            // A proof of all computed plans shows that there are more points, even if plans were left out.
+            // A frontier may be proven but incomplete only if there are more points than were asked for.
             prop_assert!(rough.complete || !rough.proven || all.len() > most);
         }
     }
@@ -104,13 +104,14 @@ fn points_of_a_large_table_are_verified_and_say_whether_they_are_proved() {
     }
     let found = points(&frontier);
     assert!(found.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{found:?}");
-    // Without states, hard points are not proven, and do not claim to be.
+    // Without states, the solver does not prove hard points, and does not report them as proven.
     let rough = merged.frontier(9, Limits { states: 0 }).unwrap();
     let proven = |frontier: &Frontier| frontier.points.iter().filter(|point| point.proven()).count();
     assert!(proven(&rough) < rough.points.len() && proven(&rough) <= proven(&frontier));
 }
 
-/// A plan without a proof may be left out, because another plan beats it. All points are then proved, and some may be missing.
+/// A plan without a proof may be left out, because another plan beats it. Then all points are proved, but some may be
+/// missing. So the frontier must not be reported as proven.
 #[test]
 fn a_plan_without_proof_that_another_one_beats_is_told() {
     let mut found = 0;
@@ -121,7 +122,7 @@ fn a_plan_without_proof_that_another_one_beats_is_told() {
         let frontier = merged.frontier(40, Limits { states: 4 }).unwrap();
         let are_proven = frontier.points.iter().all(|point| point.proven());
         assert!(are_proven || !frontier.proven, "seed {seed}");
-        // The limit of 40 points was not reached, so nothing shows that there are more.
+        // The limit of 40 points was not reached, so nothing shows that there are more points.
         found += u32::from(are_proven && !frontier.complete && !frontier.proven && frontier.points.len() < 40);
     }
     assert!(found > 0);

@@ -33,7 +33,8 @@ fn layers(count: usize) -> Instance {
     }
 }
 
-/// Three errors are rounded up to more cells than there are. The reference plan fits the budget nevertheless.
+/// On a grid of two cells, each of three errors is rounded up to one cell, so their sum does not fit. The reference
+/// plan has these errors, and fits the budget in exact arithmetic.
 #[test]
 fn the_reference_plan_is_returned_where_the_grid_loses_it() {
     let mut instance = layers(3);

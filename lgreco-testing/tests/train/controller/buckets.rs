@@ -134,7 +134,7 @@ fn buckets_may_be_on_any_thread() {
     });
 }
 
-/// A bucket has one collective, or two under PowerSGD. There are others only if buckets are new.
+/// A bucket has one collective, or two under PowerSGD. There are additional collectives only if buckets are new.
 #[test]
 fn collectives_in_steady_state() {
     let top = Setting::TopK(TopK { keep: 5, values: Dtype::F32 });
@@ -379,8 +379,8 @@ fn a_rank_without_gradients_tells_all() {
     }
 }
 
-/// One rank closes a bucket after its last collective, without the means. The other rank has them, and learns of the error in the
-/// next step. That bucket may have been new.
+/// One rank closes a bucket after its last collective, without the means. The other rank has the means, and gets the
+/// error in the next step. That bucket may have been new.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {
@@ -426,7 +426,8 @@ fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     }
 }
 
-/// A bucket without elements has no messages. If one rank fails there, the next bucket reports that to all.
+/// A bucket without elements has no messages. If one rank fails in such a bucket, the next bucket reports the failure
+/// to all ranks.
 #[test]
 fn a_failure_in_a_bucket_without_elements_is_told_by_the_next_bucket() {
     const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });

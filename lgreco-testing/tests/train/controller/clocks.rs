@@ -1,4 +1,4 @@
-//! Runs under measured seconds in which a rank's clock jumps, as the clock of the day does when it is set.
+//! Runs under measured seconds in which a rank's clock jumps, as a system's clock does when it is set.
 
 use super::*;
 use lgreco_train::exchange::Request;
@@ -33,7 +33,7 @@ fn step(controller: &mut Controller, worker: &mut ThreadCollective, jump: f64) -
     controller.finish_step().unwrap()
 }
 
-/// Decisions go on, and a state that is saved after the jump can be loaded.
+/// After the jump, decisions continue, and a saved state can be loaded.
 #[test]
 fn a_clock_that_jumps_stops_no_decision() {
     for (jumping, jump) in [(0, -3600.0), (0, 1.7e9), (1, -1e7), (1, 1.7e9), (0, f64::NAN)] {

@@ -1,5 +1,5 @@
-//! Loading a saved state from `tests/golden` restores exactly what the controller had when it was saved. The `.txt`
-//! file beside each state lists this: steps, settings, and residuals as the hex digits of their bits.
+//! Loading a saved state from `tests/golden` restores exactly the steps, settings and residuals that the controller had
+//! when it was saved. The `.txt` file beside each state lists them, with residuals as the hex digits of their bits.
 //!
 //! With `LGRECO_BLESS=1`, the test writes missing states.
 

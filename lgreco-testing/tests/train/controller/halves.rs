@@ -1,4 +1,4 @@
-//! Sums that travel as bf16.
+//! Tests of controllers that sum values on the network as bf16.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn factors_and_uncompressed_layers_take_half_the_bytes() {
                 let (exact, mean) = (exact_mean(2, step, layer), &means[layer]);
                 for i in 0..left.len() {
                     let lost = exact[i] + owed[i] / 2.0 - mean[i] - left[i] / 2.0;
-                    // Only the rounding of sums loses something.
+                    // Gradient mass is lost only by the rounding of sums.
                     assert!(lost.abs() < 0.02, "step {step}, layer {layer}, element {i}: {lost} is lost");
                 }
             }

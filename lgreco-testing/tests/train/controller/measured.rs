@@ -203,7 +203,7 @@ impl World {
         Some(*free)
     }
 
-    /// The time at which a collective ends that all ranks have started. The slowest link determines it.
+    /// The time at which a collective ends if all ranks have started it. The slowest link determines this time.
     fn arrival(&self, worker: &mut ThreadCollective, step: u64, now: f64, free: f64, bytes: f64) -> f64 {
         let random =
             |i: u64| f64::from(Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(i)) / 2f64.powi(32);
@@ -288,7 +288,7 @@ fn at_every_rate(method: Method) {
     }
 }
 
-/// Sizes are picoseconds, so a size limit can be given in seconds.
+/// Under measured seconds, sizes in tables are picoseconds. So a size limit can be given in seconds.
 #[test]
 fn a_limit_of_size_is_seconds() {
     let world = |budget| {
@@ -336,8 +336,8 @@ fn whoever_measures_the_same_is_decided() {
         [(Method::Qsgd, 1e13, false), (Method::TopK, 1.25e7, true), (Method::Hybrid, 1.25e7, true)]
     {
         let mut world = World::new(method, move |_, _| rate);
-        // In the first step of the warm-up, ranks learn which layers share a bucket. The last two steps belong to a
-        // window.
+        // In the first step of the warm-up, ranks learn which layers share a bucket. The last two steps of the warm-up
+        // belong to the window.
         (world.elsewhere, world.config.schedule.warmup) = (true, 8);
         let (_, compressed) = expect_the_best(&world, 8 + 5 + 1);
         assert!(if compresses { compressed >= LAYERS - 1 } else { compressed == 0 }, "{method:?}: {compressed}");

@@ -8,8 +8,8 @@ use lgreco_train::gradient::{Bf16, Element, Values, with_elements};
 use lgreco_train::plan::Solver;
 use lgreco_train::search::OfferedRow;
 
-/// Stands in for a device. It keeps the means of the gradients in the window, in f32 for each layer, and measures them
-/// like the host.
+/// A simulated device. For each layer, it keeps the mean of the gradients in the window in f32, and measures it like
+/// the host.
 struct Device {
     tensors: Vec<Tensor>,
     means: Vec<Vec<f32>>,
@@ -229,7 +229,7 @@ fn nothing_is_decided_of_what_nobody_has_measured() {
     begin(&mut controller, &mut worker, 0.1);
     assert!(controller.decision().is_none(), "it is asked for again");
     finish(&mut controller);
-    // The missing gradients are an error. They do not count as zeros.
+    // Missing gradients are an error. They are not replaced by zeros.
     let result = controller.planning().take_task().unwrap().run(&mut Portable);
     assert!(matches!(result.decision(), Err(Error::StepOrder { .. })));
     drop(result);

@@ -22,7 +22,8 @@ fn planned(method: Method) -> (Measured, Plan, PlanFile) {
     (measured, plan, PlanFile::parse(json.as_bytes()).unwrap())
 }
 
-/// In each step, a worker sends as many bytes as the solver has counted. The layers have the measured settings.
+/// In each step, a worker sends exactly the number of bytes that the solver has counted. The layers have the measured
+/// settings.
 #[test]
 fn a_plan_file_is_trained_with() {
     for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {

@@ -6,8 +6,8 @@ use lgreco_train::compress::Setting;
 use lgreco_train::gradient::{Bf16, Element, Values};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A configuration with decisions at steps 4, 9 and 14. Each uses two gradients, but not those of the last two steps
-/// before it.
+/// A configuration with decisions at steps 4, 9 and 14. Each decision uses the gradients of two steps. It does not use
+/// those of the two steps directly before it.
 fn config_with_lead(method: Method, policy: Policy) -> Config {
     let mut config = config(method, policy);
     config.schedule = Schedule { warmup: 4, period: 5, window: 2, lead: 2 };
@@ -27,7 +27,7 @@ fn step(controller: &mut Controller, worker: &mut ThreadCollective) -> (Report, 
     take_step(controller, worker, 1.0, 1.0).unwrap()
 }
 
-/// A decision does not use the last two gradients before it, wherever its task is run.
+/// A decision does not use the gradients of the two steps before it, no matter which thread runs its task.
 #[test]
 fn decisions_see_the_gradients_before_their_lead() {
     for (method, elsewhere) in [(Method::TopK, false), (Method::TopK, true), (Method::Hybrid, true)] {
@@ -56,7 +56,7 @@ fn decisions_see_the_gradients_before_their_lead() {
     }
 }
 
-/// A requested decision uses the next gradients. The schedule stays the same.
+/// A requested decision uses the gradients of the next steps. The schedule of later decisions stays the same.
 #[test]
 fn replanning_looks_at_the_next_gradients() {
     for lead in [0, 2] {
@@ -112,7 +112,7 @@ fn all_ranks_ask_for_a_decision_or_none() {
     });
 }
 
-/// Tasks may be run elsewhere, dropped or never taken. Results and saved states have the same bits.
+/// Tasks may be run on other threads, dropped or never taken. Results and saved states have the same bits.
 #[test]
 fn who_runs_a_task_changes_nothing() {
     let accordion = Accordion::new(6.0, 2.0);
@@ -168,8 +168,8 @@ fn nobody_waits_for_a_late_plan() {
             let expected = match at {
                 0..6 => vec![Setting::Dense; 3],
                 6..9 => l_greco(Method::TopK, 0, &[0, 1]).1,
-                // The window has steps 5 and 6. Step 5 does not count, because its settings were those before the
-                // late decision.
+                // The window has steps 5 and 6. Step 5 is not used, because it had the settings from before the late
+                // decision.
                 _ => l_greco(Method::TopK, 0, &[6]).1,
             };
             assert_eq!(settings(&controller), expected, "step {at}");

@@ -374,7 +374,7 @@ fn residuals_that_make_no_sense_are_refused_at_once() {
     }
 }
 
-/// Each kind of compressor has its configured residual, from the switch on.
+/// Each kind of compressor has its configured residual, from the first compressed step on.
 #[test]
 fn every_compressor_has_its_own_residual() {
     let loco = Residual { gain: 0.25, ..Residual::LOCO };

@@ -217,7 +217,7 @@ fn fixed(worker: &ThreadCollective) -> Controller {
         .unwrap()
 }
 
-/// The bucket detects the difference. The ranks' next agreement names it.
+/// The bucket detects that settings differ. The next agreement of the ranks names the difference.
 #[test]
 fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
     let results = threads::run(2, |mut worker| {
@@ -243,7 +243,8 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
     }
 }
 
-/// The buckets of the previous step show all ranks that every rank has been given the settings.
+/// In buckets, given settings are used one step later. The buckets of the previous step show all ranks that every rank
+/// has been given them.
 #[test]
 fn given_settings_come_a_step_later_in_buckets() {
     on_all(2, |mut worker| {
@@ -324,7 +325,7 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
     assert_eq!(told, "rank 1 failed with error code 200: a pointer that is NULL");
 }
 
-/// A trainer's code that is no error code counts as another one, so that the other ranks see the failure.
+/// If a trainer's code is not a valid error code, it is replaced by 103, so that the other ranks see the failure.
 #[test]
 fn a_trainers_failure_is_seen_under_any_code() {
     for (code, told) in [(999, 999), (0, 103), (1000, 103), (u32::MAX, 103)] {
@@ -398,8 +399,8 @@ fn states_that_differ_are_named() {
     assert_eq!(results, [Err(differ(1, "step", Whole(3), Whole(1))); 2]);
 }
 
-/// Loads a state on two ranks, on rank 1 with the word `place` changed by `change`. Returns what the next steps give, up to the
-/// first error.
+/// Takes `steps` steps on two ranks, and loads the saved states. Before, `change` changes the 8-byte word `place` of
+/// rank 1's state. Returns the first error of each rank in the next steps.
 fn with_other_state(config: &Config, steps: u64, place: usize, change: impl Fn(f64) -> f64 + Sync) -> Vec<Error> {
     threads::run(2, |mut worker| {
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
@@ -415,11 +416,12 @@ fn with_other_state(config: &Config, steps: u64, place: usize, change: impl Fn(f
     })
 }
 
-/// By the highest learning rate, one rank sees a fall, and the other none. Without a comparison, only one would ask to switch.
+/// Because the highest learning rates differ, only one rank sees a fall of the learning rate. Without a comparison,
+/// only this rank would ask to switch.
 #[test]
 fn highest_learning_rates_that_differ_are_named() {
     let config = config(Method::TopK, Policy::Accordion(Accordion::new(0.2, 0.1)));
-    // The word is at the same place in all states.
+    // The word has the same index in all states.
     let results = with_other_state(&config, 4, 7, |rate| {
         assert_eq!(rate, 0.3);
         0.4
@@ -428,7 +430,7 @@ fn highest_learning_rates_that_differ_are_named() {
     assert_eq!(results, [differ(1, named, Real(0.4), Real(0.3)); 2]);
 }
 
-/// The size of a probe follows from the times of the last decision.
+/// The size of a probe depends on the times of the last decision, so all ranks must have the same decision.
 #[test]
 fn decisions_that_differ_are_named() {
     let mut config = config(Method::TopK, LGRECO);
@@ -449,7 +451,8 @@ fn decisions_that_differ_are_named() {
     }
 }
 
-/// Only one rank would take part in the rounds of a probe.
+/// If ranks differ in who measures seconds, only one rank would take part in a probe. So all ranks get an error before
+/// the probe.
 #[test]
 fn ranks_that_differ_in_who_measures_seconds_are_told_before_a_probe() {
     let results = threads::run(2, |mut worker| {
@@ -464,7 +467,8 @@ fn ranks_that_differ_in_who_measures_seconds_are_told_before_a_probe() {
     assert_eq!(results, [differ(1, "seconds measured by the caller", Name("yes"), Name("no")); 2]);
 }
 
-/// A trainer that only checks for [`Outcome::Skipped`] never applies NaN. Gradients that are not applied are not lost.
+/// After a skipped step, means and residuals are the same as after a skipped blocking step. The means of all buckets
+/// are finite, so a trainer that only checks for [`Outcome::Skipped`] never applies NaN.
 #[test]
 fn a_skipped_step_is_the_same_in_buckets() {
     on_all(2, |mut worker| {

@@ -1,4 +1,4 @@
-//! Tests of stopping and continuing.
+//! Tests of runs that are stopped, and continue from saved states.
 
 use super::*;
 use lgreco_testing::reseal;
@@ -251,7 +251,7 @@ fn damaged_states_are_refused_or_restored() {
     }
 }
 
-/// Comparing every name with every other would take minutes.
+/// If loading compared every name with every other name, this test would take minutes.
 #[test]
 fn a_hundred_thousand_layers_are_no_trouble() {
     const LAYERS: usize = 100_000;
@@ -277,8 +277,8 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
-/// The flipped bits include those of the counters, and of the next decision's step, without which a run would never plan
-/// again.
+/// The flipped bits include those of counters, and of the step of the next decision. With a wrong step, a run might
+/// never plan again.
 #[test]
 fn every_flipped_bit_is_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -384,7 +384,7 @@ fn a_measuring_rank_may_be_given_the_state_of_another() {
     }
 }
 
-/// No real run has such large counts, and the next step would overflow them.
+/// Counts near 2^64 are refused. No real run has them, and the next step would make them overflow.
 #[test]
 fn counts_without_end_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);

@@ -41,7 +41,7 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
         // A later bucket of this step reports the error to the others.
         assert_eq!(step(Some(0)), failed(rank, 0));
         assert_eq!(step(None), Ok(()));
-        // The step has no later bucket.
+        // The bucket of layer 2 is the last one of the step, so the next step reports the error.
         assert_eq!(step(Some(2)), if rank == 1 { failed(rank, 2) } else { Ok(()) });
         assert_eq!(step(None), failed(rank, 2));
         assert_eq!(step(None), Ok(()));
@@ -73,8 +73,8 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
     });
 }
 
-/// Results of rank 0 and rank 1 in three steps with a bucket. In the first one, the bucket is new, and the mean of rank 1's shard
-/// exceeds f16. If `given`, all ranks have been given other settings before that step.
+/// Results of rank 0 and rank 1 in three steps with a bucket. In the first step, the bucket is new, and the mean of
+/// rank 1's shard exceeds f16. If `given`, all ranks have been given other settings before the first step.
 fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Outcome, Error>; 3]> {
     let top = |keep| Policy::Fixed(vec![Setting::TopK(TopK { keep, values: Dtype::F32 })]);
     threads::run(2, |mut worker| {
@@ -102,7 +102,7 @@ fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Ou
     })
 }
 
-/// The rank with the shard fails alone. The next bucket, or the next agreement, reports that to the others.
+/// The rank with the shard fails alone. The next bucket or the next agreement reports the error to the others.
 #[test]
 fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
     let error = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };
@@ -115,7 +115,8 @@ fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
     assert_eq!(all, [[exchanged, told, exchanged], [too_large, too_large, exchanged]]);
 }
 
-/// Rank 1 fails alone in the middle bucket. The last bucket tells rank 0, and all ranks skip the step. None keeps a residual of it.
+/// Rank 1 fails alone in the middle bucket. The last bucket reports the error to rank 0, and all ranks skip the step.
+/// No rank keeps a residual of this step.
 #[test]
 fn a_rank_that_has_failed_alone_restores_the_residuals_of_a_step_that_all_skip() {
     let too_large = Error::OfLayer { layer: 1, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };

@@ -233,7 +233,7 @@ fn residuals_are_scaled_all_or_none() {
     }
 }
 
-/// Under a setting without feedback, the rest of a residual is sent completely. A rollback restores it.
+/// Under a setting without feedback, the remaining residual is sent completely. A rollback restores the residual.
 #[test]
 fn the_rest_of_a_residual_is_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -315,7 +315,7 @@ impl Collective for Breaking<'_> {
     }
 }
 
-/// Wherever the network fails, the step can be repeated, and has the bits that it would have had.
+/// Wherever the network fails, the step can be repeated, and gives the same bits as a step without a failure.
 #[test]
 fn steps_are_taken_again_where_the_network_failed() {
     for method in [Method::TopK, Method::Qsgd] {

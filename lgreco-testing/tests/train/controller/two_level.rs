@@ -1,4 +1,5 @@
-//! Two levels: compares each rank's results with a controller over the nodes, whose gradients are the nodes' means.
+//! Tests of two levels. They compare each rank's results with those of a controller that has one worker per node and
+//! the nodes' mean gradients.
 
 use super::*;
 use lgreco_train::compress::clt::CltK;
@@ -91,8 +92,9 @@ fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
     start(place.local as usize)..start(place.local as usize + 1)
 }
 
-/// The mean of a node's gradients, rounded to the layer's type. Gradients are `sent` as this type. The rank that has an element in
-/// its shard begins with its own gradient, which it does not send.
+/// The mean of a node's gradients, rounded to the layer's type. Gradients are sent inside the node as the type `sent`.
+/// The sum of an element begins with the gradient of the rank that has the element in its shard. This rank does not
+/// send it, so it is not rounded.
 fn node_mean(place: &Topology, step: u32, sent: Dtype) -> Vec<Vec<f32>> {
     let all: Vec<_> = (0..place.per_node).map(|local| values(place.node * place.per_node + local, step)).collect();
     let power = 1.0 / place.per_node.next_power_of_two() as f32;
@@ -121,7 +123,7 @@ fn with_undo(method: Method, policy: Policy) -> Config {
     config
 }
 
-/// The gradients are multiples of 1/64, so their sums are exact. Means of three are rounded.
+/// The gradients are multiples of 1/64, so their sums are exact. Means over three ranks or nodes are rounded.
 #[test]
 fn dense_means_are_exact_and_the_same_on_all_ranks() {
     for place in PLACES {
@@ -151,8 +153,8 @@ fn dense_means_are_exact_and_the_same_on_all_ranks() {
     }
 }
 
-/// Each group of peers has the same results as a controller over the nodes, whose gradients are the group's shards of the
-/// nodes' means.
+/// Each group of peers has the same results as a controller with one worker per node, whose gradients are the group's
+/// shards of the nodes' means.
 #[test]
 fn compressed_means_are_those_of_the_shards_of_node_means() {
     for (method, policy, route, sent) in [
@@ -317,7 +319,7 @@ fn buckets_in_flight_end_as_blocking_steps_do() {
 }
 
 /// A layer keeps its residual if no rank of the node has a gradient. If only some of these ranks have a gradient, the
-/// missing gradients count as zeros.
+/// missing gradients are taken as zeros.
 #[test]
 fn layers_without_gradients_on_a_node_keep_their_residuals() {
     SENT.into_iter().for_each(layers_without_gradients);

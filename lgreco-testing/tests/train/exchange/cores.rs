@@ -1,4 +1,4 @@
-//! With the feature `rayon`, layers of a bucket are computed at the same time.
+//! Tests of buckets whose layers are computed at the same time, with the feature `rayon`.
 
 use super::failures::tamper_in;
 use super::*;

@@ -1,4 +1,4 @@
-//! Workers that fail, disagree or send unreadable messages.
+//! Tests of workers that fail, disagree or send unreadable messages.
 
 use super::*;
 use lgreco_train::CoreError;
@@ -119,7 +119,7 @@ pub(super) fn tamper_in(
 fn messages_that_cannot_be_decoded_name_their_sender() {
     let layers = [(qsgd(4, 16, Rounding::Nearest), shape(20, 10)), (topk(9), shape(30, 2))];
     let gather = case(&layers, 3, Route::AllGather);
-    // After the status record: magic, method and rows.
+    // These bytes after the status record are the magic byte, the method and the number of rows.
     for (at, code) in [(16, 40), (18, 41), (24, 41)] {
         assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
     }
@@ -134,7 +134,7 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
             assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
         }
     }
-    // A shape of 0 x 2 instead of 0 x 3 has as many values, but is another tensor.
+    // A shape of 0 x 2 instead of 0 x 3 has the same number of values, but is another tensor.
     let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 28, 1);
     assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
 

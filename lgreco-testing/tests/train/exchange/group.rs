@@ -3,7 +3,8 @@
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, CollectiveError};
 
-/// After a worker has left, all further calls fail at once, and return none of its earlier data.
+/// After a worker has left, all further calls of the other workers fail immediately, and return none of the data that
+/// it sent before.
 #[test]
 fn a_group_that_one_has_left_stays_ended() {
     let mut group = ThreadCollective::group(2);
@@ -25,7 +26,7 @@ fn a_group_that_one_has_left_stays_ended() {
     assert_eq!(calls, [([0; 4], Err(ThreadCollective::LEFT)); 5]);
 }
 
-/// If lengths are not one per rank, the rank that gave them gets an error, and no rank waits.
+/// If a rank passes more or fewer lengths than there are ranks, it gets an error, and no rank waits.
 #[test]
 fn lengths_are_one_per_rank() {
     let results = threads::run(2, |mut worker| {

@@ -1,4 +1,4 @@
-//! Sums that travel as bf16.
+//! Tests of exchanges that sum values on the network as bf16.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! CLT-k: turns of leaders, the low-pass filter, and leaders that fail.
+//! Tests of CLT-k: turns of leaders, the low-pass filter, and leaders that fail.
 
 use super::*;
 use lgreco_train::feedback::{Memory, Residual, Storage};

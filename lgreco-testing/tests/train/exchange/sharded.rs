@@ -1,4 +1,4 @@
-//! Exchanges in which each rank gets only the mean of its shard.
+//! Tests of exchanges in which each rank gets only the mean of its shard.
 
 use super::*;
 use lgreco_train::CoreError;

@@ -24,7 +24,7 @@ enum Fault {
     Message,
     /// A residual that changes although the exchange fails.
     Failure,
-    /// An error that does not name its place.
+    /// An error with a wrong index of the element.
     Error,
     /// A damaged message that is decoded as a valid one, to zeros.
     Damage,

@@ -1,4 +1,4 @@
-//! Payloads whose length depends on the values.
+//! Tests of payloads whose length depends on the values.
 
 use super::*;
 use lgreco_train::compress::Compressor;

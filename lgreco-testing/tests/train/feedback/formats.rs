@@ -116,7 +116,7 @@ fn state_is_as_large_as_said() {
 }
 
 proptest! {
-    /// Any finite number is rounded to one of its two representable neighbours, and never to the other sign.
+    /// Any finite number is rounded to one of the two adjacent representable numbers, and never to the other sign.
     #[test]
     fn any_number_is_rounded_to_a_neighbour(bits in prop::collection::vec(any::<u32>(), 1..1100), step: u32, shift in 0u32..60) {
         let tame = |b: u32| f32::from_bits((b & 0x807f_ffff) | ((b >> 23 & 0xff) % (shift + 1) + 3 * shift).min(253) << 23);

@@ -18,8 +18,8 @@ struct Run {
     mean_norm: f64,
 }
 
-/// Runs PowerSGD on noisy gradients with a common mean, with two simulated all-reduces. If `own`, memories subtract
-/// the worker's own reconstruction, otherwise the average.
+/// Runs PowerSGD on noisy gradients with a common mean, with two simulated all-reduces. Memories subtract the worker's
+/// own reconstruction if `own`, and the average of all reconstructions if not.
 fn run(own: bool, steps: u64) -> Run {
     let shape = Shape::new(12, 10).unwrap();
     let classic = Residual::CLASSIC;

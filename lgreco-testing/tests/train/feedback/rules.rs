@@ -45,7 +45,8 @@ fn what_is_not_sent_is_remembered_to_the_bit() {
     }
 }
 
-/// The distance |mean of ĝ − g| = |m| / (a T) must fall like 1 / T for every gain, also if the memory is rounded at random.
+/// After T steps with gain a and residual m, the mean of ĝ differs from g by |m| / (a T). This difference must fall
+/// like 1 / T for every gain, also if the memory is rounded at random.
 #[test]
 fn the_mean_delivered_is_the_mean_gradient() {
     let values = noise(600, 5);

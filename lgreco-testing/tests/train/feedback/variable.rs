@@ -1,4 +1,4 @@
-//! Hard thresholds, AdaComp and LoCo, each with its usual memory.
+//! Tests of hard thresholds, AdaComp and LoCo, each with its usual memory.
 
 use super::*;
 use lgreco_testing::adacomp::expected;
@@ -24,7 +24,7 @@ fn mass_balances() {
     check_resumes(rule, hard(0.8), &steps(300, 10), vector(300));
 }
 
-/// At first, a hard threshold is not a contraction. The residual stays below λ nevertheless.
+/// While all values are below λ, a hard threshold is not a contraction. Still, the residual stays below λ.
 #[test]
 fn hard_thresholds_bound_the_memory() {
     let values = vec![0.01; 50];
@@ -40,8 +40,8 @@ fn hard_thresholds_bound_the_memory() {
     assert_eq!(relative, Ok(1.0));
 }
 
-/// Compares with the published recursion: G = R + w and H = G + w. The next residue is G − q where q is sent, and G
-/// elsewhere.
+/// Compares with the published recursion for the residue R and the gradient w: G = R + w and H = G + w. The next
+/// residue is G − q at elements where q is sent, and G at all others.
 #[test]
 fn adacomp_sees_residue_and_gradient() {
     let classic = Residual::CLASSIC;
@@ -60,8 +60,8 @@ fn adacomp_sees_residue_and_gradient() {
     assert!(differs, "the fresh gradient made no difference");
 }
 
-/// On average, 0.3 of a quantiser step arrives as 0.3, for every β. The errors telescope, so that at most half a
-/// step, divided by gain and number of steps, remains. The value −1 fixes the scale and is always exact.
+/// On average, 0.3 of a quantiser step arrives as 0.3, for every β. The errors of successive steps cancel, so that at
+/// most half a step, divided by gain and number of steps, remains. The value −1 fixes the scale and is always exact.
 #[test]
 fn loco_delivers_fractions_of_a_step() {
     const STEPS: u32 = 2000;
@@ -77,7 +77,7 @@ fn loco_delivers_fractions_of_a_step() {
     assert!(error < 0.0626 / 0.2 / 512.0 + 1e-3, "{error}");
 }
 
-/// Without memory, an eighth of the largest value is always lost. With a memory, all of it arrives.
+/// Without memory, an eighth of the largest value is always lost. With a memory, the whole value arrives on average.
 #[test]
 fn loco_repays_what_the_largest_value_loses() {
     let values = [1.0, 0.0];

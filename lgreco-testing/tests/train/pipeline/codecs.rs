@@ -71,7 +71,7 @@ fn kept_counts_by_published_numbers() {
     }
 }
 
-/// TopK with a density of 1 changes no value. A grid with a level for each different value changes none either.
+/// TopK with a density of 1 changes no value. A grid with a level for each different value also changes none.
 #[test]
 fn everything_kept_is_the_identity() {
     let values = noise(60, 1);

@@ -251,7 +251,7 @@ fn case_11_a_step_without_messages_is_an_error() {
     };
     assert!(unused(pair.above.commit_step()) && unused(pair.below.commit_step()));
     assert_eq!(pair.above.counters(Direction::Forward).messages, 0);
-    // Evaluation does not count as use.
+    // After an evaluation, the cut is still unused.
     pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 16])).unwrap();
     assert!(unused(pair.above.commit_step()));
     pair.step(&[1.0; 16], &[]).unwrap();

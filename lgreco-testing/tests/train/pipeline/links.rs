@@ -23,7 +23,7 @@ fn constant_stream(memory: LinkMemory, steps: usize) -> Vec<Vec<f32>> {
 fn a_constant_tensor_through_top_1() {
     let sent = constant_stream(LinkMemory::Residual(Residual::CLASSIC), 4);
     assert_eq!(sent, [[3., 0., 0.], [0., 4., 0.], [6., 0., 0.], [0., 4., 0.]]);
-    // EF21's receiver uses its estimate. It is exact after three messages, and then stays the same.
+    // EF21's receiver uses its estimate. The estimate is exact after three messages, and then stays the same.
     let estimate = constant_stream(LinkMemory::Ef21, 4);
     assert_eq!(estimate, [[3., 0., 0.], [3., 2., 0.], [3., 2., 1.], [3., 2., 1.]]);
     assert_eq!(constant_stream(LinkMemory::None, 2), [[3., 0., 0.]; 2]);

@@ -107,7 +107,8 @@ fn ends_of_another_setting_role_or_run_are_refused() {
         swapped,
         Some(Error::Core(CoreError::SavedState { what: "end of a cut (0 upstream, 1 downstream)", found: 1 }))
     ));
-    // One end is resumed. The other one starts without memory, first with the same generation, then with a new one.
+    // One end is resumed. The other end starts without memory, first with the same generation, then with a new
+    // generation.
     let mut resumed = Pair::restore(setting, &saved).unwrap();
     resumed.below = Downstream::new(setting, 0).unwrap();
     let (_, message) = resumed.send(Values::F32(&[1.0; 3]), &[Some(1)]).unwrap();
@@ -163,7 +164,7 @@ fn strange_saved_ends_are_refused() {
         }
         check_saved(&below);
     }
-    // Three bf16 values take six of eight bytes. The others are padding.
+    // Three bf16 values take six of eight bytes. The other two bytes are padding.
     let setting = samples(1, 3, TILES, 3, RowStorage::Bf16);
     let mut pair = Pair::new(setting).unwrap();
     pair.step(&[1.0; 3], &[Some(1)]).unwrap();
@@ -287,7 +288,8 @@ fn the_bytes_are_fixed() {
     assert_eq!(message[108..], [&1f32.to_le_bytes()[..], &[0b100]].concat());
 }
 
-/// TopK of one in 2^31 values makes a short message. It could be valid for another setting, but not for this one.
+/// TopK of one in 2^31 values makes a short message. The damaged header could be valid under another setting, but not
+/// under this one.
 #[test]
 fn no_room_is_made_for_what_a_damaged_header_states() {
     let codec = Codec::TopK { keep: 1, values: Dtype::F32 };
@@ -323,8 +325,8 @@ fn strange_messages_are_refused() {
     for at in [3, 4, 5, 6, 8, 9, 11] {
         assert!(matches!(refused(at, 9), Some(Error::Core(CoreError::PayloadField { .. }))), "byte {at}");
     }
-    // The pairs of changes combine gradients with evaluation, with samples and with a step, and evaluation with
-    // sequence numbers.
+    // Each pair of changed bytes makes a combination that is not allowed: gradients with evaluation, with samples or
+    // with a step, or evaluation with a sequence number.
     let twice = |a: (usize, u8), b: (usize, u8)| {
         let mut bytes = message.clone();
         bytes[a.0] = a.1;

@@ -64,8 +64,9 @@ fn rounded(gradient: &Gradient<'_>, rank: u32, round: fn(f32) -> f32) -> ([f64; 
     ([error(&exact), error(&q)], energy(&exact))
 }
 
-/// Returns the largest of two costs, as fractions of the gradient's energy. The first is the error that rounding `Q` adds,
-/// minus `2^-16` of the energy of `Q`. The second is the distance of the whole squared error from the row.
+/// Returns the largest value of each of two costs, as fractions of the gradient's energy. The first cost is the squared
+/// error that rounding `Q` adds, minus `2^-16` of the energy of `Q`. The second cost is the difference between the
+/// whole squared error and the measured one.
 fn costs(round: fn(f32) -> f32) -> [f64; 2] {
     let mut largest = [f64::NEG_INFINITY; 2];
     for (shape, values) in spectra() {
@@ -83,8 +84,8 @@ fn costs(round: fn(f32) -> f32) -> [f64; 2] {
     largest
 }
 
-/// Each value is off by at most `2^-8` of itself. The error that rounding `Q` adds is orthogonal to the rest of the error.
-/// Rounding `P` changes the space that its columns span, sometimes for the better.
+/// Rounding to bf16 changes each value by at most `2^-8` of itself. The error that rounding `Q` adds is orthogonal to
+/// the other errors. Rounding `P` changes the space that its columns span, which sometimes reduces the error.
 #[test]
 fn factors_in_bf16_cost_what_the_search_says() {
     let [of_q, of_both] = costs(nearest);

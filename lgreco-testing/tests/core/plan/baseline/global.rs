@@ -18,7 +18,7 @@ fn run(table: &Table, limit: impl Into<Limit>, squared: bool) -> Result<Vec<u32>
     options
 }
 
-/// By definition, it sorts all magnitudes of the model, and keeps the largest ones until the budget is met.
+/// By definition, global TopK sorts all magnitudes of the model, and keeps the largest ones until the budget is met.
 #[test]
 fn keeps_the_largest_magnitudes_of_the_model() {
     let layers: [&[u32]; 3] = [&[9, 7, 3, 1], &[8, 6, 5], &[4, 2]];
@@ -43,7 +43,8 @@ fn keeps_the_largest_magnitudes_of_the_model() {
 }
 
 proptest! {
-    /// With the λ of the last step, no layer has an option of lower cost than the chosen one.
+    /// There is one multiplier λ with which each layer's chosen option minimises the squared error plus λ times the
+    /// size.
     #[test]
     fn one_multiplier_explains_all_layers(seed in any::<u64>(), squared in any::<bool>(), sized in any::<bool>()) {
         let mut instance = Instance::from_seed(seed, 5, 6);

@@ -30,7 +30,7 @@ fn sensitive_clusters_get_more_bits() {
     let table = Table::new(&choices, &ends).unwrap();
     let metric = [1.0, 90.0, 30.0, 60.0, 31.0, 61.0, 2.0, 91.0];
     assert_eq!(run(&table, 0.9375, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
-    // Larger budgets need no fifth bit. The four levels share three widths, then two, then one.
+    // Larger budgets do not need 5 bits. The four levels have three different widths, then two, then one.
     assert_eq!(run(&table, 1.125, &[1000; 8], &metric, 4), Ok(vec![3, 1, 2, 2, 2, 2, 3, 1]));
     assert_eq!(run(&table, 1.5, &[1000; 8], &metric, 4), Ok(vec![3, 2, 3, 2, 3, 2, 3, 2]));
     assert_eq!(run(&table, 2.0, &[1000; 8], &metric, 4), Ok(vec![3; 8]));
@@ -56,8 +56,8 @@ fn the_budget_raises_the_worst_error_per_bit() {
     let (choices, ends) = widths(&[1.0; 4]);
     let table = Table::new(&choices, &ends).unwrap();
     let run = |budget| run(&table, budget, &[9; 4], &[1.0, 2.0, 3.0, 4.0], 4);
-    // Errors are 1/4, 1/8, 1/16 and 1/32 at 2, 3, 4 and 5 bits. Twice, another bit of the first layer reduces the
-    // error most.
+    // Errors are 1/4, 1/8, 1/16 and 1/32 at 2, 3, 4 and 5 bits. For the next two budgets, the first layer gets one more
+    // bit each time, because this reduces the error most.
     assert_eq!(run(0.46875), Ok(vec![3, 2, 1, 0]));
     assert_eq!(run(0.4), Ok(vec![2, 2, 1, 0]));
     assert_eq!(run(0.3), Ok(vec![1, 2, 1, 0]));

@@ -239,8 +239,8 @@ fn finish(
     Ok(())
 }
 
-/// One rank closes a bucket after its last collective, without the means. The other ranks have them, and learn of the error in the
-/// next step. That bucket may have been new.
+/// One rank closes a bucket after its last collective, without the means. The other ranks have the means, and get the
+/// error in the next step. That bucket may have been new.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {
@@ -281,7 +281,8 @@ fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     }
 }
 
-/// A bucket without elements has no messages. If one rank fails there, the next step reports that to all.
+/// A bucket without elements has no messages. If one rank fails in such a bucket, the next step reports the failure to
+/// all ranks.
 #[test]
 fn a_failure_in_a_bucket_without_elements_is_told_by_the_next_step() {
     let results = on_nodes((2, 2), |place, node, peers| {
@@ -337,8 +338,8 @@ fn a_step_within_a_step_fails_on_all_ranks() {
     }
 }
 
-/// The first bucket has no elements, so it has no messages. All ranks learn nevertheless that one rank has no gradients, or has
-/// a gradient for the empty layer.
+/// The first bucket has no elements, so it has no messages. Still, all ranks get an error if one rank has no gradients,
+/// or has a gradient for the empty layer.
 #[test]
 fn a_rank_that_fails_is_named_whatever_the_first_bucket() {
     let wrong = Error::LayerMismatch { layer: 0, what: "the number of values", expected: 0, found: 3 };
@@ -371,8 +372,8 @@ fn a_rank_that_fails_is_named_whatever_the_first_bucket() {
     }
 }
 
-/// One rank still has a bucket of another step, or uses a controller that was created for another place. All ranks get its error,
-/// and the next step works.
+/// One rank still has a bucket of another step, or uses a controller that was created for another [`Topology`]. All
+/// ranks get this rank's error, and the next step works.
 #[test]
 fn a_rank_that_cannot_begin_is_named_on_all() {
     for (steps, has_bucket) in [(0, false), (3, false), (1, true), (3, true)] {
@@ -430,8 +431,8 @@ fn a_state_that_one_rank_alone_loads_is_found() {
     assert!(results[2..].iter().all(|told| matches!(told, Err(Error::Peer { code: 82, .. }))), "{results:?}");
 }
 
-/// Accordion compares learning rates, but a rank whose trainer fails does not know the rate. All ranks get its error
-/// nevertheless.
+/// Accordion compares learning rates, but a rank whose trainer fails does not know the rate. Still, all ranks get this
+/// rank's error.
 #[test]
 fn a_failure_is_told_whatever_the_learning_rate() {
     for steps in [0, 3] {
@@ -455,7 +456,7 @@ fn a_failure_is_told_whatever_the_learning_rate() {
     }
 }
 
-/// The last call of a bucket writes the means. It first checks the gradients that they replace.
+/// The last call of a bucket writes the means. It first checks the gradients that the means replace.
 #[test]
 fn means_are_not_written_to_other_gradients() {
     on_nodes((2, 2), |place, node, peers| {

@@ -1,4 +1,4 @@
-//! Tests of stopping and continuing, also with other numbers of nodes and ranks.
+//! Tests of runs that are stopped, and continue from saved states, also with other numbers of nodes and ranks.
 
 use super::*;
 use lgreco_testing::reseal;
@@ -160,7 +160,8 @@ fn what_cannot_be_continued_is_refused() {
     refuse(&[&damaged], &[], "place");
 }
 
-/// A state may state any number of ranks per node. The time to load it depends on the layers, not on that number.
+/// A damaged state may have any number of ranks per node. The time to load it depends on the layers, not on that
+/// number.
 #[test]
 fn a_state_of_a_node_of_billions_of_ranks_is_handled_at_once() {
     let (saved, _) = run((2, 2));

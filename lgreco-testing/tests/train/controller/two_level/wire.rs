@@ -31,10 +31,11 @@ impl Collective for Counting<'_> {
     }
 }
 
-/// Bytes by which a rank agrees with its peers on a blocking step.
+/// Bytes of the message in which a rank agrees with its peers on a blocking step.
 const AGREEMENT: usize = 32;
 
-/// A node sends each shard's payload once to each other node, with a status record. The ranks' agreement comes before.
+/// A node sends each shard's payload once to each other node, with a status record. The messages of the ranks'
+/// agreement come before, and are not counted.
 #[test]
 fn each_shards_payload_goes_to_each_other_node_once() {
     let tensors = || vec![Tensor::new("fc1", &[64, 48], Dtype::F32).unwrap()];
@@ -80,8 +81,8 @@ fn each_shards_payload_goes_to_each_other_node_once() {
     }
 }
 
-/// As bf16, gradients take half the bytes inside a node. A part has at most 31 bytes besides: its status record, a byte per layer and
-/// padding.
+/// As bf16, gradients take half the bytes inside a node. In addition, each rank's part has at most 31 bytes: its status
+/// record, a byte per layer and padding.
 #[test]
 fn gradients_take_half_the_bytes_inside_a_node_as_bf16() {
     for size in [(2, 2), (2, 3)] {
