@@ -1,4 +1,4 @@
-//! The conformance suite: the promises of every [`Backend`], checked against [`Portable`].
+//! The conformance suite. It checks that every [`Backend`] gives the results of [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
 //! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] for all of them.
@@ -129,8 +129,8 @@ fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     }
 }
 
-/// Tensors so large that a backend may keep only a part of them. There are three kinds: few equal magnitudes, many
-/// equal magnitudes, and few nonzero values.
+/// Tensors so large that a backend's TopK may gather only candidates for the largest values. There are three kinds: few
+/// equal magnitudes, many equal magnitudes, and few nonzero values.
 fn large() -> [Tensor; 3] {
     let kinds: [fn(usize) -> f32; 3] =
         [|i| bell(13, i), |i| (8.0 * bell(14, i)) as i32 as f32, |i| if i % 100 == 0 { bell(15, i) } else { 0.0 }];
@@ -154,8 +154,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that `backend` answers as [`Portable`] does: the same rows within `relative`, or the same error of the same
-/// job. For QSGD, rows may also differ by the bound of [`qsgd::measure`](lgreco::compress::qsgd::measure).
+/// Asserts that `backend` gives the same results as [`Portable`]: the same rows within `relative`, or the same error
+/// for the same job. For QSGD, rows may also differ by the bound of [`qsgd::measure`](lgreco::compress::qsgd::measure).
 ///
 /// # Panics
 /// If a check fails.
@@ -191,7 +191,7 @@ pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     }
 }
 
-/// The absolute part of the bound for QSGD's rows, for a backend that may ignore rounding to subnormal numbers.
+/// Bound on the absolute difference of QSGD's rows. The backend may ignore rounding to subnormal numbers.
 fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
     let values: Vec<f32> = with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect());
     2.0 * squared_error(&values, qsgd).1 + subnormal_rounding(&values, qsgd)
@@ -432,7 +432,7 @@ pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
         (50, 40, 1e30),
     ] {
         let tensor = Tensor::new(&values(rows * cols, |i| scale * bell(13, i)), rows, cols);
-        // At extreme scales f16 cannot hold the values, so it is skipped.
+        // f16 cannot hold values of extreme scales, so it is skipped for them.
         let gradients = tensor
             .gradients()
             .into_iter()

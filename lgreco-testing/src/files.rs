@@ -1,4 +1,4 @@
-//! Properties of the file readers for any bytes.
+//! Checks properties of the file readers on arbitrary bytes.
 
 use super::settings::check_text;
 use lgreco::file::{PlanFile, TableFile};

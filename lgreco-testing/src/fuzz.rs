@@ -39,8 +39,8 @@ pub fn planner(bytes: &[u8]) {
 /// Largest number of elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
-/// Checks the payload parsers: any bytes decode to finite values or are refused, and only into the number of values
-/// that the header states.
+/// Checks the payload parsers. Arbitrary bytes must decode to finite values or be refused. They decode only into the
+/// number of values that the header states.
 ///
 /// # Panics
 /// If a check fails.

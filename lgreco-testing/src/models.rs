@@ -1,4 +1,4 @@
-//! Error tables like those of real models, and tables that are hard to plan, from a seed.
+//! Makes error tables from a seed: tables like those of real models, and tables that are hard to plan.
 
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;

@@ -165,8 +165,8 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
 /// Checks [`plan::solve`] with every solver, for the instance's budget and size limit, and for the error and the size
 /// of its reference plan.
 ///
-/// No plan may exceed its limit in the verifier's exact arithmetic. No plan may be worse than the reference plan, if
-/// that fits. No lower bound may exceed the value of any plan found. The same input must give the same plan. All
+/// No plan may exceed its limit in the verifier's exact arithmetic. No plan may be worse than a reference plan that is
+/// within the limit. No lower bound may exceed the value of any plan found. The same input must give the same plan. All
 /// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. No plan may
 /// be better than the exact plan by more than the exact solver's resolution.
 pub fn check_solvers(instance: &Instance) {

@@ -41,7 +41,7 @@ fn mean(among: &[u32]) -> f32 {
     let Some(&largest) = among.iter().max() else { return 0.0 };
     let exponent = (largest >> 23).max(1);
     let mean = among.iter().map(|&m| digits(m, exponent)).sum::<u128>() / among.len() as u128;
-    // An f64 holds 32 bits exactly. It is rounded down to an f32.
+    // An f64 holds the 32 bits of the mean exactly. Then the mean is rounded down to an f32.
     let exact = mean as f64 * f64::from_bits((1023 + exponent as u64 - 158) << 52);
     let near = exact as f32;
     if near as f64 > exact { f32::from_bits(near.to_bits() - 1) } else { near }
@@ -141,7 +141,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if (0..means.len() / 4).any(|bin| !mean(bin).is_finite() || mean(bin).is_sign_negative()) {
         return None;
     }
-    // The core reads the positions. The checks of TopK's payloads cover this.
+    // The core reads the positions. The checks of TopK's payloads test this.
     let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {

@@ -90,7 +90,7 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     let n = values.len() as u32;
     let target = ((sidco.density * n as f64 + 0.5) as u32).clamp(n.min(1), n);
     let (half, twice) = (target.div_ceil(2), n.min(2 * target));
-    // All values are sent if that is shorter than the values above the threshold with their positions.
+    // All values are sent if their payload is shorter than that of the values above the threshold with positions.
     let length = |count: u32| payload_len(count as usize, values.len(), sidco.values);
     let or_all = |count: u32| if length(count) > length(n) { n } else { count };
     if values.iter().all(|&x| x == 0.0) {

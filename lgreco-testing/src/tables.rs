@@ -1,4 +1,4 @@
-//! Error tables from bytes. Every byte string gives an instance, and the same bytes give the same instance.
+//! Makes error tables from bytes. Every byte string gives an instance, and the same bytes give the same instance.
 
 use lgreco::plan::{Limit, budget::Budget};
 use lgreco::{rng::Stream, table::Choice, table::Table};

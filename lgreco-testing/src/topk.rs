@@ -107,8 +107,8 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
     assert!((row[0] - error).abs() <= 1e-11 * error, "k = {}: row {}, decoded {error}", top.keep, row[0]);
 }
 
-/// Asserts that [`topk::measure`] gives, for each of `keeps`, the squared error of the elements that a full sort
-/// selects. If a value is not finite, it must name the first one.
+/// Asserts that [`topk::measure`] gives, for each of `keeps`, the squared error that results if exactly the elements
+/// that a full sort selects are sent. If a value is not finite, it must name the first one.
 ///
 /// # Panics
 /// If a check fails.

@@ -20,7 +20,7 @@ use transformer::{Row, noise};
 
 mod transformer;
 
-/// Number of repetitions. The fastest one counts.
+/// Number of repetitions. The time of the fastest one is printed.
 const TIMES: u32 = 9;
 
 fn shape(elements: usize) -> Shape {

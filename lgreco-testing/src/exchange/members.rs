@@ -91,7 +91,7 @@ pub fn members() -> Vec<Member> {
     (0..).zip(layers).map(member).collect()
 }
 
-/// Layers whose messages are damaged: QSGD, and TopK with positions of both kinds and in few bits.
+/// Layers whose messages are damaged: QSGD, TopK with both codings of positions, and TopK in few bits.
 pub fn damaged_members() -> [Member; 4] {
     let topk = |keep, values, rows, index| Member {
         index,

@@ -198,7 +198,8 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 );
             }
             for i in 0..mean.len() {
-                // The mean of the selected values is the selection from the mean.
+                // All ranks select the same positions, so the mean of the selected values is the mean of all values at
+                // these positions.
                 let expected = if chosen[i] { exact[i] } else { 0.0 };
                 assert!((mean[i] as f64 - expected).abs() <= rounding[i], "clt-k: element {i} is {}", mean[i]);
             }

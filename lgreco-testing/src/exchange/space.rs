@@ -1,5 +1,5 @@
-//! Checks of exchange memories against the host's: every [`Space`](lgreco_train::exchange::Space) that must give the
-//! core's results must have these properties.
+//! Compares exchange memories with the host's. Every [`Space`](lgreco_train::exchange::Space) that must give the core's
+//! results must pass these checks.
 
 use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
@@ -24,9 +24,9 @@ pub trait Bucket {
     /// Whether it can work without residuals.
     const FORGETS: bool = true;
     /// Whether it sends the same bytes as the host, with greetings before the first step. In buckets with layers under
-    /// PowerSGD, fingerprints and the status records after sums may differ, because they include the factors. If it
-    /// does not send the same bytes, it sends no greetings. Then [`message`](Bucket::message) reads its messages, and
-    /// its status records have separate fingerprints.
+    /// PowerSGD, fingerprints and the status records after sums may differ, because they include the factors. A memory
+    /// that does not send the same bytes sends no greetings, and its status records have other fingerprints.
+    /// [`message`](Bucket::message) reads its messages.
     const SENDS_AS_HOST: bool = true;
     /// Whether all ranks fail if one rank's new residual leaves the range of f32, as they do if its gradient is not
     /// finite. On the host, only that rank fails.
@@ -474,8 +474,8 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
 
 /// Asserts that damaged messages have the same results as on the host: an error, or the same means. It changes every
 /// `stride`-th byte of the payloads' bodies, from `first` on, and of their headers. With shards it changes the messages
-/// for rank 0, so only rank 0 detects it. The host decodes damaged headers that describe another payload of the same
-/// length; another memory may report them.
+/// for rank 0, so only rank 0 detects the damage. The host decodes damaged headers that describe another payload of the
+/// same length; another memory may report them.
 ///
 /// # Panics
 /// If a check fails.
@@ -487,7 +487,7 @@ pub fn check_space_damage<B: Bucket>(
 ) {
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     let sums = (B::ROUTE, Dtype::F32);
-    // With shards: the parts that rank 0 receives.
+    // With shards, these are the parts that rank 0 receives.
     let of_first = parts(members, B::ROUTE, 2, 0);
     for member in &of_first {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");

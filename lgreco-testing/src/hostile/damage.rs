@@ -4,8 +4,8 @@
 #[derive(Clone, Debug)]
 pub struct Choices<'a>(&'a [u8]);
 
-/// Numbers that often reveal errors in readers and sums: ends of the integers, limits of counts, NaN, infinities, the
-/// largest f32 twice, the largest f64, the smallest of both, −0.
+/// Numbers that often reveal errors in readers and sums: the smallest and largest integers, limits of counts, NaN,
+/// infinities, the largest and the smallest magnitudes of f32 and f64, and −0. Some words have two f32.
 const WORDS: [u64; 16] = [
     0,
     1,

@@ -66,7 +66,7 @@ fn search(method: Method) -> Search {
     search
 }
 
-/// A configuration with two steps of warm-up, then a decision every three steps, each from two gradients.
+/// A configuration with two steps of warm-up, then a decision every three steps, each from the gradients of two steps.
 fn config(method: Method, policy: Policy) -> Config {
     let mut config = Config::new(search(method));
     config.policy = policy;

@@ -45,7 +45,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
     noise::bell_shaped(Stream { seed, ..Stream::default() }, n)
 }
 
-/// Gradients of `count` steps that share a mean.
+/// Gradients of `count` steps: a common vector plus noise.
 fn steps(n: usize, count: u64) -> Vec<Vec<f32>> {
     let mean = noise(n, 1000);
     (0..count).map(|t| mean.iter().zip(noise(n, t)).map(|(m, x)| 0.3 * m + x).collect()).collect()

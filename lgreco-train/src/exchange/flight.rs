@@ -160,7 +160,8 @@ impl Flight {
     /// instance on a GPU, returns errors later.
     ///
     /// # Complexity
-    /// In all calls together, decodes payloads once per worker; with [`Route::ScatterReduce`], about twice. Allocates nothing.
+    /// All calls together decode each layer once per worker, or about twice in total with [`Route::ScatterReduce`].
+    /// They allocate nothing.
     pub fn next<'s, S: Space>(&mut self, space: &'s mut S) -> Result<Option<RequestOf<'s, S>>, Error> {
         match self.advance(space)? {
             Some(part) => space.request(part, &self.program).map(Some),
@@ -211,8 +212,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Each rank has received different messages with pieces, so it must not return their error alone.
-                    // Its message with the means reports the error to all ranks.
+                    // Each rank has received different messages with pieces, so an error in them may be known only
+                    // here. This rank's message with the means reports the error to all ranks.
                     if part != Part::Pieces {
                         judged?;
                         self.met |= part == Part::Greetings;

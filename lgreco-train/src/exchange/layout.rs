@@ -64,31 +64,32 @@ impl Divider {
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Status records follow if there
-    /// are such values, or if layers are summed in their own memory.
+    /// Number of f32 values: dense values, `P` factors and values at shared positions, in the order of the layers.
+    /// Status records follow if there are such values, or if layers are summed in their own memory.
     pub sums: usize,
     /// Number of dense layers that are summed in their own memory.
     pub in_place: usize,
-    /// f32: `Q` factors, with status records behind them.
+    /// Number of f32 values: `Q` factors. Status records follow.
     pub factors: usize,
-    /// Bytes: shared positions.
+    /// Number of bytes: shared positions.
     pub positions: usize,
-    /// Bytes: this rank's status record and payloads for all ranks. If the length depends on values, this is the
-    /// largest possible length.
+    /// Number of bytes: this rank's status record and payloads for all ranks. If the length depends on values, this is
+    /// the largest possible length.
     pub message: usize,
     /// Whether the length of a message depends on values.
     pub varies: bool,
-    /// Bytes: status records and payloads of pieces, for all owners together.
+    /// Number of bytes: status records and payloads of pieces, for all owners together.
     pub pieces: usize,
-    /// f32: dense values for the reduce-scatter of shards. Each rank's part ends with status records.
+    /// Number of f32 values: dense values for the reduce-scatter of shards. Each rank's part ends with status records.
     pub shards: usize,
     /// Largest number of bytes of all ranks' messages with payloads for all ranks.
     pub received: usize,
     /// Largest number of bytes of pieces that this rank receives at a time.
     pub arrived: usize,
-    /// f32: sums of payloads, if the mean's element type is too narrow for them. On the host, for all lanes together.
+    /// Number of f32 values: sums of payloads, if the mean's element type is too narrow for them. On the host, for all
+    /// lanes together.
     pub wide: usize,
-    /// f32: one decoded payload per lane, if it needs separate memory. Only on the host.
+    /// Number of f32 values: one decoded payload per lane, if it needs separate memory. Only on the host.
     pub decoded: usize,
     /// Words of workspace for the host's compressors, in all lanes together.
     pub encode: usize,

@@ -301,7 +301,7 @@ impl Program {
         has.then_some(round)
     }
 
-    /// Number of values that all ranks' status records take behind the values to be summed.
+    /// Number of values that all ranks' status records take after the values to be summed.
     pub(super) fn slips(&self) -> usize {
         self.layout.world * Slip::values(self.moment.reduce_dtype)
     }

@@ -19,12 +19,12 @@ use crate::gradient::Bf16;
 pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     /// Replace the values by their sums over the workers.
     AllReduceSum {
-        /// The same number on every rank.
+        /// Their number is the same on every rank.
         values: V,
     },
     /// Replace the bf16 values by their sums over the workers, if [`reduce_dtype`](super::Moment::reduce_dtype) is bf16.
     AllReduceSumBf16 {
-        /// The same number on every rank.
+        /// Their number is the same on every rank.
         values: H,
     },
     /// Fill `buffer` with every rank's bytes, in rank order. This rank's part already contains its bytes.
@@ -43,7 +43,7 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     Broadcast {
         /// The rank that sends its bytes.
         root: u32,
-        /// The same number on every rank.
+        /// Their number is the same on every rank.
         bytes: B,
     },
     /// Send every rank its part of `send`, and receive a part from each rank. In both buffers, parts are in rank order, one after

@@ -8,7 +8,7 @@ pub(super) const LEN: usize = 16;
 /// Bytes of the first message of a rank: its status record, and the length of its next message.
 pub(super) const GREETING: usize = LEN + 8;
 
-/// The status record of a rank in every message: 16 bytes at its head, or one f32 or three bf16 behind a sum.
+/// The status record of a rank in every message: 16 bytes at its head, or one f32 or three bf16 after a sum.
 ///
 /// ```
 /// use lgreco_train::exchange::Slip;
@@ -91,7 +91,7 @@ impl Slip {
         }
     }
 
-    /// Number of values that a rank's status record takes behind a sum.
+    /// Number of values that a rank's status record takes after a sum.
     pub const fn values(dtype: Dtype) -> usize {
         match dtype {
             Dtype::F32 => 1,

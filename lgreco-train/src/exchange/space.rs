@@ -13,7 +13,7 @@ use crate::Error;
 ///
 /// A `Flight` is the same for every kind of memory. It calls [`run`](Space::run) for each op, and
 /// [`request`](Space::request) for each collective. It passes on the collective's memory without reading it, and reads
-/// no results between ops. So a space may execute an op immediately, as the host does, or enqueue it behind earlier ops
+/// no results between ops. So a space may execute an op immediately, as the host does, or enqueue it after earlier ops
 /// and collectives.
 ///
 /// # On a device

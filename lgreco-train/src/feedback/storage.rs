@@ -118,7 +118,7 @@ pub(super) fn widen<T: Element>(values: &[T], block: &mut Block) {
 }
 
 /// Writes at most a block of the `n` elements, from `start` on, and rounds them with the random words of these
-/// elements. In `block`, no magnitude may exceed [`Storage::largest`], and values behind the last element must be 0.
+/// elements. In `block`, no magnitude may exceed [`Storage::largest`], and values after the last element must be 0.
 #[inline(always)]
 pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize, block: &Block, stream: &Stream) {
     let end = n.min(start + GROUP);

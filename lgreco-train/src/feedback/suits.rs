@@ -13,9 +13,10 @@ use crate::rng::Stream;
 /// `Err` unless error feedback is expected to work under `setting` on layers of this shape. No gradient is needed.
 /// [`suits_gradient`] checks a setting on one gradient.
 ///
-/// QSGD is judged by its squared error on a bucket of `n` heavy-tailed values: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
-/// with two degrees of freedom. At most 65536 of them are used. By this measure, QSGD in buckets of 512 is not a contraction with 1
-/// to 3 bits, and is one with 4 bits. The other methods are contractions, or bound the residual in another way.
+/// QSGD is judged by its squared error on a bucket of `n` heavy-tailed values: the quantiles `(i + 1/4) / (n − 1/2)` of
+/// Student's t with two degrees of freedom. At most 65536 of them are used. By this measure, QSGD in buckets of 512 is
+/// not a contraction with 1 to 3 bits. With 4 bits, it is a contraction. The other methods are contractions, or bound
+/// the residual in another way.
 ///
 /// ```
 /// use lgreco_train::Error;

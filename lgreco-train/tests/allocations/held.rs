@@ -26,9 +26,9 @@ pub(crate) fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Stora
     config
 }
 
-/// Returns the largest memory of a run, in multiples of the model's f32 gradients: first over the whole run, then only after its
-/// decision. Also returns the prediction. If `in_flight`, every layer is a separate bucket, and all buckets are exchanged at the
-/// same time. Otherwise steps block.
+/// Returns the largest memory of a run, in multiples of the model's f32 gradients: first over the whole run, then only
+/// after its decision. Also returns the prediction. If `in_flight`, every layer is a separate bucket, and all buckets
+/// are exchanged at the same time. If not, steps are blocking.
 fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], MemoryUse), Error> {
     let layers =
         rows.iter().enumerate().map(|(layer, &rows)| Tensor::new(&layer.to_string(), &[rows, COLUMNS], Dtype::F32));

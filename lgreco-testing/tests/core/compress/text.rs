@@ -17,7 +17,7 @@ fn values() -> impl Strategy<Value = Dtype> {
     prop::sample::select(&[Dtype::F32, Dtype::F16, Dtype::Bf16][..])
 }
 
-/// Small numbers, the defaults and the ends of the type.
+/// Small numbers, the default 512, the largest number of the type, and any other numbers.
 fn number(smallest: u32) -> impl Strategy<Value = u32> {
     prop_oneof![smallest..20, Just(512), Just(u32::MAX), smallest..=u32::MAX]
 }

@@ -260,7 +260,7 @@ fn the_most_exact_plan_is_found_where_rounding_hides_it() {
     assert_eq!(failed, Error::Infeasible { budget: 1.0, smallest: budget, size: 25 });
 }
 
-/// A plan's errors may sum to more than the largest f64. Plans with smaller sums are found nevertheless.
+/// A plan's errors may sum to more than the largest f64. Still, plans with smaller sums are found.
 #[test]
 fn sums_beyond_the_largest_number_are_in_no_plan() {
     let huge = f64::MAX * 0.75;

@@ -327,8 +327,8 @@ fn expected_f32(values: lgreco_train::gradient::Values<'_>) -> Vec<f32> {
     }
 }
 
-/// A rank whose trainer has failed reports that in a bucket, which may be new. No rank waits for it, and residuals stay the
-/// same.
+/// A rank whose trainer has failed reports the failure in a bucket, which may be new. No rank waits for the failed
+/// rank, and residuals stay the same.
 #[test]
 fn a_rank_without_gradients_tells_all() {
     const NONE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
@@ -380,7 +380,7 @@ fn a_rank_without_gradients_tells_all() {
 }
 
 /// One rank closes a bucket after its last collective, without the means. The other rank has the means, and gets the
-/// error in the next step. That bucket may have been new.
+/// error in the next step. The closed bucket may be new.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {

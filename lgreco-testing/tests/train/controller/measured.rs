@@ -55,8 +55,8 @@ struct World {
     burst: f64,
     /// Largest random delay of a collective, in seconds.
     jitter: f64,
-    /// Fraction of a collective's time that the first rank waits. It may receive its bytes before all of its own bytes
-    /// are sent.
+    /// Fraction of a collective's time that rank 0 waits. Rank 0 may receive its bytes before all of its own bytes are
+    /// sent.
     first: f64,
     /// Whether the test records the seconds, instead of the controller.
     elsewhere: bool,
@@ -336,8 +336,8 @@ fn whoever_measures_the_same_is_decided() {
         [(Method::Qsgd, 1e13, false), (Method::TopK, 1.25e7, true), (Method::Hybrid, 1.25e7, true)]
     {
         let mut world = World::new(method, move |_, _| rate);
-        // In the first step of the warm-up, ranks learn which layers share a bucket. The last two steps of the warm-up
-        // belong to the window.
+        // In the first step of the warm-up, ranks agree on the layers that share a bucket. The last two steps of the
+        // warm-up belong to the window.
         (world.elsewhere, world.config.schedule.warmup) = (true, 8);
         let (_, compressed) = expect_the_best(&world, 8 + 5 + 1);
         assert!(if compresses { compressed >= LAYERS - 1 } else { compressed == 0 }, "{method:?}: {compressed}");

@@ -262,8 +262,8 @@ fn means_that_are_brought_are_planned_by_here() {
     assert!(controller.external().note_observed(0).is_err(), "no step is under way");
 }
 
-/// Saved states contain the observed gradients that the device has handed over, also while a task is running. The
-/// task continues.
+/// Saved states contain the observed gradients that the device has handed over, also while a task is running. The task
+/// keeps running.
 #[test]
 fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
     let (mut config, tensors) = (configs().swap_remove(0).1, tensors());

@@ -39,8 +39,9 @@ fn legacy_goes_by_size_and_phase() {
     assert_eq!(seen[2..], [8, 11, 14].map(|step| steps(step, 24, 40)));
 }
 
-/// The densities are a half, a quarter and an eighth, the search's default, at steps 2, 5 and 8. Under uniform settings there
-/// are no later decisions. L-GreCo's budget is the error of the current density, and its plans are never larger.
+/// The densities are a half, a quarter and an eighth, the search's default, at steps 2, 5 and 8. Under uniform settings
+/// there are no later decisions. L-GreCo's budget is the error of the current density. Its plans are never larger than
+/// uniform settings of this density.
 #[test]
 fn a_ramp_up_ends_at_the_default() {
     for policy in [Policy::Uniform, LGRECO] {

@@ -142,7 +142,7 @@ proptest! {
         });
         let [(mine, applied, my_residuals), (theirs, other, their_residuals)] = &runs[..] else { unreachable!() };
         prop_assert_eq!(applied, other);
-        // In bf16, each step may lose the last of 8 bits. Residuals are at most a few units.
+        // In bf16, rounding in each step may lose the last of 8 bits. Residuals are at most a few units.
         let tolerance = if bf16 { 0.02 } else { 1e-5 } * (1.0 + events.len() as f64);
         for layer in 0..3 {
             for i in 0..applied[layer].len() {

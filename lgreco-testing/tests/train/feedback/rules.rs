@@ -119,7 +119,7 @@ fn zeros_stay_zeros() {
     }
 }
 
-/// f16 and bf16 gradients are used with their exact values. Uncompressed ones are sent unchanged.
+/// f16 and bf16 gradients are used with their exact values. Uncompressed gradients are sent unchanged.
 #[test]
 fn sixteen_bit_gradients() {
     let (shape, noise) = (vector(700), noise(700, 3));

@@ -29,7 +29,7 @@ fn a_constant_tensor_through_top_1() {
     assert_eq!(constant_stream(LinkMemory::None, 2), [[3., 0., 0.]; 2]);
 }
 
-/// Batches of `count` steps that share a mean.
+/// Batches of `count` steps: a common vector plus noise.
 fn batches(n: usize, count: u64) -> Vec<Vec<f32>> {
     let mean = noise(n, 1000);
     (0..count).map(|t| mean.iter().zip(noise(n, t)).map(|(m, x)| 0.3 * m + x).collect()).collect()

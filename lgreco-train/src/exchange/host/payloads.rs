@@ -94,8 +94,8 @@ impl Parts for Unread {
     }
 }
 
-/// Writes the means of all ranks' payloads. With shards, these are also means of whole layers. So all ranks find the
-/// same errors. Besides, outside methods can decode only whole tensors.
+/// Writes the means of all ranks' payloads. Even with shards, these are means of whole layers: all ranks must find the
+/// same errors, and outside methods can decode only whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;

@@ -38,7 +38,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Writes this rank's status record behind the shards of every rank, and records the lengths of these parts.
+/// Writes this rank's status record after the shards of every rank, and records the lengths of these parts.
 pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let wire = Wire::of(&program.moment);
     let (mut from, mut to) = (0, 0);
@@ -59,7 +59,7 @@ fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
     Ok(start..start + len(rank)? - program.slips())
 }
 
-/// The status records of all ranks behind this rank's shards.
+/// The status records of all ranks, which follow this rank's shards.
 pub(super) fn heard<'r>(
     layers: &[Layer<'_>],
     program: &Program,

@@ -1,4 +1,5 @@
-//! The error that bf16 factors cause. An exchange rounds `P` before it is orthonormalised, and also rounds `Q`.
+//! Tests of the error that bf16 factors cause. An exchange rounds `P` before it is orthonormalised, and also rounds
+//! `Q`.
 
 use super::*;
 

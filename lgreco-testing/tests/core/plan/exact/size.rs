@@ -60,8 +60,8 @@ proptest! {
     }
 }
 
-/// The size limit is the size of the best plan for an error budget. The error is then at most this budget, and each plan
-/// proves the other.
+/// The size limit is the size of the best plan for an error budget. Then the best plan for the size limit has at most
+/// this error, and if one of the two plans is proven, the other must be consistent with it.
 #[test]
 fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
     let (mut improved, mut proved) = (0, 0);

@@ -240,7 +240,7 @@ fn finish(
 }
 
 /// One rank closes a bucket after its last collective, without the means. The other ranks have the means, and get the
-/// error in the next step. That bucket may have been new.
+/// error in the next step. The closed bucket may be new.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {
