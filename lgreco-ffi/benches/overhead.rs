@@ -1,5 +1,5 @@
 //! Measures how much longer a call through the C API takes than the same call in Rust. The layer is so small that the
-//! call itself dominates. The fastest of many rounds counts. Fails if the difference is 100 ns or more.
+//! call itself dominates. The result is that of the fastest of many rounds. Fails if the difference is 100 ns or more.
 
 use lgreco_c::*;
 use lgreco_train::compress::{Compressor, Setting, decode};
@@ -42,12 +42,12 @@ fn main() {
     let mut compressor = null_mut();
     let dims = [2, 2];
     let layer = lgreco_layer { name: c"fc1".as_ptr(), dims: dims.as_ptr(), dims_len: 2, ..Default::default() };
-    // SAFETY: all pointers are to values that outlive the call.
+    // SAFETY: all pointers point to values that outlive the call.
     let status = unsafe { lgreco_compressor_create(null(), &layer, c"dense".as_ptr(), null(), &raw mut compressor) };
     assert_eq!(status, LGRECO_OK);
     let c = fastest(|step| {
         let (from, to, mut length) = (black_box(&values).as_ptr().cast(), black_box(&mut payload).as_mut_ptr(), 0);
-        // SAFETY: there are as many values as the layer has, and the payload has the stated length.
+        // SAFETY: the array of values has the layer's length, and the payload has the stated length.
         let status = unsafe { lgreco_compressor_encode(compressor, step, from, to, 32, &mut length) };
         assert_eq!((black_box(status), length), (LGRECO_OK, 32));
     });
@@ -57,11 +57,11 @@ fn main() {
     });
     let c = fastest(|_| {
         let (from, to) = (black_box(&payload).as_ptr(), black_box(&mut decoded).as_mut_ptr());
-        // SAFETY: the payload has the stated length, and the output has as many values as the layer.
+        // SAFETY: the payload has the stated length, and the output has the layer's length.
         let status = unsafe { lgreco_compressor_decode(compressor, from, 32, to, 4) };
         assert_eq!(black_box(status), LGRECO_OK);
     });
     compare("decode", rust, c);
-    // SAFETY: a live handle.
+    // SAFETY: the handle is live.
     unsafe { lgreco_compressor_destroy(&raw mut compressor) };
 }

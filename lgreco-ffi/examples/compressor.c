@@ -1,5 +1,5 @@
-// Two workers train on different gradients. They measure and plan, and then compress every step with error feedback. The
-// mean is that of the decoded payloads. Halfway, one worker continues from a saved state.
+// Two workers train on different gradients. They measure and plan, and then compress every step with error feedback.
+// The mean gradient is the mean of the decoded payloads. Halfway, one worker continues from a saved state.
 #include <inttypes.h>
 #include <lgreco_train.h>
 #include <math.h>
@@ -85,7 +85,7 @@ int main(void) {
             }
             if (step == STEPS / 2) {  // A checkpoint: the residual of worker 0 moves to a new compressor.
                 size_t saved_len = 0;
-                lgreco_compressor_save(compressors[0], NULL, 0, &saved_len);  // tells the number of bytes
+                lgreco_compressor_save(compressors[0], NULL, 0, &saved_len);  // writes the length to saved_len
                 uint8_t *saved = malloc(saved_len);
                 check(lgreco_compressor_save(compressors[0], saved, saved_len, &saved_len));
                 lgreco_compressor_destroy(&compressors[0]);

@@ -8,8 +8,8 @@
 
 class MpiCollective : public lgreco::Collective {
 public:
-    // With more than one rank per node, collectives inside nodes and between them are performed in their groups. 0 means all
-    // ranks that share memory.
+    // If `per_node` is more than 1, the groups of nodes and of peers perform collectives inside nodes and between them.
+    // If it is 0, a node is all ranks that share memory.
     explicit MpiCollective(MPI_Comm communicator, std::uint32_t per_node = 1) : groups_(communicator, per_node) {}
 
     std::uint32_t rank() const override { return groups_.rank(); }

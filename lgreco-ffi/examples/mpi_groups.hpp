@@ -4,14 +4,14 @@
 
 #include "mpi_call.hpp"
 
-// The ranks that give the same color.
+// Returns the communicator of the ranks that give the same color.
 inline MPI_Comm mpi_split(MPI_Comm communicator, std::uint32_t color) {
     MPI_Comm made;
     mpi_check(MPI_Comm_split(communicator, static_cast<int>(color), 0, &made));
     return made;
 }
 
-// The ranks that share memory with this rank.
+// Returns the communicator of the ranks that share memory with this rank.
 inline MPI_Comm mpi_split_machines(MPI_Comm communicator) {
     MPI_Comm made;
     mpi_check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made));
@@ -29,7 +29,7 @@ public:
             throw std::invalid_argument("two levels need the same number of ranks on each node");
     }
 
-    // A copy has communicators of its own. All ranks must copy together.
+    // A copy has separate communicators. All ranks must copy together.
     explicit MpiGroups(const MpiGroups &from)
         : all_(mpi_split(from.all_.comm(), 0)), node_(mpi_split(from.node_.comm(), 0)),
           peers_(mpi_split(from.peers_.comm(), 0)) {}

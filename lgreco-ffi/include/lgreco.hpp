@@ -312,15 +312,15 @@ public:
 
     void set(const std::string &setting) { check(lgreco_compressor_set_setting(get(), setting.c_str())); }
 
-    // The most bytes that encode writes.
+    // The largest number of bytes that encode writes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_compressor_bound(get(), &bytes));
         return bytes;
     }
 
-    // Compresses into `payload` and resizes it to the payload's length. Does not allocate if `payload` has room for `bound`
-    // bytes.
+    // Compresses into `payload` and resizes it to the payload's length. Does not allocate if `payload` has capacity for
+    // `bound` bytes.
     void encode(std::uint32_t step, const void *values, std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
         payload.resize(bound());

@@ -53,7 +53,8 @@ public:
         return bytes;
     }
 
-    // The part of `measure` before its wait. `workspace` is aligned to 256 bytes; give a copy of `results` to read_rows.
+    // Does the work of `measure` up to its wait. `workspace` is aligned to 256 bytes. Give a copy of `results` to
+    // read_rows.
     void enqueue_rows(const std::vector<lgreco_layer> &layers, void *workspace, std::uint64_t workspace_bytes, void *results,
                       std::uint64_t results_bytes, const Options &options = {}) {
         check(lgreco_cuda_enqueue_rows(get(), layers.data(), layers.size(), options.list().data(), workspace, workspace_bytes, results,

@@ -15,7 +15,8 @@ inline lgreco_cut_setting cut_setting(const Options &options) {
     return setting;
 }
 
-// Tells what running with `setting` means for a model trained with `trained`; `what` receives the first field that differs.
+// Returns what running with `setting` means for a model trained with `trained`. `what` receives the name of the first
+// field that differs.
 inline lgreco_compatibility compare(const lgreco_cut_setting &setting, const lgreco_cut_setting &trained,
                                     std::string *what = nullptr) {
     lgreco_compatibility found = LGRECO_COMPATIBILITY_SAME;
@@ -92,7 +93,7 @@ public:
         });
     }
 
-    // The most bytes of a message that this end writes.
+    // The largest length of a message that this end writes, in bytes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_cut_bound(get(), &bytes));

@@ -150,7 +150,8 @@ private:
 // The work of a controller's next decision, which any thread may run once. If it is dropped, it can be taken again.
 class PlanTask {
 public:
-    // Measures and plans. If it fails and the task is handed in nevertheless, all ranks are told.
+    // Measures and plans. If it fails and the task is handed in nevertheless, the step of the decision fails on all
+    // ranks.
     void run() { check(lgreco_plan_task_run(get())); }
 
     // Whether this is a task; false if there was none to take.
@@ -172,7 +173,7 @@ public:
     Controller(Controller &&) noexcept = default;
     Controller &operator=(Controller &&) noexcept = default;
 
-    // With `settings`, one per layer, the controller makes no decisions.
+    // If `settings` are given, one per layer, the controller makes no decisions.
     Controller(Collective &collective, const std::vector<lgreco_layer> &layers, const Options &options = {},
                const std::vector<lgreco_setting> &settings = {}, const lgreco_context *context = nullptr) {
         const lgreco_setting *const fixed = one_each(layers, settings);

@@ -139,7 +139,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>> {
 /// The stream and its context outlive the device.
 pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     return Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?));
     #[cfg(not(feature = "cuda"))]
     crate::device::not_built_in(stream)
@@ -159,22 +159,23 @@ mod backend {
     use lgreco_train::gradient::Shape;
 
     /// # Safety
-    /// As for [`DeviceGradient::new`].
+    /// The requirements of [`DeviceGradient::new`] apply.
     unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
     }
 
     /// Runs a call on the rows. Failures name the layer.
     ///
     /// # Safety
-    /// As for [`DeviceGradient::new`], for every row. Addresses that are neither read nor written may have any value.
+    /// The requirements of [`DeviceGradient::new`] apply to every row. Addresses that are neither read nor written may
+    /// have any value.
     unsafe fn on<'a, T>(
         rows: &[Row<'a>],
         call: impl FnOnce(&[DeviceJob<'a>]) -> Result<T, DeviceJobError>,
     ) -> Result<T> {
         let job = |row: &Row<'a>| {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             let gradient = unsafe { gradient(row.gradient) }.map_err(|failure| failure.of_layer(row.layer))?;
             Ok(DeviceJob { gradient, candidates: row.candidates, stream: row.stream })
         };
@@ -220,7 +221,7 @@ mod backend {
         }
 
         unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             unsafe { on(rows, |jobs| self.measure_device(jobs, squared_errors)) }
         }
 
@@ -231,7 +232,7 @@ mod backend {
         }
 
         unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             unsafe { on(rows, |jobs| CudaBackend::enqueue_rows(self, jobs, workspace, results)) }
         }
 
@@ -242,29 +243,29 @@ mod backend {
                 return Err(CoreError::Length { what: "bytes of results", expected, found: copy.len() }.into());
             }
             let words: Vec<u64> = words.iter().map(|&word| u64::from_ne_bytes(word)).collect();
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             unsafe { on(rows, |jobs| CudaBackend::read_rows(self, jobs, &words, squared_errors)) }
         }
 
         unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             let gradient = unsafe { gradient(encoding.gradient) }?;
             Ok(self.encode_device(&encoding.setting, &gradient, encoding.stream, payload)?)
         }
 
         unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             Ok(unsafe { self.decode_to_device(payload, values) }?)
         }
 
         unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize> {
             let Encoding { gradient: tensor, setting, stream } = encoding;
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             unsafe { Ok(CudaBackend::encode_to_device(self, setting, &gradient(*tensor)?, *stream, payload)?) }
         }
 
         unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, from: u64, to: u64) -> Result<()> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             Ok(unsafe { CudaBackend::decode_on_device(self, by, shape, from, to) }?)
         }
 
@@ -273,7 +274,7 @@ mod backend {
         }
 
         unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>> {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             unsafe { bucket::new(self, layers, memory) }
         }
     }

@@ -98,7 +98,7 @@ unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live during `'a`.
 pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K::State> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let handle = unsafe { checked(pointer) }?;
     // SAFETY: nobody writes the state of an immutable kind.
     Ok(unsafe { &*handle.state.get() })
@@ -116,9 +116,9 @@ fn lock(lock: &AtomicU8) -> Result<()> {
 /// The handle, with its lock taken.
 ///
 /// # Safety
-/// As [`checked`].
+/// The requirements of [`checked`] apply.
 unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
     Ok(handle)
@@ -129,7 +129,7 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
 pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::State) -> Result<()>) -> lgreco_status {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let handle = match unsafe { locked(pointer) } {
         Ok(handle) => handle,
         Err(failure) => return message::failed(&failure),
@@ -165,12 +165,13 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Runs `work` on the state of a second handle, inside a [`call`] on the first one. That call returns its errors.
+/// Runs `work` on the state of a second handle, inside a [`call`] on the first one. The outer call returns the errors
+/// of `work`.
 ///
 /// # Safety
-/// As [`call`].
+/// The requirements of [`call`] apply.
 pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K::State) -> Result<T>) -> Result<T> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
     let _lock = Lock(&handle.lock);
@@ -183,7 +184,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
 unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
 }
 
@@ -193,7 +194,7 @@ unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
 /// `place` is null, misaligned, or valid for writes.
 pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> Result<N::State>) -> lgreco_status {
     call_without_handle(|| {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let place = unsafe { emptied(place) }?;
         *place = new::<N>(make()?);
         Ok(())
@@ -203,13 +204,13 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
 /// Like [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
 ///
 /// # Safety
-/// `pointer` as for [`call`]; `place` as for [`create`].
+/// `pointer` meets the requirements of [`call`], and `place` those of [`create`].
 pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     pointer: *mut K,
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
-    // SAFETY: passed on; the place stays valid.
+    // SAFETY: this function's caller makes the same promise; the place stays valid.
     unsafe {
         let place = emptied(place);
         call(pointer, |state| {
@@ -236,18 +237,18 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
 /// # Safety
 /// `place` is null or valid for reads and writes. It holds null, or a live handle of any kind.
 pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     call_without_handle(|| match unsafe { take(place, |_| Ok(())) } {
         Ok(_) | Err(Failure::Panicked) => Ok(()),
         Err(failure) => Err(failure),
     })
 }
 
-/// Takes the state of a handle if `may` allows it, frees the handle and sets the caller's pointer to null. `None` if
-/// there is no handle. A handle in use is not freed. After a panic, the state is freed too.
+/// Takes the state of a handle if `may` allows it, frees the handle and sets the caller's pointer to null. Returns
+/// `None` if there is no handle. A handle in use is not freed. After a panic, the state is freed too.
 ///
 /// # Safety
-/// As [`destroy`].
+/// The requirements of [`destroy`] apply.
 pub(crate) unsafe fn take<K: Kind>(
     place: *mut *mut K,
     may: impl FnOnce(&K::State) -> Result<()>,
@@ -260,7 +261,7 @@ pub(crate) unsafe fn take<K: Kind>(
     if place.is_null() {
         return Ok(None);
     }
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let handle = unsafe { checked(*place) }?;
     let found = match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Acquire) {
         Err(BUSY) => return Err(Failure::Busy),

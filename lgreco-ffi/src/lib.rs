@@ -23,11 +23,11 @@
 //! needs no handle. A handle is locked during a call. A second thread, or a callback that uses the same handle, gets a
 //! status instead of a second mutable reference. Tables, plans and contexts never change and need no lock.
 //!
-//! A bucket is closed, not destroyed. It holds its layers' residuals and factors, and the call that frees it returns them
-//! to the controller. An `Arc` identifies the controller, so that no pointer links the two handles. It tells three cases
-//! apart: another controller's bucket, a bucket from before a saved state was loaded, and a bucket of a destroyed
-//! controller. Between calls a bucket keeps the pointers to the gradients and no references: it borrows the caller's memory
-//! only during a call.
+//! A bucket is closed, not destroyed. It holds its layers' residuals and factors, and the call that frees it returns
+//! them to the controller. An `Arc` identifies the controller, so that no pointer links the two handles. It
+//! distinguishes three cases: another controller's bucket, a bucket from before a saved state was loaded, and a bucket
+//! of a destroyed controller. Between calls a bucket keeps the pointers to the gradients and no references: it borrows
+//! the caller's memory only during a call.
 //!
 //! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols. It
 //! never creates a handle for these calls, so each of them refuses its handle argument first.

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 use lgreco_train::CoreError;
 
-/// `Err` for a pointer that is NULL or misaligned.
+/// Returns `Err` for a pointer that is NULL or misaligned.
 pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     match pointer {
         pointer if pointer.is_null() => Err(Failure::Null(what)),
@@ -14,7 +14,7 @@ pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-/// `Err` for an impossible pointer to an array of `len` elements. If `len` is 0, every pointer is allowed.
+/// Returns `Err` for an impossible pointer to an array of `len` elements. If `len` is 0, every pointer is allowed.
 pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -62,7 +62,7 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
-/// `Err` if `found` is less than `needed`.
+/// Returns `Err` if `found` is less than `needed`.
 pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()> {
     if found >= needed {
         return Ok(());
@@ -70,37 +70,37 @@ pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()
     Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
 }
 
-/// `Err` unless `found` is as expected.
+/// Returns `Err` unless `found` is as expected.
 pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Result<()> {
     if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
 }
 
-/// `Err` unless a table of `layers` layers has a layer of this index.
+/// Returns `Err` unless a table of `layers` layers has a layer of this index.
 pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
     if layer < layers { Ok(()) } else { Err(Failure::NoTableLayer { layer, layers }) }
 }
 
-/// The place for an output.
+/// Returns the caller's memory for an output.
 ///
 /// # Safety
-/// As [`slice_mut`] for one value.
+/// The requirements of [`slice_mut`] for one value apply.
 pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>> {
     check(pointer, what)?;
     // SAFETY: not null, aligned, and valid and unshared by the caller's promise; a MaybeUninit may hold anything.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// Checks the place, then writes the result of `make` to it.
+/// Checks the pointer, then writes the result of `make` to its memory.
 ///
 /// # Safety
-/// As [`place`].
+/// The requirements of [`place`] apply.
 pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     unsafe { place(pointer, what) }?.write(make()?);
     Ok(())
 }
 
-/// The caller's array to fill, and the place for its number of elements.
+/// The caller's array to fill, and the pointer that receives its number of elements.
 pub(crate) struct Output<T> {
     /// Name of the argument, for messages.
     pub(crate) what: &'static str,
@@ -110,10 +110,11 @@ pub(crate) struct Output<T> {
 }
 
 impl<T> Output<T> {
-    /// Writes `length` to its place. If the array has `needed` elements, calls `fill` on them.
+    /// Writes `length` to the caller's memory. If the array has at least `needed` elements, calls `fill` on the first
+    /// `needed` ones.
     ///
     /// # Safety
-    /// As [`slice_mut`] and [`place`].
+    /// The requirements of [`slice_mut`] and [`place`] apply.
     pub(crate) unsafe fn fill(
         self,
         length: usize,
@@ -122,10 +123,10 @@ impl<T> Output<T> {
     ) -> Result<()> {
         let Output { what, to, capacity, length: told } = self;
         disjoint(Range::of(told, 1, "length"), &[Range::of(to, capacity, what)])?;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe { place(told, "length") }?.write(length);
         at_least(needed as u64, capacity as u64, what)?;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         fill(&mut unsafe { slice_mut(to, capacity, what) }?[..needed])
     }
 }
@@ -134,7 +135,7 @@ impl Output<c_char> {
     /// Writes `text` with a NUL after it. The length does not count the NUL.
     ///
     /// # Safety
-    /// As [`Output::fill`].
+    /// The requirements of [`Output::fill`] apply.
     pub(crate) unsafe fn write_text(self, text: &str) -> Result<()> {
         let Output { what, to, capacity, length } = self;
         let fill = |to: &mut [u8]| {
@@ -142,7 +143,7 @@ impl Output<c_char> {
             to[text.len()] = 0;
             Ok(())
         };
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe { Output { what, to: to.cast::<u8>(), capacity, length }.fill(text.len(), text.len() + 1, fill) }
     }
 }
@@ -179,7 +180,7 @@ impl Range {
     }
 }
 
-/// `Err` when an output shares memory with an input or another output.
+/// Returns `Err` when an output shares memory with an input or another output.
 pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<()> {
     let meets = |other: &&Range| {
         output.bytes > 0
@@ -196,7 +197,7 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<()> {
     }
 }
 
-/// `Err` when two of the ranges share memory. Sorts them.
+/// Returns `Err` when two of the ranges share memory. Sorts them.
 pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut rest = ranges.iter().filter(|range| range.bytes > 0);
@@ -208,8 +209,8 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     Ok(())
 }
 
-/// The caller's bytes to decode, and the place for their values. Checks that they do not overlap. `what` is the name of
-/// the argument with the bytes, for messages.
+/// Returns the caller's bytes to decode, and the array for their values. Checks that they do not overlap. `what` is the
+/// name of the argument with the bytes, for messages.
 ///
 /// # Safety
 /// Pointers are as README.md requires; `'a` ends within the call.
@@ -219,7 +220,7 @@ pub(crate) unsafe fn encoded<'a>(
     (values, values_len): (*mut f32, usize),
 ) -> Result<(&'a [u8], &'a mut [f32])> {
     disjoint(Range::of(values, values_len, "values"), &[Range::of(bytes, length, what)])?;
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
 }
 

@@ -48,7 +48,7 @@ macro_rules! sized_struct {
 }
 pub(crate) use sized_struct;
 
-/// `Err` unless the caller's struct states the size of a `T` and the revision of this library's header.
+/// Returns `Err` unless the caller's struct states the size of a `T` and the revision of this library's header.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or points to a readable `usize`. If this is the `struct_size` of a `T`, the whole `T`
@@ -70,9 +70,10 @@ unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
 /// The caller's struct.
 ///
 /// # Safety
-/// As [`check_size`].
+/// The requirements of [`check_size`] apply.
 pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
-    // SAFETY: passed on; a struct of that size is readable, and any bits make a `T`.
+    // SAFETY: this function's caller makes the same promise; a struct of that size is readable, and any bits make a
+    // `T`.
     unsafe {
         check_size(pointer)?;
         Ok(pointer.read())
@@ -82,7 +83,7 @@ pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T>
 /// The caller's array of structs.
 ///
 /// # Safety
-/// As [`read_struct`] for `count` structs, one after the other.
+/// The requirements of [`read_struct`] apply to `count` structs, one after the other.
 pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>> {
     if count == 0 {
         return Ok(Vec::new());
@@ -95,9 +96,9 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
 /// Checks the size of the caller's struct, then fills it with the result of `make`.
 ///
 /// # Safety
-/// As [`check_size`]; also valid for writes.
+/// The requirements of [`check_size`] apply. The struct is also valid for writes.
 pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: passed on; a struct of that size is writable.
+    // SAFETY: this function's caller makes the same promise; a struct of that size is writable.
     unsafe {
         check_size(pointer)?;
         pointer.write(make()?);
@@ -108,9 +109,9 @@ pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -
 /// Like [`fill`]. If the struct is NULL, it only calls `make`.
 ///
 /// # Safety
-/// As [`fill`].
+/// The requirements of [`fill`] apply.
 pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
 }
 

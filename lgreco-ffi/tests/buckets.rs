@@ -29,7 +29,7 @@ impl Alone {
         });
         let (options, mut controller) = (List::new(options.iter().copied()), null_mut());
         let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
-        // SAFETY: all pointers are to values that outlive the call.
+        // SAFETY: all pointers point to values that outlive the call.
         let status = unsafe {
             let place = &raw mut controller;
             lgreco_controller_create(null(), &collective, layers.as_ptr(), 3, settings, options, place)
@@ -86,13 +86,13 @@ impl Alone {
 
     fn residual(&self, layer: usize) -> (lgreco_status, Vec<f32>) {
         let mut values = vec![0.0; DIMS[layer].iter().product()];
-        // SAFETY: there are as many values as the layer has.
+        // SAFETY: the array of values has the layer's length.
         let status = unsafe { lgreco_controller_residual(self.0, layer, values.as_mut_ptr(), values.len()) };
         (status, values)
     }
 
     fn close(&self, bucket: &mut *mut lgreco_bucket) -> lgreco_status {
-        // SAFETY: live handles.
+        // SAFETY: the handles are live.
         unsafe { lgreco_bucket_close(self.0, bucket) }
     }
 
@@ -103,7 +103,7 @@ impl Alone {
         let mut buckets = [2, 0, 1].map(|layer| (self.open(&[layer]), gradient(number, DIMS[layer].iter().product())));
         for (bucket, values) in &mut buckets {
             let pointers = [values.as_mut_ptr().cast::<c_void>()];
-            // SAFETY: there are as many values as the layer has, and they stay in place until the bucket is closed.
+            // SAFETY: the array of values has the layer's length and stays in place until the bucket is closed.
             assert_eq!(unsafe { lgreco_bucket_submit(*bucket, pointers.as_ptr(), 1) }, LGRECO_OK);
         }
         for (bucket, _) in &mut buckets {
@@ -127,7 +127,7 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        // SAFETY: live or null.
+        // SAFETY: the handle is live or null.
         unsafe { lgreco_controller_destroy(&raw mut self.0) };
     }
 }
@@ -195,7 +195,7 @@ fn buckets_belong_to_their_controller() {
     assert_eq!(other.close(&mut bucket), LGRECO_STEP_ORDER);
     assert!(!bucket.is_null());
     assert_eq!(alone.residual(0).0, LGRECO_IN_FLIGHT);
-    // SAFETY: live handles.
+    // SAFETY: the handles are live.
     unsafe {
         assert_eq!(lgreco_bucket_close(null_mut(), &raw mut bucket), LGRECO_NULL_POINTER);
         assert!(!bucket.is_null());
@@ -225,7 +225,7 @@ fn buckets_belong_to_their_controller() {
 
     // Destroys the controller before the bucket.
     let mut last = alone.open(&[1, 2]);
-    // SAFETY: live handles.
+    // SAFETY: the handles are live.
     unsafe {
         assert_eq!(lgreco_controller_destroy(&raw mut alone.0), LGRECO_OK);
         assert_eq!(lgreco_bucket_withhold(last, 1), LGRECO_OK);

@@ -24,7 +24,7 @@ impl Handles {
         let options = List::new(options.iter().copied());
         let (name, dims_len) = (c"fc1".as_ptr(), dims.len());
         let layer = lgreco_layer { name, dims: dims.as_ptr(), dims_len, dtype, ..lgreco_layer::default() };
-        // SAFETY: all pointers are to values that outlive the call.
+        // SAFETY: all pointers point to values that outlive the call.
         unsafe {
             let (setting, place) = (lgreco_setting::from(setting), &raw mut handles.compressor);
             let (text, options) = (setting.text.as_ptr(), options.pointer());
@@ -36,7 +36,7 @@ impl Handles {
 
     fn bound(&self) -> usize {
         let mut bytes = 0;
-        // SAFETY: a live handle and a place.
+        // SAFETY: the handle is live, and the output is valid.
         assert_eq!(unsafe { lgreco_compressor_bound(self.compressor, &raw mut bytes) }, LGRECO_OK);
         bytes
     }
@@ -61,7 +61,7 @@ impl Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // SAFETY: a live handle.
+        // SAFETY: the handle is live.
         unsafe { lgreco_compressor_destroy(&raw mut self.compressor) };
     }
 }
@@ -162,7 +162,7 @@ fn payloads_are_the_golden_ones() {
 }
 
 fn bytes_of(words: &mut [u64]) -> &mut [u8] {
-    // SAFETY: bytes of integers.
+    // SAFETY: the slice has exactly the bytes of these integers.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 8 * words.len()) }
 }
 
@@ -234,7 +234,7 @@ fn rows_are_rusts() {
         values: values.as_ptr().cast(),
         ..Default::default()
     };
-    // SAFETY: all pointers are to values that outlive the call, and arrays have the stated lengths.
+    // SAFETY: all pointers point to values that outlive the call, and arrays have the stated lengths.
     unsafe {
         let (from, to, count) = (settings.as_ptr(), errors.as_mut_ptr(), settings.len());
         let status = lgreco_measure(null(), &layer, from, count, 5, 2, to, sizes.as_mut_ptr());

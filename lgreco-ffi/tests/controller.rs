@@ -46,7 +46,7 @@ impl Alone {
         let options = List::new(options.iter().copied());
         let mut alone = Alone { controller: null_mut(), collective };
         let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
-        // SAFETY: all pointers are to values that outlive the call.
+        // SAFETY: all pointers point to values that outlive the call.
         let status = unsafe {
             let (network, place) = (&raw const alone.collective, &raw mut alone.controller);
             lgreco_controller_create(null(), network, layers.as_ptr(), 3, settings, options, place)
@@ -57,7 +57,7 @@ impl Alone {
     /// Bits per value in the first layer's EDEN setting; 0 while the layer is uncompressed.
     fn bits(&self) -> u32 {
         let mut setting = lgreco_setting::default();
-        // SAFETY: a live handle and a place.
+        // SAFETY: the handle is live, and the output is valid.
         assert_eq!(unsafe { lgreco_controller_setting(self.controller, 0, &raw mut setting) }, LGRECO_OK);
         // SAFETY: the library ends texts with a NUL.
         let text = unsafe { CStr::from_ptr(setting.text.as_ptr()) }.to_str().unwrap();
@@ -69,7 +69,7 @@ impl Alone {
         let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
         let mut report = lgreco_report::default();
         let count = allocations(|| {
-            // SAFETY: there are as many values as the layers have.
+            // SAFETY: the arrays of values have the layers' lengths.
             let status = unsafe {
                 let (pointers, report) = (pointers.as_ptr(), &raw mut report);
                 lgreco_controller_step(self.controller, &self.collective, pointers, 3, 0.1, report)
@@ -82,7 +82,7 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        // SAFETY: a live handle.
+        // SAFETY: the handle is live.
         unsafe { lgreco_controller_destroy(&raw mut self.controller) };
     }
 }
@@ -126,11 +126,12 @@ fn steps_under_fixed_settings_allocate_at_first_and_once() {
     }
 }
 
-/// A number of workers that was never set must not decide how much memory is allocated.
+/// The controller must check the collective's number of workers before it allocates memory for that many. The field may
+/// be uninitialised.
 #[test]
 fn a_number_of_workers_that_is_far_too_large_is_an_error() {
     unsafe extern "C" fn expect_few(user: *mut c_void, request: *const lgreco_request) -> i32 {
-        // SAFETY: the user pointer of the collective below, and the library's request.
+        // SAFETY: `user` is the pointer of the collective below, and `request` is the library's.
         unsafe {
             *user.cast::<u32>() += 1;
             if (*request).length == 32 { 0 } else { -1 }
@@ -143,7 +144,7 @@ fn a_number_of_workers_that_is_far_too_large_is_an_error() {
     alone.collective.user = (&raw mut calls).cast();
     let mut gradients = gradients(0);
     let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
-    // SAFETY: there are as many values as the layers have.
+    // SAFETY: the arrays of values have the layers' lengths.
     let status =
         unsafe { lgreco_controller_step(alone.controller, &alone.collective, pointers.as_ptr(), 3, 0.1, null_mut()) };
     assert_eq!((status, calls), (LGRECO_PARAMETER, 1));
@@ -225,7 +226,7 @@ fn residuals_are_kept_as_in_rust() {
             }
             for layer in [0, 2] {
                 let (mut of_c, mut of_rust) = (vec![1.0; 64 * 48], vec![2.0; 64 * 48]);
-                // SAFETY: there are as many values as the layer has.
+                // SAFETY: the array of values has the layer's length.
                 let status =
                     unsafe { lgreco_controller_residual(alone.controller, layer, of_c.as_mut_ptr(), of_c.len()) };
                 assert_eq!(status, LGRECO_OK);

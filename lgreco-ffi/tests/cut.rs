@@ -106,7 +106,7 @@ impl Ends {
         setting.forward.memory = memory;
         let setting = made(&setting);
         let mut ends = Ends { above: null_mut(), below: null_mut() };
-        // SAFETY: all live.
+        // SAFETY: all handles and outputs are valid.
         unsafe {
             let (up, down) = (LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM);
             assert_eq!(lgreco_cut_create(&setting, up, 0, &raw mut ends.above), LGRECO_OK);
@@ -141,7 +141,7 @@ impl Ends {
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // SAFETY: live handles.
+        // SAFETY: the handles are live.
         unsafe {
             lgreco_cut_destroy(&raw mut self.above);
             lgreco_cut_destroy(&raw mut self.below);

@@ -41,7 +41,7 @@ impl Contexts {
     fn new() -> Option<Contexts> {
         let [cpu, gpu] = [c"cpu", gpu()].map(|device| {
             let mut context = null_mut();
-            // SAFETY: text and a place.
+            // SAFETY: the text and the output are valid.
             (unsafe { lgreco_context_create(device.as_ptr(), &raw mut context) }, context)
         });
         assert_eq!(cpu.0, LGRECO_OK);
@@ -61,7 +61,7 @@ impl Contexts {
 
 impl Drop for Contexts {
     fn drop(&mut self) {
-        // SAFETY: live handles.
+        // SAFETY: the handles are live.
         self.0.iter_mut().for_each(|context| assert_eq!(unsafe { lgreco_context_destroy(context) }, LGRECO_OK));
     }
 }
@@ -211,7 +211,7 @@ fn decisions_are_those_of_the_cpu() {
     let Some(contexts) = Contexts::new() else { return };
     let mut controllers = contexts.0.map(|context| {
         let mut controller = null_mut();
-        // SAFETY: all live.
+        // SAFETY: all handles and outputs are valid.
         let status = unsafe {
             let place = &raw mut controller;
             lgreco_controller_create(context, &collective, layers.as_ptr(), 2, null(), options.pointer(), place)
@@ -222,7 +222,7 @@ fn decisions_are_those_of_the_cpu() {
     drop(contexts);
     let decisions = controllers.each_mut().map(|controller| {
         let mut decision = lgreco_decision::default();
-        // SAFETY: the handle is live, and there are as many values as its layers have.
+        // SAFETY: the handle is live, and the arrays of values have the lengths of its layers.
         unsafe {
             for step in 0..3 {
                 let mut values = [gradient(step, ELEMENTS), gradient(step + 9, ELEMENTS)];

@@ -17,7 +17,7 @@ fn is_blessed() -> bool {
     std::env::var_os("LGRECO_BLESS").is_some()
 }
 
-/// Without comments.
+/// Returns the header without its comments.
 fn code(header: &str) -> String {
     let mut code = String::new();
     let mut rest = header;
@@ -33,7 +33,7 @@ fn revision(headers: &str) -> String {
     let code = code(headers);
     let declares = |line: &&str| !line.starts_with("#define LGRECO_VERSION") && !line.starts_with(REVISION);
     let words = code.lines().filter(declares).flat_map(str::split_whitespace);
-    // FNV-1a.
+    // The checksum is FNV-1a.
     let checksum = words
         .flat_map(|word| word.bytes().chain([b' ']))
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

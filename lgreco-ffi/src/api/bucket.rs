@@ -58,7 +58,7 @@ impl BucketState {
     unsafe fn next(&mut self) -> Result<lgreco_request> {
         let BucketState { bucket, gradients, pointers, groups, .. } = self;
         let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::within(next, *groups));
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let next = unsafe { gradients.with(pointers, next) }?;
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
             pointers.clear();
@@ -94,9 +94,9 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     })
 }
 
-/// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The submitted
-/// values of the layer count as zeros. They are replaced by the mean, and the residual stays unchanged. Other ranks may
-/// have a gradient for it.
+/// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The
+/// library treats the submitted values of the layer as zeros and replaces them by the mean. The residual stays
+/// unchanged. Other ranks may have a gradient for it.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
 /// bucket.
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
     call!(bucket, |state| Ok(state.bucket.withhold(layer)?))
 }
 
-/// Tells the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
+/// Reports the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
 /// registered. `index` counts the bucket's collectives from 0. Beyond the last one, the kind is LGRECO_REQUEST_NONE.
 /// All pointers are NULL. An exchange that fails asks for fewer collectives.
 ///
@@ -167,9 +167,9 @@ pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket
     call!(bucket, |state| Ok(state.bucket.submit_failure(Error::Trainer { code: LGRECO_TRAINER })?))
 }
 
-/// Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
-/// means that the gradients are now means. Allocates scratch memory, and with nodes memory for the last collective. If
-/// that is missing, it fails with LGRECO_OUT_OF_MEMORY on this rank only.
+/// Continues the exchange after the previous request was performed, and returns the next collective in `request`.
+/// LGRECO_REQUEST_NONE means that the gradients are now means. Allocates scratch memory and, on nodes, memory for the
+/// last collective. If this allocation fails, the call fails with LGRECO_OUT_OF_MEMORY on this rank only.
 ///
 /// A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
 /// with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are
@@ -185,14 +185,15 @@ pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request:
     call!(bucket, |state| { fill(request, || state.next()) })
 }
 
-/// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL. NULL,
-/// or a pointer to NULL, does nothing. A collective that still works on the bucket's memory must have ended. If the
-/// exchange did not finish, residuals and factors of its layers stay as they were. A bucket from before
-/// lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
+/// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL.
+/// Does nothing for NULL, or for a pointer to NULL. A collective that still works on the bucket's memory must have
+/// ended. If the exchange did not finish, residuals and factors of its layers stay as they were. A bucket that was
+/// opened before lgreco_controller_load is freed without any other effect. `controller` may be NULL once the bucket's
+/// controller is destroyed.
 ///
 /// If the bucket was in the middle of its exchange, other ranks may have the means. The step's outcome on this rank is
-/// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Neither happens if
-/// all ranks exchange the layers again in this step, or abandon it.
+/// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Both are avoided
+/// if all ranks exchange the layers again in this step, or abandon the step.
 ///
 /// Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
 /// earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail

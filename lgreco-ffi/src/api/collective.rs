@@ -69,8 +69,8 @@ impl lgreco_collective {
 }
 
 impl Callback {
-    /// Allows gathers from at least this many workers, even if the caller's struct states fewer. A number that is far too large is
-    /// wrong, and is replaced.
+    /// Raises the number of workers to `world_size` if the caller's struct states fewer, so that gathers have memory
+    /// for all of them. A number above `MOST_WORKERS` cannot be right, and `world_size` replaces it.
     pub(crate) fn make_room_for(&mut self, world_size: u32) {
         let is_far_too_large = self.world_size > MOST_WORKERS;
         self.world_size = if is_far_too_large { world_size } else { self.world_size.max(world_size) };

@@ -157,14 +157,15 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     })
 }
 
-/// Tells whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods suit it; QSGD
-/// does so only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check
-/// without values. Allocates.
+/// Checks whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods do, but QSGD
+/// only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
+/// values. Allocates.
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets, its error has a larger norm than its input,
-/// so the residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
-/// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
-/// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
+/// so the residual would grow until it overflows. The layer's `values` may be NULL. The call then compresses
+/// heavy-tailed values to judge QSGD, as lgreco_compressor_create does. If `values` are given, they must be finite, and
+/// the call compresses them to judge any method. The result may then be stricter or more lenient. If the options have
+/// no error feedback, the call does not judge the values.
 ///
 /// Fails with LGRECO_NOT_CONTRACTIVE when the setting does not suit error feedback; the message then has the squared
 /// error. Also fails with LGRECO_PARAMETER when the setting does not fit the layer, and with LGRECO_NON_FINITE when a
@@ -194,10 +195,10 @@ pub unsafe extern "C" fn lgreco_feedback_check(
     })
 }
 
-/// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees a compressor and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(compressor) }
 }
 
@@ -214,8 +215,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     call!(compressor, |compressor| Ok(compressor.set(read_setting(setting)?)?))
 }
 
-/// Tells the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes exactly
-/// this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+/// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes
+/// exactly this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,

@@ -21,7 +21,7 @@ impl Immutable for lgreco_context {}
 /// # Safety
 /// `context` is null, or points to a live handle of any kind.
 pub(super) unsafe fn device(context: *const lgreco_context) -> Result<Device> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     if context.is_null() { Ok(Device::Cpu) } else { unsafe { handle::shared(context) }.cloned() }
 }
 
@@ -57,9 +57,9 @@ pub unsafe extern "C" fn lgreco_context_create(
     create!(context, || open(text(device, "device")?))
 }
 
-/// Frees a context and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees a context and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_destroy(context: *mut *mut lgreco_context) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(context) }
 }

@@ -52,7 +52,7 @@ impl ControllerState {
         Err(Error::StepOrder { what, expected: "one of this controller's" }.into())
     }
 
-    /// `Err` unless the collective has the rank and the number of workers of this controller.
+    /// Returns `Err` unless the collective has the rank and the number of workers of this controller.
     fn check_place(&self, collective: &impl Collective) -> Result<(), Failure> {
         let (rank, world) = (collective.rank(), collective.world_size());
         let (own_rank, own_world) = (self.rank, self.world_size);
@@ -66,7 +66,7 @@ impl ControllerState {
         Groups { world_size: self.world_size, per_node: self.levels.per_node() }
     }
 
-    /// `Err` unless the controller has this layer.
+    /// Returns `Err` unless the controller has this layer.
     pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
         let layers = self.levels.tensors().len();
         if layer < layers {
@@ -140,7 +140,7 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
+/// Reports which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
 /// rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
 ///
 /// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
@@ -161,10 +161,10 @@ pub unsafe extern "C" fn lgreco_controller_shard(
     })
 }
 
-/// Frees a controller and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees a controller and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_controller) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(controller) }
 }
 
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
     call!(controller, |state| { Ok(state.levels.begin_step(learning_rate)?) })
 }
 
-/// Tells the next collective to perform before buckets may be opened. Call it again after each collective, until the
+/// Reports the next collective to perform before buckets may be opened. Call it again after each collective, until the
 /// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the
 /// measuring rank measures and plans during a call. Allocates at decisions only.
 ///

@@ -32,9 +32,9 @@ struct Given {
 enum Shares {
     /// Every rank has whole layers.
     None,
-    /// lgreco_controller_create_sharded.
+    /// Every rank has a shard of each layer; the array is that of lgreco_controller_create_sharded.
     Sharded(*const u64),
-    /// lgreco_controller_create_on_nodes.
+    /// A node has this number of ranks, as in lgreco_controller_create_on_nodes.
     PerNode(u32),
 }
 
@@ -43,7 +43,7 @@ impl Given {
     /// Handles and pointers are as README.md requires, `shares` as lgreco_controller_create_sharded requires.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
-        // SAFETY: passed on, here and below.
+        // SAFETY: this function's caller makes the same promise, here and below.
         let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
         let mut tensors = Vec::new();
         // SAFETY: as above.
@@ -97,7 +97,7 @@ impl Given {
 
 /// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
 /// must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
-/// Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
+/// Otherwise `settings` has one setting per layer, in force until lgreco_controller_set_settings. The call performs no
 /// collective.
 ///
 /// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn lgreco_controller_create(
     })
 }
 
-/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of its
-/// own shards, at their place in the gradients; the other elements are then unusable.
+/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of
+/// its own shards, at the shards' positions in the gradients. The other elements are then unusable.
 ///
 /// `shards` has world_size numbers per layer, layer after layer: the end of each rank's shard, in elements. The shard of
 /// rank r begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn lgreco_controller_create_sharded(
     })
 }
 
-/// The place of a rank among nodes of `per_node` ranks each. Ranks are numbered node by node.
+/// Returns the position of a rank among nodes of `per_node` ranks each. Ranks are numbered node by node.
 fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
     let wrong = |what, value: u32, expected| {
         let value = value.into();
@@ -157,16 +157,16 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
     Ok(Topology { nodes: world_size / per_node, node: rank / per_node, per_node, local: rank % per_node })
 }
 
-/// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
-/// their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers
-/// with the same place in the other nodes. The workers of a node then gather the means. So each byte of a payload
-/// passes a node's link once per other node.
+/// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node
+/// sum their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the
+/// workers with the same index within the other nodes. The workers of a node then gather the means. So each byte of a
+/// payload passes a node's link once per other node.
 ///
 /// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
 /// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket gathers the
 /// means in its node. Before it, ranks of a node may have performed different numbers of requests with their peers. So
-/// each bucket in flight needs groups of its own. Otherwise the last requests must start in the same order on all
-/// ranks, after all buckets have reached them.
+/// give each bucket in flight separate groups. Alternatively, start the last requests in the same order on all ranks,
+/// after all buckets have reached them.
 ///
 /// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH, and for REDUCE_SCATTER_SUM or, if
 /// `reduce_dtype` is bfloat16, ALL_TO_ALL. Settings, residuals, metrics and the bytes of reports are those of this

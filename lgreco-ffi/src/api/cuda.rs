@@ -37,15 +37,15 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
     create!(cuda, || cuda::on_stream(stream))
 }
 
-/// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL,
-/// or a pointer to NULL, does nothing.
+/// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. Does
+/// nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(cuda) }
 }
 
-/// Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
+/// Reports the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *mut u64) -> lgreco_status {
     call!(cuda, |cuda| write(bytes, "bytes", || Ok(cuda.held_bytes())))

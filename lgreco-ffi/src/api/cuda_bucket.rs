@@ -77,14 +77,14 @@ fn to_request(collective: Option<Collective>) -> lgreco_request {
 sized_struct!("cuda outcome", lgreco_cuda_outcome { rank: LGRECO_NO_RANK });
 
 /// # Safety
-/// README.md, pointers.
+/// Pointers are as README.md requires.
 unsafe fn read(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
     layers_len: usize,
     options: *const *const c_char,
 ) -> Result<BucketLayers> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let (described, options) = unsafe { (read_structs(layers, layers_len)?, options::read::<BucketOptions>(options)?) };
     check_array(settings, layers_len, "settings")?;
     let BucketOptions { stream, world_size, indices, gain, nan_on_fault, reduce_dtype } = options;
@@ -92,7 +92,7 @@ unsafe fn read(
     exactly(layers_len, indices.len(), "indices, one per layer")?;
     let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
     for (place, (layer, index)) in described.iter().zip(indices).enumerate() {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let tensor = unsafe { layer.tensor() }?;
         if *common.get_or_insert(tensor.dtype) != tensor.dtype {
             let expected = "that of the bucket's first layer";
@@ -100,7 +100,7 @@ unsafe fn read(
                 CoreError::Parameter { what: "code of the element type", value: tensor.dtype as u8 as f64, expected };
             return Err(Failure::from(other).of_layer(tensor.name));
         }
-        // SAFETY: there is one per layer.
+        // SAFETY: `settings` has one setting per layer.
         let setting = unsafe { read_setting(settings.add(place).cast()) };
         layers.push((index, tensor.shape, setting.map_err(|failure| failure.of_layer(tensor.name))?));
     }
@@ -108,8 +108,8 @@ unsafe fn read(
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
-/// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus messages.
-/// `values` of layers are not read. `settings` has one setting per layer.
+/// Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
+/// messages. `values` of layers are not read. `settings` has one setting per layer.
 ///
 /// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
 /// different types.
@@ -149,11 +149,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     })
 }
 
-/// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may be freed
-/// once all work that was enqueued with it is done.
+/// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. Its memory
+/// may be freed once all work that was enqueued with it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cuda_bucket) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(bucket) }
 }
 
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cud
 /// means then replace them.
 ///
 /// Fails with LGRECO_STEP_ORDER when a step is under way, LGRECO_DEVICE for an address that is NULL or not aligned. The
-/// device detects wrong values and tells all ranks; lgreco_cuda_bucket_outcome reports them.
+/// device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     cuda: *mut lgreco_cuda,
@@ -174,10 +174,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     })
 }
 
-/// Enqueued: continues after the previous collective was enqueued, and tells the next collective to enqueue on the stream.
-/// It is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory,
-/// in place, as NCCL performs them. After LGRECO_REQUEST_NONE the work that computes the means is enqueued. All ranks get
-/// the same requests, and must start those of different buckets in the same order.
+/// Enqueued: continues after the previous collective was enqueued, and returns in `request` the next collective to
+/// enqueue on the stream. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
+/// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory, in place, as NCCL performs them. After LGRECO_REQUEST_NONE the
+/// work that computes the means is enqueued. All ranks get the same requests, and must start those of different buckets
+/// in the same order.
 ///
 /// Fails with LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit. LGRECO_DEVICE in place of LGRECO_REQUEST_NONE means that
 /// the driver refused a call. All workers have then made the same collectives, and the step has failed on all of them.
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     call!(cuda, |cuda| { fill(request, || Ok(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?))) })
 }
 
-/// Blocking: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+/// Blocking: reports the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
 ///
 /// Fails with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
@@ -202,11 +203,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
-/// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
+/// Reports the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
 /// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
-/// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. An event after
-/// the copy tells when it has arrived; then lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one
-/// step later, and waits only for the copy.
+/// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Record an event
+/// after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can read the copy. So a trainer learns
+/// of faults one step later, and waits only for the copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     cuda: *mut lgreco_cuda,
@@ -227,8 +228,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
 /// Reads the outcome of the bucket's steps from a copy of the bytes at lgreco_cuda_bucket_outcome_place. The copy need not
 /// be aligned. The device is not used.
 ///
-/// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place tells. Other bytes of
-/// this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
+/// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. Other
+/// bytes of this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     cuda: *mut lgreco_cuda,
@@ -244,8 +245,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     })
 }
 
-/// Tells the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it as
-/// `found_inf`.
+/// Reports the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it
+/// as `found_inf`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     cuda: *mut lgreco_cuda,
@@ -291,7 +292,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
 }
 
 /// Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
-/// two steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+/// two steps. Use it to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 /// lgreco_cuda.
 ///
 /// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,

@@ -21,7 +21,7 @@ impl<'a> Model<'a> {
     /// # Safety
     /// Pointers are as README.md requires; `'a` ends within the call.
     unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe {
             let layers = read_structs(layers, layers_len)?;
             let tensors = layers.iter().map(|layer| layer.tensor()).collect::<Result<_, _>>()?;
@@ -32,9 +32,9 @@ impl<'a> Model<'a> {
     /// Returns the candidates that `options` offer to the layers.
     ///
     /// # Safety
-    /// README.md, pointers.
+    /// Pointers are as README.md requires.
     unsafe fn offer(&self, options: *const *const c_char) -> Result<Offer<'a>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let options = unsafe { options::read::<SearchOptions>(options) }?;
         let search = options.search()?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
@@ -67,7 +67,7 @@ impl<'a> Model<'a> {
         some(self.rows(offer, |layer, tensor| layer.address(tensor))?)
     }
 
-    /// `Err` when `output` shares memory with a gradient in `offer`.
+    /// Returns `Err` when `output` shares memory with a gradient in `offer`.
     fn check_apart(&self, offer: &Offer<'_>, output: Range) -> Result<()> {
         offer.rows().try_for_each(|row| {
             let tensor = self.tensors[row.layer];
@@ -97,7 +97,7 @@ struct Unit {
 /// placeholder instead of the gradients' addresses.
 ///
 /// # Safety
-/// README.md, pointers.
+/// Pointers are as README.md requires.
 unsafe fn without_values(
     cuda: &mut Box<dyn OnDevice>,
     layers: *const lgreco_layer,
@@ -109,9 +109,9 @@ unsafe fn without_values(
     if calls & !CALLS.iter().sum::<u32>() != 0 {
         return Err(Failure::UnknownConstant { what: "calls", found: calls });
     }
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let model = unsafe { Model::read(layers, layers_len) }?;
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let offer = unsafe { model.offer(options) }?;
     call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?)
 }
@@ -119,15 +119,15 @@ unsafe fn without_values(
 /// Kinds of calls on device memory, as a sum of LGRECO_CUDA_...
 pub type lgreco_cuda_calls = u32;
 
-/// lgreco_cuda_measure.
+/// Calls of lgreco_cuda_measure.
 pub const LGRECO_CUDA_MEASURE: lgreco_cuda_calls = 1;
-/// lgreco_cuda_encode.
+/// Calls of lgreco_cuda_encode.
 pub const LGRECO_CUDA_ENCODE: lgreco_cuda_calls = 2;
-/// lgreco_cuda_decode.
+/// Calls of lgreco_cuda_decode.
 pub const LGRECO_CUDA_DECODE: lgreco_cuda_calls = 4;
-/// lgreco_cuda_encode_to_device.
+/// Calls of lgreco_cuda_encode_to_device.
 pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
-/// lgreco_cuda_decode_on_device.
+/// Calls of lgreco_cuda_decode_on_device.
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 /// Blocking: does the work of lgreco_table_measure for gradients in the device's memory. It enqueues all layers and
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     })
 }
 
-/// Tells the bytes of workspace and of results that lgreco_cuda_enqueue_rows needs on the device for these layers and
+/// Reports the bytes of workspace and of results that lgreco_cuda_enqueue_rows needs on the device for these layers and
 /// options. `values` are not read, and the device is not used.
 ///
 /// Fails like lgreco_cuda_measure, except for errors about values.
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     })
 }
 
-/// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device,
+/// Enqueued: does the work of lgreco_cuda_measure up to its wait. It works in `workspace` and `results` on the device,
 /// which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
 /// but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
 /// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     })
 }
 
-/// Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
+/// Reports the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
 /// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
 /// handle has reserved the memory.
 ///
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     })
 }
 
-/// Blocking: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later
+/// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. Later
 /// `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
 /// nothing.
 ///

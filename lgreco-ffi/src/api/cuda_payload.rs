@@ -42,7 +42,7 @@ impl<'a> Encoded<'a> {
         setting: *const c_char,
         rng: *const lgreco_rng_stream,
     ) -> Result<Encoded<'a>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
             (layer, layer.tensor()?, read_setting(setting)?, slice(rng, 1, "rng")?[0])
@@ -56,7 +56,8 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Tells the number of payload bytes of a layer under a setting. It does not depend on the values, which are not read.
+/// Reports the number of payload bytes of a layer under a setting. It does not depend on the values, which are not
+/// read.
 ///
 /// Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 #[unsafe(no_mangle)]
@@ -121,8 +122,8 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 }
 
 /// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
-/// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check tells whether the gradient could be compressed.
-/// Work that is enqueued after this call may overwrite the gradient.
+/// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check reports whether the gradient could be
+/// compressed. Work that is enqueued after this call may overwrite the gradient.
 ///
 /// Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]
@@ -179,7 +180,7 @@ fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize> {
     Ok(setting.payload_len(tensor.shape, tensor.dtype)?)
 }
 
-/// `Err` unless `found` bytes suffice for the layer's payload.
+/// Returns `Err` unless `found` bytes suffice for the layer's payload.
 fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<()> {
     at_least(payload_len(setting, tensor)? as u64, found as u64, "payload bytes")
 }

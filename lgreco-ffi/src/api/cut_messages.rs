@@ -10,7 +10,7 @@ use core::ptr::null;
 use lgreco_pipeline::{CoreError, CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// Stands in place of an id, for a sample that AQ-SGD must not remember.
+/// Replaces the id of a sample that AQ-SGD must not remember.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
 /// The upstream end, with workspace and the ids of the batch.
@@ -51,7 +51,7 @@ impl CutState {
         let read = [Range::of(values.cast::<u8>(), elements * dtype.bytes(), "values"), Range::of(ids, samples, "ids")];
         disjoint(Range::of(message, capacity, "message"), &read)?;
         self.ids.clear();
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe {
             if !ids.is_null() {
                 let known = |&id: &u64| (id != LGRECO_UNREMEMBERED).then_some(id);
@@ -160,8 +160,8 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
 }
 
 /// Downstream: compresses the gradients of a micro-batch into `message`. `ticket` is the micro-batch's number from
-/// lgreco_cut_receive; it can be used once. There are as many gradients as activations. Gradients of different
-/// micro-batches may be sent in any order.
+/// lgreco_cut_receive; it can be used once. The number of gradients equals that of the activations. Gradients of
+/// different micro-batches may be sent in any order.
 ///
 /// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
 /// with LGRECO_OTHER_END for an upstream end.

@@ -11,7 +11,8 @@ pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
 const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
 
 /// Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-/// Compression at a cut becomes part of the model: save this struct with it. The layout of this struct never changes.
+/// Compression at a cut becomes part of the model, so save this struct with the model. The layout of this struct never
+/// changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_cut_setting {
@@ -29,9 +30,9 @@ impl Default for lgreco_cut_setting {
 /// Reads the setting from the caller's struct.
 ///
 /// # Safety
-/// README.md, pointers.
+/// Pointers are as README.md requires.
 pub(super) unsafe fn read_cut_setting(setting: *const lgreco_cut_setting, what: &'static str) -> Result<CutSetting> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     let setting = unsafe { slice(setting, 1, what) }?;
     Ok(CutSetting::from_bytes(&setting[0].bytes)?)
 }

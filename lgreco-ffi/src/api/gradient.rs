@@ -26,7 +26,7 @@ pub struct lgreco_layer {
     pub dims: *const usize,
     /// Number of dimensions; 0 for a scalar.
     pub dims_len: usize,
-    /// The gradient, row-major, with as many elements as the product of `dims`. The library only reads it.
+    /// The gradient, row-major. Its number of elements is the product of `dims`. The library only reads the gradient.
     /// lgreco_compressor_create does not need it.
     pub values: *const c_void,
     /// Type of the gradient's elements.
@@ -51,7 +51,7 @@ impl lgreco_layer {
     /// # Safety
     /// Pointers are as README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let (name, dims) =
             unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };
         let described = || {
@@ -64,9 +64,9 @@ impl lgreco_layer {
     /// Reads the layer's gradient. Failures name the layer.
     ///
     /// # Safety
-    /// Those of `tensor`.
+    /// The requirements of `tensor` apply.
     pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
         let gradient = values.and_then(|values| Ok(Gradient::new(values, tensor.shape)?));
         gradient.map_err(|failure| failure.of_layer(tensor.name))
@@ -101,7 +101,7 @@ pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `elements` values of this type during `'a`.
 pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>> {
-    // SAFETY: passed on; F16 and Bf16 are transparent over u16.
+    // SAFETY: this function's caller makes the same promise; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
             Dtype::F32 => Values::F32(slice(pointer.cast(), elements, "values")?),
@@ -114,9 +114,9 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
 /// Returns the caller's gradient, to be replaced by the mean.
 ///
 /// # Safety
-/// As for `values`. The memory is also valid for writes, and nothing else uses it during `'a`.
+/// The requirements of `values` apply. The memory is also valid for writes, and nothing else uses it during `'a`.
 pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
-    // SAFETY: passed on; F16 and Bf16 are transparent over u16.
+    // SAFETY: this function's caller makes the same promise; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
             Dtype::F32 => ValuesMut::F32(slice_mut(pointer.cast(), elements, "gradient")?),
@@ -155,14 +155,14 @@ impl Gradients {
     /// Returns the caller's pointers as a slice; `Err` unless there is one per layer.
     ///
     /// # Safety
-    /// README.md, pointers.
+    /// Pointers are as README.md requires.
     pub(super) unsafe fn pointers<'a>(&self, pointers: *const *mut c_void, len: usize) -> Result<&'a [*mut c_void]> {
         exactly(self.layers.len(), len, "gradients, one per layer")?;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe { slice(pointers, len, "gradients") }
     }
 
-    /// Runs a call on the gradients at `pointers`. There is one pointer per layer, or none at all.
+    /// Runs a call on the gradients at `pointers`. There is one pointer per layer, or `pointers` is empty.
     ///
     /// # Safety
     /// Pointers are null, misaligned, or valid for the layer's number of values. Nothing else uses these values during
@@ -175,7 +175,8 @@ impl Gradients {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {
-            // SAFETY: passed on. The values are cleared before the call ends, and at the latest before they are used again.
+            // SAFETY: this function's caller makes the same promise. The values are cleared before the call ends, and
+            // at the latest before they are used again.
             let values = unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) };
             let (what, index) = ("gradients", layer.index);
             let of_layer = |failure| Failure::OfElement { what, index, failure: Box::new(failure) };

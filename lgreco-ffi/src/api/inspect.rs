@@ -96,7 +96,7 @@ pub struct lgreco_decision {
     pub cause: lgreco_cause,
     /// 1 when sizes are picoseconds, 0 when they are bits.
     pub in_picoseconds: u32,
-    /// 1 when the policy made a plan, else 0; the fields below are then 0.
+    /// 1 when the policy made a plan, else 0. If it is 0, so are all fields below.
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
@@ -242,8 +242,8 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     })
 }
 
-/// Tells the number of steps taken, including skipped ones, and in how many of them some rank's gradient was not
-/// finite.
+/// Reports the number of steps taken, including skipped ones, and the number of steps in which some rank's gradient was
+/// not finite.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_steps(
     controller: *mut lgreco_controller,
@@ -280,7 +280,7 @@ pub struct lgreco_memory_use {
 // SAFETY: repr(C), starts with a usize; numbers only.
 sized_struct!("memory use", lgreco_memory_use {});
 
-/// Tells how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
+/// Reports how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
 /// decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
 /// lgreco_controller_step has one in flight. If `bucket_bytes` is 0, it means the size in the options.
 #[unsafe(no_mangle)]

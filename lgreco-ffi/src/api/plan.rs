@@ -176,10 +176,10 @@ pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lg
     plain!(|| fill(view, || Ok(read(handle::shared(plan)?))))
 }
 
-/// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees a plan and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(plan) }
 }
 
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
     })
 }
 
-/// `Err` unless the chosen options keep the table's groups and fixed options.
+/// Returns `Err` unless the chosen options keep the table's groups and fixed options.
 fn keeps_constraints(table: &NamedTable, options: &[u32]) -> Result<()> {
     let constraints = table.constraints();
     if constraints.is_empty() {

@@ -74,9 +74,9 @@ pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lg
     call!(task, PlanTaskState::run)
 }
 
-/// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
-/// nothing. A task that is no longer needed is freed without any other effect. This happens when a saved state was
-/// loaded, or when a fall of the learning rate made the decision instead.
+/// Hands in a task that was run, frees it and sets the caller's pointer to NULL. Does nothing for NULL, or for a
+/// pointer to NULL. A task that is no longer needed is freed without any other effect. This happens when a saved state
+/// was loaded, or when a fall of the learning rate made the decision instead.
 ///
 /// Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 /// running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
@@ -104,11 +104,11 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
     })
 }
 
-/// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. The task can be taken
-/// again.
+/// Frees a task and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The task can be
+/// taken again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_task) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(task) }
 }
 
@@ -129,10 +129,10 @@ pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_contro
         .unwrap_or(u64::MAX))))
 }
 
-/// Gives new settings, one per layer, to a controller that was made with settings. All ranks do so between the same two
-/// steps. They switch at the next step, or at the end of the warm-up if that is later. With buckets in flight
-/// (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give different settings, or
-/// only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
+/// Gives new settings, one per layer, to a controller that was made with settings. All ranks must make this call
+/// between the same two steps. They switch at the next step, or at the end of the warm-up if that is later. With
+/// buckets in flight (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give
+/// different settings, or only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
 ///
 /// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
 /// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. On

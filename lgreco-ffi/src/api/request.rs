@@ -18,8 +18,8 @@ pub type lgreco_group = u32;
 pub const LGRECO_GROUP_ALL: lgreco_group = 0;
 /// The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
 pub const LGRECO_GROUP_NODE: lgreco_group = 1;
-/// This worker's peers: the workers with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes
-/// uses it.
+/// This worker's peers: the workers with the same index within their nodes, one per node. Only
+/// lgreco_controller_create_on_nodes uses it.
 pub const LGRECO_GROUP_PEERS: lgreco_group = 2;
 
 /// The kind of collective that the caller performs.
@@ -67,7 +67,7 @@ pub struct lgreco_request {
     pub memory: lgreco_device,
     /// The worker that broadcasts.
     pub root: u32,
-    /// The group that performs it. The fields below number the workers of this group from 0.
+    /// The group that performs the collective. The fields below number the workers of this group from 0.
     pub group: lgreco_group,
     /// Memory to replace or fill; aligned for f32 if it holds f32.
     pub buffer: *mut c_void,

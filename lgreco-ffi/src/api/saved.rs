@@ -23,7 +23,7 @@ pub struct lgreco_loaded {
     pub extra: *const *const c_char,
     /// Length of `extra`.
     pub extra_len: usize,
-    /// Layers whose shape or element type differs from the state. They count as missing and as extra.
+    /// Layers whose shape or element type differs from the state. They are treated as missing and as extra.
     pub misshaped: *const *const c_char,
     /// Length of `misshaped`.
     pub misshaped_len: usize,
@@ -51,13 +51,13 @@ pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
-/// README.md, pointers.
+/// Pointers are as README.md requires.
 unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<()> {
     let fill = |to: &mut [u8]| {
         to.copy_from_slice(bytes);
         Ok(())
     };
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     unsafe { to.fill(bytes.len(), bytes.len(), fill) }
 }
 
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
 /// To resume, give this rank's state as `plan` and as the residuals: the run continues bit for bit. With fewer workers,
 /// add the states of the ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals.
 /// After the death of a rank, all give the same surviving rank's state as `plan`, with their own residuals. The rank
-/// that replaces it gives the last state that the dead rank saved.
+/// that replaces the dead one gives, as residuals, the last state that the dead rank saved.
 ///
 /// A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 ///
@@ -173,14 +173,14 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
 const RESIDUALS: [&str; 3] = ["residuals", "residual_lens", "a residual"];
 
 /// # Safety
-/// README.md, pointers.
+/// Pointers are as README.md requires.
 unsafe fn states<'a>(
     pointers: *const *const u8,
     lens: *const usize,
     count: usize,
     [what, of_lens, of_each]: [&'static str; 3],
 ) -> Result<Vec<&'a [u8]>> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     unsafe {
         let (pointers, lens) = (slice(pointers, count, what)?, slice(lens, count, of_lens)?);
         pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, of_each)).collect()

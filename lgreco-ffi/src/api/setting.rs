@@ -56,7 +56,7 @@ pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
     }
     let mut setting = lgreco_setting::default();
     for (at, byte) in setting.text.iter_mut().enumerate() {
-        // SAFETY: no byte before was the NUL.
+        // SAFETY: no earlier byte was the NUL, so this byte is readable.
         *byte = unsafe { text.add(at).read() };
         if *byte == 0 {
             break;
@@ -69,7 +69,7 @@ pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
 /// read.
 ///
 /// # Safety
-/// `settings` is null, or points to `count` structs whose texts are as for [`read_setting`].
+/// `settings` is null, or points to `count` structs whose texts meet the requirements of [`read_setting`].
 pub(super) unsafe fn read_settings(
     settings: *const lgreco_setting,
     count: usize,

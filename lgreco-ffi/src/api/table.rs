@@ -143,10 +143,10 @@ pub unsafe extern "C" fn lgreco_table_create(
     })
 }
 
-/// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+/// Frees a table and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> lgreco_status {
-    // SAFETY: README.md, handles.
+    // SAFETY: the caller promises a handle as README.md requires.
     unsafe { handle::destroy(table) }
 }
 

@@ -79,9 +79,9 @@ pub(crate) struct TableView<'a> {
 /// Returns the caller's array as a slice; `None` if the pointer is NULL.
 ///
 /// # Safety
-/// As `slice`.
+/// The requirements of `slice` apply.
 unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>> {
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     if pointer.is_null() { Ok(None) } else { unsafe { slice(pointer, len, what) }.map(Some) }
 }
 
@@ -89,7 +89,7 @@ impl<'a> TableView<'a> {
     /// # Safety
     /// Pointers are as README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
-        // SAFETY: passed on; lgreco_choice has the layout of Choice.
+        // SAFETY: this function's caller makes the same promise; lgreco_choice has the layout of Choice.
         unsafe {
             let raw = read_struct(view)?;
             let ends: &[usize] = slice(raw.ends, raw.layers, "ends")?;
@@ -115,7 +115,7 @@ impl<'a> TableView<'a> {
         let start = |layer: usize| if layer == 0 { Some(0) } else { self.ends.get(layer - 1).copied() };
         let name = |names: Option<&[*const c_char]>, index: usize| {
             let name = *names?.get(index)?;
-            // SAFETY: README.md, pointers: the caller's names are NULL or text.
+            // SAFETY: README.md requires that the caller's names are NULL or text.
             unsafe { text(name, "name") }.ok().map(str::to_owned)
         };
         let layer = error.layer().and_then(|layer| name(self.names, layer));
@@ -125,15 +125,15 @@ impl<'a> TableView<'a> {
     }
 
     /// # Safety
-    /// README.md, pointers.
+    /// Pointers are as README.md requires.
     pub(super) unsafe fn to_named_table(&self) -> Result<NamedTable> {
         let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             Some(names) => unsafe { text(names[index], what) }.map(str::to_owned),
             None => Ok(number.to_string()),
         };
         let table = self.table()?;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let (elements, sizes, metric) = unsafe {
             (
                 optional(self.raw.elements, self.raw.layers, "elements")?,
@@ -157,7 +157,7 @@ impl<'a> TableView<'a> {
         for (layer, &bits) in sizes.unwrap_or(&[]).iter().enumerate() {
             table.set_uncompressed_size(layer, bits);
         }
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let (groups, fixed) = unsafe {
             (
                 optional(self.raw.groups, self.raw.layers, "groups")?.unwrap_or(&[]),
@@ -165,7 +165,7 @@ impl<'a> TableView<'a> {
             )
         };
         for (layer, &group) in groups.iter().enumerate().filter(|(_, group)| !group.is_null()) {
-            // SAFETY: passed on.
+            // SAFETY: this function's caller makes the same promise.
             table.set_group(layer, Some(unsafe { text(group, "group of a layer") }?.into()));
         }
         for (layer, &option) in fixed.iter().enumerate().filter(|&(_, &option)| option != LGRECO_NO_OPTION) {
@@ -184,9 +184,9 @@ impl<'a> TableView<'a> {
     /// Returns the table with names if it has groups or fixed options, else `None`.
     ///
     /// # Safety
-    /// README.md, pointers.
+    /// Pointers are as README.md requires.
     pub(crate) unsafe fn constrained(&self) -> Result<Option<NamedTable>> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let table = || unsafe { self.to_named_table() };
         let any = !self.raw.groups.is_null() || !self.raw.fixed.is_null();
         Ok(any.then(table).transpose()?.filter(|table| !table.constraints().is_empty()))

@@ -22,14 +22,14 @@ pub(super) fn bytes(layers: &BucketLayers) -> Result<u64> {
 }
 
 /// # Safety
-/// As [`DeviceBucket::new`].
+/// The requirements of [`DeviceBucket::new`] apply.
 pub(super) unsafe fn new(
     device: &mut CudaBackend,
     layers: &BucketLayers,
     memory: u64,
 ) -> Result<Box<dyn OnDeviceBucket>> {
     let (layers, config) = read(layers);
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     Ok(Box::new(unsafe { DeviceBucket::new(device, &layers, config, memory) }?))
 }
 
@@ -53,13 +53,13 @@ fn told(outcome: ExchangeOutcome) -> Outcome {
 
 impl OnDeviceBucket for DeviceBucket {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         Ok(unsafe { DeviceBucket::submit(self, cuda(device)?, gradients) }?)
     }
 
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>> {
         let world_size = self.world_size() as usize;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
         let (address, sum, len) = match request {
             None => return Ok(None),
@@ -93,7 +93,7 @@ impl OnDeviceBucket for DeviceBucket {
 
     unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<()> {
         let other: &DeviceBucket = (other as &dyn Any).downcast_ref().ok_or(OTHER_DEVICE)?;
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         Ok(unsafe { DeviceBucket::take_over(self, cuda(device)?, other) }?)
     }
 

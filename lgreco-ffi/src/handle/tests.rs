@@ -39,7 +39,7 @@ fn calls_change_state_and_failures_leave_a_message() {
     assert_eq!(count(handle, fail), (LGRECO_NULL_POINTER, "values is NULL".into()));
     assert_eq!(count(handle, add).0, LGRECO_OK);
     assert_eq!(count(handle, fail).1, "layer `fc1`: values is NULL");
-    // SAFETY: live, then null.
+    // SAFETY: the handle is live, then null.
     unsafe {
         assert_eq!(destroy(&raw mut handle), LGRECO_OK);
         assert!(handle.is_null());
@@ -55,7 +55,7 @@ fn a_panic_becomes_a_status_and_closes_the_handle() {
     assert_eq!((status, message.as_str()), (LGRECO_PANIC, "a bug in lgreco, please report it: boom 7"));
     assert_eq!(count(handle, |_| Ok(())).0, LGRECO_PANIC);
     assert_eq!(call_without_handle(|| panic!("boom")), LGRECO_PANIC);
-    // SAFETY: live.
+    // SAFETY: the handle is live.
     assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
 }
 
@@ -63,16 +63,16 @@ fn a_panic_becomes_a_status_and_closes_the_handle() {
 fn a_handle_is_for_one_call_at_a_time() {
     let mut handle = new::<Counter>(0);
     let inside = |_: &mut u32| {
-        // SAFETY: live.
+        // SAFETY: the handle is live.
         let (again, mut copy) = (unsafe { super::call(handle, |_| Ok(())) }, handle);
         assert_eq!(again, LGRECO_BUSY);
-        // SAFETY: live; in use, and therefore not freed.
+        // SAFETY: the handle is live. It is in use, and therefore not freed.
         assert_eq!(unsafe { destroy(&raw mut copy) }, LGRECO_BUSY);
         assert_eq!(copy, handle);
         Ok(())
     };
     assert_eq!(count(handle, inside).0, LGRECO_OK);
-    // SAFETY: live.
+    // SAFETY: the handle is live.
     assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
 }
 
@@ -84,14 +84,14 @@ fn a_further_handle_is_used_within_a_call() {
             *other += *own;
             Ok(())
         };
-        // SAFETY: live.
+        // SAFETY: the handle is live.
         unsafe { super::call(from, |own| super::with(to, |other| add(own, other))) }
     };
     assert_eq!((with(first, second), with(second, second)), (LGRECO_OK, LGRECO_BUSY));
-    // SAFETY: live.
+    // SAFETY: the handle is live.
     let panicked = unsafe { super::call(first, |_| super::with(second, |_: &mut u32| panic!("boom"))) };
     assert_eq!((panicked, count(second, |_| Ok(())).0), (LGRECO_PANIC, LGRECO_PANIC));
-    // SAFETY: live.
+    // SAFETY: the handle is live.
     unsafe {
         assert_eq!(destroy(&raw mut first), LGRECO_OK);
         assert_eq!(destroy(&raw mut second), LGRECO_OK);
@@ -101,7 +101,7 @@ fn a_further_handle_is_used_within_a_call() {
 #[test]
 fn states_are_taken_out_of_handles_that_nobody_uses() {
     let take = |place: *mut *mut Counter, may: fn(&u32) -> Result<(), Failure>| {
-        // SAFETY: live or null.
+        // SAFETY: the handle is live or null.
         unsafe { super::take(place, may) }.map_err(|failure| failure.status())
     };
     let mut handle = new::<Counter>(7);
@@ -124,7 +124,7 @@ fn states_are_taken_out_of_handles_that_nobody_uses() {
     let mut other = new::<Other>("text".into()).cast::<Counter>();
     assert_eq!(take(&raw mut other, |_| Ok(())), Err(LGRECO_HANDLE));
     let mut other = other.cast::<Other>();
-    // SAFETY: live.
+    // SAFETY: the handle is live.
     assert_eq!(unsafe { destroy(&raw mut other) }, LGRECO_OK);
 }
 
@@ -134,7 +134,7 @@ fn other_kinds_are_recognised() {
     assert_eq!(count(other.cast(), |_| Ok(())), (LGRECO_HANDLE, "not a counter handle".into()));
     assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "counter is NULL".into()));
     let mut wrong = other.cast::<Counter>();
-    // SAFETY: a live handle of another kind, then of its own.
+    // SAFETY: the handle is live. It is first passed as another kind, then as its own.
     unsafe {
         assert_eq!(destroy(&raw mut wrong), LGRECO_HANDLE);
         assert_eq!(destroy(&raw mut other), LGRECO_OK);

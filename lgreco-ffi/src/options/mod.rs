@@ -160,7 +160,7 @@ pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
         if value.is_null() {
             return Err(unvalued::<T>(name));
         }
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         let found = unsafe { text(value, "the value of an option") }?;
         let known = match options.set(name, found) {
             Some(known) => known?,
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_names() {
         let [period, seven, few] = [c"period", c"7", c"few"].map(|text| text.as_ptr());
-        // SAFETY: as above.
+        // SAFETY: the list ends with NULL.
         let read = unsafe { read::<ControllerOptions>([period, seven, null()].as_ptr()) };
         assert!(read.is_ok());
         let unknown = refused::<PlanOptions>(&[period, seven, null()]);

@@ -1,4 +1,4 @@
-//! Calls on buckets of controllers with a single rank. So every requested collective is already done.
+//! Calls on buckets of controllers with a single rank. For one rank, every requested collective is already done.
 
 use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, List, State, gradient, pick, setting};
@@ -17,7 +17,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
         [("start_iter", &2), ("lead", &lead), ("non_finite", &non_finite), ("route", &route)];
     let options = List::new(bytes, &pairs);
     let mut controller = null_mut();
-    // SAFETY: every pointer is NULL, or to a value that outlives the call.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call.
     unsafe {
         lgreco_controller_create(null(), &collective, &layer, 1, &fixed, options.pointer(), &mut controller);
     }
@@ -35,8 +35,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
-        // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Gradients stay
-        // in place as long as the state. Handles are live or NULL.
+        // SAFETY: every pointer is NULL, or points to a value that outlives the call and has the stated length.
+        // Gradients stay in place until the state is dropped. Handles are live or NULL.
         last = unsafe {
             match at {
                 0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs()),

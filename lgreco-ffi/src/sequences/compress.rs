@@ -10,8 +10,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let context = state.context(which, bytes);
     let gradient = gradient(bytes);
     let compressor = bytes.maybe_mut(state.compressors[which]);
-    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
-    // or NULL.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call and has the stated length. Handles are
+    // live or NULL.
     unsafe {
         match bytes.below(12) {
             0 | 1 => {

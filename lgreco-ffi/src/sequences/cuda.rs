@@ -17,7 +17,7 @@ const ORDINAL: u32 = 1 << 20;
 /// Bytes of a bucket's outcome: its fault, its step, and the number of failed steps.
 const OUTCOME: usize = 3;
 
-/// `Err` unless there are `expected` bytes.
+/// Returns `Err` unless there are `expected` bytes.
 fn expect(expected: usize, found: usize) -> Result<(), Failure> {
     if found == expected { Ok(()) } else { Err(CoreError::Length { what: "bytes", expected, found }.into()) }
 }
@@ -148,7 +148,7 @@ impl OnDeviceBucket for NoBucket {
 /// Makes a random call on a bucket without a device.
 ///
 /// # Safety
-/// Pointers are NULL, or to values that outlive the call. Handles are live or NULL.
+/// Pointers are NULL, or point to values that outlive the call. Handles are live or NULL.
 unsafe fn on_bucket(
     bytes: &mut Bytes,
     state: &mut State,
@@ -166,7 +166,7 @@ unsafe fn on_bucket(
     let (mut start, mut len) = (null(), OUTCOME - usize::from(bytes.below(8) / 7));
     let (bucket, other) = (state.cuda_buckets[which], state.cuda_buckets[usize::from(bytes.below(2))]);
     let memory = bytes.maybe_mut(values).cast();
-    // SAFETY: passed on.
+    // SAFETY: this function's caller makes the same promise.
     unsafe {
         match bytes.below(13) {
             0 => lgreco_cuda_bucket_bytes(cuda, layer, setting, layers, options, bytes.maybe_mut(&raw mut number)),
@@ -206,7 +206,7 @@ fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status)
 }
 
 fn no_device(to: *mut *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: a place.
+    // SAFETY: `to` is null or valid for writes.
     unsafe { handle::create(to, || Ok(Box::new(NoDevice) as Box<dyn OnDevice>)) }
 }
 
@@ -236,8 +236,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let mut values = [0.0f32; ELEMENTS + 1];
     let (values, values_len) = (bytes.maybe_mut(values.as_mut_ptr()), ELEMENTS + usize::from(bytes.below(8) / 7));
     let to = &raw mut state.cudas[which];
-    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
-    // or NULL. The device uses no pointer.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call and has the stated length. Handles are
+    // live or NULL. The device uses no pointer.
     unsafe {
         match bytes.below(24) {
             0 => {

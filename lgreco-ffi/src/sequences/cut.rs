@@ -65,8 +65,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let (message, capacity) = (state.message.as_mut_ptr(), ROOM - usize::from(bytes.below(8) / 7) * (ROOM - 30));
     let length = state.message_length.min(ROOM).saturating_sub(usize::from(bytes.below(16) / 15));
     let (f32, lengths, ticket) = (LGRECO_DTYPE_F32, &raw mut state.message_length, &raw mut state.ticket);
-    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
-    // or NULL.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call and has the stated length. Handles are
+    // live or NULL.
     unsafe {
         match bytes.below(16) {
             0 | 1 => {

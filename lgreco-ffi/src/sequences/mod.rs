@@ -171,7 +171,7 @@ fn foreign() -> *mut lgreco_table {
         choices: &lgreco_choice { size: 8, error: 0.0 },
         ..Default::default()
     };
-    // SAFETY: every pointer is NULL, or to a value that outlives the call.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call.
     assert_eq!(unsafe { lgreco_table_create(&view, &mut table) }, LGRECO_OK);
     table
 }
@@ -219,7 +219,7 @@ pub fn check(bytes: &[u8]) -> [usize; 7] {
         let status = call(&mut bytes, &mut state, which);
         assert_ne!(status, LGRECO_PANIC);
         done[noun] += usize::from(status == LGRECO_OK);
-        // SAFETY: static text.
+        // SAFETY: the text is static.
         let name = unsafe { CStr::from_ptr(lgreco_status_name(status)) };
         assert_ne!(name, c"unknown status", "{status}");
         check_message();

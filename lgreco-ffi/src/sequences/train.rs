@@ -29,8 +29,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let context = state.context(which, bytes);
     let collective = collective(bytes);
     let controller = bytes.maybe_mut(state.controllers[which]);
-    // SAFETY: every pointer is NULL, or to a value that outlives the call and has the stated length. Handles are live
-    // or NULL.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call and has the stated length. Handles are
+    // live or NULL.
     unsafe {
         match bytes.below(9) {
             0 => {
@@ -154,7 +154,7 @@ pub(super) fn planned(
     task: &mut *mut lgreco_plan_task,
     controller: *mut lgreco_controller,
 ) -> lgreco_status {
-    // SAFETY: as above.
+    // SAFETY: every pointer is NULL, or points to a value that outlives the call. Handles are live or NULL.
     unsafe {
         match bytes.below(6) {
             0 | 1 => {

@@ -77,7 +77,7 @@ static void begin(lgreco_controller *controller, Member *member) {
 }
 
 // Takes a step with one bucket per layer, the last layer first, all in flight at the same time. Afterwards `flights`
-// tell how each bucket ended.
+// has the result of each bucket.
 static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model, Flight *flights) {
     lgreco_report report = LGRECO_REPORT_INIT;
     pthread_t threads[LAYERS];
@@ -150,7 +150,7 @@ static void base(const char *methods) {
     set(&options, "window", "2");
     set(&options, "metrics_every", "3");
     set(&options, "undo", "true");
-    set(&options, "bucket_bytes", "0");  // as here: a layer each
+    set(&options, "bucket_bytes", "0");  // one layer per bucket, as here
 }
 
 static void as_the_blocking_step(void) {
@@ -273,7 +273,7 @@ static void *transactions(void *argument) {
     STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, 0.0f));
     STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, NAN));
 
-    // A bucket with two layers in another order than the model's. Rank 0 has no gradient of layer 0.
+    // Exchanges a bucket with two layers in another order than the model's. Rank 0 has no gradient of layer 0.
     memcpy(before, after, ELEMENTS * sizeof *before);
     gradients(model, member->rank, 6);
     begin(controller, member);
@@ -473,7 +473,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_submit(bucket, pointers, LAYERS));
     do go_on(&flight, &member);
     while (!flight.done);
-    CHECK(memcmp(own->values[0], model.values[0], sizeof model.values[0]) == 0);  // alone, not compressed yet
+    CHECK(memcmp(own->values[0], model.values[0], sizeof model.values[0]) == 0);  // one worker, not compressed yet
     free(own);
     OK(lgreco_bucket_next(bucket, &request));
     CHECK(request.kind == LGRECO_REQUEST_NONE && request.buffer == NULL);
@@ -481,7 +481,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_close(controller, &bucket));
     OK(lgreco_controller_finish_step(controller, NULL));
 
-    // A bucket without layers, and a controller that is destroyed before its bucket.
+    // Tests a bucket without layers, and a controller that is destroyed before its bucket.
     begin(controller, &member);
     OK(lgreco_bucket_open(controller, NULL, 0, &bucket));
     OK(lgreco_bucket_open(controller, all, LAYERS, &second));

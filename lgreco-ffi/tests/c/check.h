@@ -20,7 +20,7 @@ static int failures;
         }                                                                        \
     } while (0)
 
-// The call's status is `expected`.
+// Checks that the call's status is `expected`.
 #define STATUS(expected, call)                                                                                    \
     do {                                                                                                          \
         const lgreco_status found_ = (call);                                                                      \
@@ -32,7 +32,7 @@ static int failures;
     } while (0)
 #define OK(call) STATUS(LGRECO_OK, call)
 
-// The text begins with `start`.
+// Checks that the text begins with `start`.
 #define TEXT(start, text)                                                                                    \
     do {                                                                                                     \
         const char *const found_ = (text);                                                                   \

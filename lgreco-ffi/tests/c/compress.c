@@ -50,7 +50,7 @@ static int equal(const Payload *a, const Payload *b) {
     return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
 }
 
-// Golden payloads of tests/golden/v0.1/payloads.json.
+// Compares payloads with the golden ones of tests/golden/v0.1/payloads.json.
 static void golden(void) {
     static const float from[] = {0.5f,   -1.0f, 0.0f, 0.25f, -0.0f,   3.0f,      -6.0f, 0.001f, -0.75f, 2.5f, 1.25f, -0.125f,
                                  0.0625f, -2.0f, 1.0f, 0.3125f, -0.6f, 0.2f, 1.75f, -1.5f, 0.9f, -0.05f, 0.7f, -2.25f};
@@ -103,8 +103,8 @@ static uint32_t sent(const Payload *payload) {
     return payload->bytes[4] | (uint32_t)payload->bytes[5] << 8 | (uint32_t)payload->bytes[6] << 16;
 }
 
-// If the values decide a payload's length, the payload is shorter than its bound. Its header tells the number of
-// elements.
+// If the values decide a payload's length, the payload is shorter than its bound. Its header contains the number of
+// sent elements.
 static void every_word_of_variable_settings_counts(void) {
     const Options none = OPTIONS;
     const uint8_t topk = first("topk 1", none, 0).bytes[2];
@@ -130,7 +130,7 @@ static void every_word_of_variable_settings_counts(void) {
     CHECK(ada.bytes[2] != topk && sent(&ada) > 0 && !equal(&small, &ada));
 }
 
-// Texts that are not settings, which other ranks or files may contain.
+// Tests texts that are not settings. Other ranks or files may contain such texts.
 static void texts_that_are_no_settings(void) {
     const lgreco_layer one = layer();
     lgreco_compressor *compressor = create("dense", (Options)OPTIONS), *none = NULL;
@@ -322,7 +322,8 @@ static void feedback_that_diverges_is_refused(void) {
     STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
     TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_message());
     OK(lgreco_feedback_check(&wide, "qsgd 2", NULL));
-    // If the layer has values, they decide. Equal values are sent exactly, but small values beside large ones are not.
+    // If the layer has values, the check compresses them. Equal values are sent exactly, but small values beside large
+    // ones are not.
     float flat[32 * 32];
     for (int i = 0; i < 32 * 32; i++) flat[i] = 0.1f;
     wide.values = flat;

@@ -230,7 +230,7 @@ static void rows_later(const char *methods) {
     set_number(&search, "random_seed", SEED);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &expected));
     const rows_memory memory = memory_for_rows(&search);
-    // The first call allocates room for tables on the host, if there is not enough.
+    // The first call allocates memory for tables on the host, if there is not enough.
     OK(enqueue_rows(&memory, &search));
     OK(lgreco_cuda_synchronize(cuda));
     uint8_t *const again = malloc(memory.results_bytes + 1);
@@ -649,7 +649,7 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&other));
     CHECK(bucket == NULL && other == NULL);
 
-    // Uncompressed layers with sums in bf16. The residuals keep the worker's own rounding errors.
+    // Tests uncompressed layers with sums in bf16. The residuals keep the worker's own rounding errors.
     settings[0] = settings[1] = (lgreco_setting){"dense"};
     set(&options, "reduce_dtype", "bfloat16");
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));

@@ -28,7 +28,7 @@ static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, co
                   const lgreco_setting &setting) {
     const lgreco::CudaRowsBytes room = cuda.rows_bytes(model);
     void *const workspace = on_device(nullptr, room.workspace), *const results = on_device(nullptr, room.results);
-    cuda.enqueue_rows(model, workspace, room.workspace, results, room.results);  // makes room for tables on the host
+    cuda.enqueue_rows(model, workspace, room.workspace, results, room.results);  // allocates host memory for tables
     cuda.synchronize();
     int before[NUMBERS] = {};
     if (driver.state != nullptr) driver.state(before);

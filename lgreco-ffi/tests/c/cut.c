@@ -132,7 +132,7 @@ static void every_word_counts(void) {
     const Trace quantised = run(NULL, "samples 1024 bits 8", NULL);
     CHECK(run(NULL, "samples 1024 bits 4", NULL).forward_error > quantised.forward_error);
     CHECK(quantised.forward_error > aq.forward_error);
-    CHECK(run(NULL, "samples 1 bits 4", NULL).forward_bytes > aq.forward_bytes);  // most first visits again
+    CHECK(run(NULL, "samples 1 bits 4", NULL).forward_bytes > aq.forward_bytes);  // most visits are first visits again
 }
 
 static void identified(void) {
@@ -205,7 +205,7 @@ static void lost_and_repeated_messages(void) {
                                                                 &length, &ticket));
     STATUS(LGRECO_OVERLAP, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL,
                                                        (uint8_t *)activations + 9, bound, &length, &ticket));
-    // Calls that only the other end supports.
+    // Only the other end supports these calls.
     STATUS(LGRECO_OTHER_END, lgreco_cut_send_activations(ends.below, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
                                                          bound, &length, &ticket));
     CHECK(lgreco_cut_receive(ends.above, message, length, received, VALUES, &ticket) != LGRECO_OK);

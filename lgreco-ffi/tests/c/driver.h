@@ -25,7 +25,7 @@ static struct {
     int (*record)(void *, void *);
     int (*wait)(void *);
     int (*forget)(void *);
-    // Only the fake driver has these two; otherwise they are NULL. They tell the stream of the last call, and nine
+    // Only the fake driver has these two; otherwise they are NULL. They return the stream of the last call, and nine
     // counts.
     void *(*last_stream)(void);
     void (*state)(int *);
@@ -80,7 +80,7 @@ static void *primary_context(void) {
     return context;
 }
 
-// Waits for the stream.
+// Copies to device memory, and waits for the stream.
 static void to_device(void *to, const void *from, size_t bytes) {
     CHECK(driver.to_device((uint64_t)(uintptr_t)to, from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
 }
@@ -93,12 +93,12 @@ static void *on_device(const void *from, size_t bytes) {
     return (void *)(uintptr_t)address;
 }
 
-// Waits for the stream.
+// Copies to host memory, and waits for the stream.
 static void to_host(void *to, const void *from, size_t bytes) {
     CHECK(driver.to_host(to, (uint64_t)(uintptr_t)from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
 }
 
-// Waits for the device.
+// Frees device memory. The call waits for the device.
 static void give_back(void *memory) { CHECK(driver.give_back((uint64_t)(uintptr_t)memory) == 0); }
 
 // An enqueued copy from device memory to page-locked memory, which holds 0xee until the copy arrives. `event` follows
@@ -109,7 +109,7 @@ typedef struct {
     void *event;
 } copied;
 
-// Waits for nothing.
+// Enqueues a copy, and does not wait for it.
 static copied enqueue_copy(const void *from, size_t bytes) {
     copied copy = {NULL, bytes, NULL};
     void *memory = NULL;

@@ -25,7 +25,7 @@ static lgreco_compressor *new_compressor(void) {
     return compressor;
 }
 
-// Makes only this call. Allocations would order the threads, and the sanitizer would not see the race.
+// Makes only decoding calls. Allocations would order the threads, and the sanitizer would not see the race.
 static void *decode(void *compressor) {
     pthread_barrier_wait(&both_are_there);
     for (int i = 0; i < 100; i++) OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS));

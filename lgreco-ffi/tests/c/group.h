@@ -1,5 +1,5 @@
-// A group of workers that are threads of one process, and its collective. If one worker's callback fails, those of the
-// others fail too.
+// A group of workers that are threads of one process, and its collective. If one worker's callback fails, the callbacks
+// of the other workers fail too.
 #ifndef GROUP_H
 #define GROUP_H
 

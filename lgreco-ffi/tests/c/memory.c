@@ -1,4 +1,4 @@
-// A controller allocates little beside the trainer's gradients, and lgreco_controller_memory tells the amount before
+// A controller allocates little beside the trainer's gradients, and lgreco_controller_memory reports the amount before
 // training begins. The argument is the model's number of rows of 512 values, in thousands; the default is 5. With 242,
 // the model has 124 million parameters.
 #include "check.h"

@@ -28,7 +28,7 @@ static float floats[ELEMENTS];
 static char text[256];
 static size_t length;
 
-// A group of one.
+// The collective of a single worker.
 static int32_t perform_one(void *user, const lgreco_request *request) {
     return user != NULL || request->root != 0 || (request->count + request->length > 0 && request->buffer == NULL);
 }
@@ -403,7 +403,7 @@ static void handle_outputs(void) {
     CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_bucket && !no_task && !no_cut);
 }
 
-// Pointers inside of structs.
+// Tests NULL pointers inside structs.
 static void null_fields(void) {
     lgreco_table *made = NULL;
     lgreco_compressor *none = NULL;
@@ -471,7 +471,7 @@ static void wrong_handles(void) {
 
 static void sizes_of_structs(void) {
     lgreco_table *made = NULL;
-    // Not initialised: struct_size is 0.
+    // These structs are not initialised: struct_size is 0.
     lgreco_table_view no_view;
     lgreco_plan_view no_plan;
     lgreco_layer no_layer;
@@ -514,7 +514,7 @@ static void sizes_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load_parts(controller, NULL, NULL, 0, NULL, NULL, 0, &no_loaded));
 
-    // A caller whose struct is larger than the library's.
+    // Passes a struct that is larger than the library's.
     struct {
         lgreco_layer known;
         uint64_t more;
@@ -533,7 +533,7 @@ static void sizes_of_structs(void) {
     OK(lgreco_plan_get(plan, &to_fill.known));
     CHECK(to_fill.guard == 7 && to_fill.known.struct_size == LGRECO_SIZE_OF(lgreco_plan_view));
 
-    // A program that was compiled with another header, whose structs have the same sizes.
+    // Acts like a program that was compiled with another header, whose structs have the same sizes.
     lgreco_collective older = collective;
     older.struct_size -= (size_t)1 << 16;
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &older, &layer, 1, NULL, NULL, &no_controller));
@@ -592,7 +592,7 @@ static void panics(void) {
     TEXT("a bug in lgreco, please report it: injected", lgreco_message());
     STATUS(LGRECO_PANIC, lgreco_compressor_bound(own, &length));
     OK(lgreco_compressor_destroy(&own));
-    OK(lgreco_compressor_bound(compressor, &length));  // others are not concerned
+    OK(lgreco_compressor_bound(compressor, &length));  // other handles still work
 }
 
 static void versions(void) {

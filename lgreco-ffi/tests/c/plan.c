@@ -67,7 +67,7 @@ static void every_option_counts(void) {
     set(&options, "alpha", "1.0");
     given.budget = &budget;
     CHECK(size(&given, &options) == 100);
-    set(&options, "budget", NULL);  // of a table with a budget: that
+    set(&options, "budget", NULL);  // the default is the table's budget
     CHECK(size(&given, &options) == 100);
     set(&options, "budget", "error");
     set(&options, "alpha", "2.0");
@@ -188,12 +188,12 @@ static void constraints(void) {
     free_view.budget = &budget;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    CHECK(size(&free_view, NULL) == 250);  // the first two: half of 100 and of 200
+    CHECK(size(&free_view, NULL) == 250);  // compresses the first two layers: half of 100 and of 200
 
     const char *tied[] = {"tied", NULL, "tied"};
     lgreco_table_view view = free_view;
     view.groups = tied;
-    CHECK(size(&view, NULL) == 300);  // the second, or the others: error 5
+    CHECK(size(&view, NULL) == 300);  // compresses the second layer, or both tied ones with error 5
     OK(lgreco_plan_solve(&view, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(chosen.options[0] == chosen.options[2] && chosen.proven == 1);
@@ -227,7 +227,7 @@ static void constraints(void) {
     lgreco_table_destroy(&table);
     lgreco_table_destroy(&read);
 
-    // What cannot be kept.
+    // Refuses fixed options and groups that no plan can keep.
     const uint32_t unknown[] = {LGRECO_NO_OPTION, 2, LGRECO_NO_OPTION}, both[] = {0, LGRECO_NO_OPTION, 1};
     view.groups = NULL;
     view.fixed = unknown;
@@ -237,7 +237,7 @@ static void constraints(void) {
     view.fixed = both;
     STATUS(LGRECO_NO_SHARED_OPTION, lgreco_plan_solve(&view, NULL, &plan));
     STATUS(LGRECO_NO_SHARED_OPTION, lgreco_table_create(&view, &table));
-    // Plans from another source that violate groups or fixed options.
+    // Checks plans from another source that violate groups or fixed options.
     const uint32_t other[] = {0, 0, 1};
     lgreco_plan_view broken = LGRECO_PLAN_VIEW_INIT;
     broken.layers = 3;

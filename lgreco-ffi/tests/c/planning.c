@@ -6,7 +6,7 @@
 enum { STEPS = 12 };
 
 static Options options = OPTIONS;
-static int late;  // steps that the hand-in comes after the decision was due
+static int late;  // number of steps between the due decision and the hand-in
 
 static void *run_task(void *argument) {
     lgreco_plan_task *const task = argument;
@@ -97,8 +97,8 @@ static void *planning(void *argument) {
     return NULL;
 }
 
-// No plan is within the budget. The task fails, and then the step on all ranks: with the code itself on the measuring
-// rank, and LGRECO_PEER on the others.
+// No plan is within the budget. The task fails, and then the step fails on all ranks. The measuring rank gets the
+// task's code, and the others get LGRECO_PEER.
 static void *infeasible(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -120,8 +120,8 @@ static void *infeasible(void *argument) {
     gradients(model, member->rank, 4);
     STATUS(measures ? LGRECO_INFEASIBLE : LGRECO_PEER,
            lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
-    // The task can be taken again. Meanwhile steps do not wait for it, and it can be run even after the controller is
-    // destroyed.
+    // The task can be taken again. Meanwhile steps do not wait for the task, and it can be run even after the
+    // controller is destroyed.
     OK(lgreco_controller_take_plan_task(controller, &task));
     CHECK((task != NULL) == measures && take_step(controller, member, model).switched == 0);
     OK(lgreco_controller_destroy(&controller));

@@ -142,7 +142,7 @@ static void policies(void) {
     CHECK(uniform.switches == 1 && uniform.decision[0].planned == 0);
     CHECK(says(&uniform.settings[0], "topk 205") && says(&uniform.settings[2], "topk 205"));
     CHECK(uniform.hash[0] != l_greco.hash[0]);
-    set(&options, "ramp_up", "0.2,8");  // 20 %, 10 % and 5 % at the decisions, of which the last is seen
+    set(&options, "ramp_up", "0.2,8");  // 20 %, 10 % and 5 % at the three decisions; the last one is checked
     const Run ramped = with(options, 3);
     CHECK(ramped.switches == 3 && says(&ramped.settings[0], "topk 205") && ramped.bytes_out > uniform.bytes_out);
     set(&options, "ramp_up", NULL);
@@ -170,7 +170,7 @@ static void policies(void) {
     options.fixed = fixed;
     const Run chosen = with(options, 2);
     CHECK(says(&chosen.settings[0], "powersgd 3") && says(&chosen.settings[2], "qsgd 6"));
-    // Methods that plans do not choose; every rank has the same means under them.
+    // Plans do not choose these methods. Every rank has the same means under them.
     const lgreco_setting others[] = {
         {"clt-k 60"}, {"hard-threshold 0.9"}, {"sidco 0.03 gamma-pareto stages 2"}, {"adacomp 64"}, {"loco 128"}};
     uint64_t before = chosen.hash[0];
@@ -197,12 +197,12 @@ static void policies(void) {
     now = &dropped;
     run_group(2, members, train);
     CHECK(says(&dropped.settings[0], "topk 614") && dropped.decision[0].cause == LGRECO_CAUSE_LEARNING_RATE);
-    set(&dropped.options, "accordion", "0.3,0.02,1e9,20");  // it only falls by 10
+    set(&dropped.options, "accordion", "0.3,0.02,1e9,20");  // the rate falls only by a factor of 10
     run_group(2, members, train);
     CHECK(dropped.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
     options = base();
     set(&options, "accordion", "0.2,0.05,1e9,1.5");
-    CHECK(with(options, 2).decision[0].budget != l_greco.decision[0].budget);  // its levels are the budget's
+    CHECK(with(options, 2).decision[0].budget != l_greco.decision[0].budget);  // the budget depends on the levels
 }
 
 static void options_count(void) {
@@ -587,7 +587,7 @@ static void misuse(void) {
     CHECK(lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, beyond, NULL, NULL, &made) != LGRECO_OK);
     CHECK(made == NULL);
 
-    // Wrong numbers of gradients, learning rates and pointers.
+    // Refuses wrong numbers of gradients, wrong learning rates and wrong pointers.
     options = base();
     OK(lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     inner = made;

@@ -280,7 +280,7 @@ static void layers() {
 }
 
 static void networks() {
-    // 1.5 + 2, two ties, an overflow, -0 + -0, infinity - infinity.
+    // The sums are 1.5 + 2, two ties, an overflow, -0 + -0, and infinity - infinity.
     std::uint16_t sums[] = {0x3fc0, 0x3f80, 0x3f81, 0x7f7f, 0x8000, 0x7f80};
     const std::uint16_t addends[] = {0x4000, 0x3b80, 0x3b80, 0x7f7f, 0x8000, 0xff80};
     lgreco::add_bf16(sums, addends, 6);

@@ -15,11 +15,11 @@ thread_local! {
     static FREED_TAGS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on.
+// SAFETY: every call goes on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe { System.alloc(layout) }
     }
 
@@ -27,7 +27,7 @@ unsafe impl GlobalAlloc for Counting {
         // SAFETY: the memory is as long as its layout, and is freed only afterwards.
         let tagged = layout.size() > 8 && unsafe { pointer.cast::<[u8; 8]>().read_volatile() } == *b"lgcontrl";
         FREED_TAGS.with(|count| count.set(count.get() + u64::from(tagged)));
-        // SAFETY: passed on.
+        // SAFETY: this function's caller makes the same promise.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

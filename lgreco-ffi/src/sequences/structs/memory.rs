@@ -62,7 +62,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
             if at >= len || kept.contains(&(at * WORD)) {
                 continue;
             }
-            // SAFETY: within the struct.
+            // SAFETY: the address is within the struct.
             let to = unsafe { to.add(at) };
             match bytes.below(2) {
                 // Overwrites half of a word, because a word may hold two numbers.

@@ -47,7 +47,7 @@ pub fn check(bytes: &[u8]) -> [usize; 5] {
 /// Asserts that a status has a name and is not LGRECO_PANIC.
 fn expect(status: lgreco_status) -> lgreco_status {
     assert_ne!(status, LGRECO_PANIC);
-    // SAFETY: static text.
+    // SAFETY: the text is static.
     let name = unsafe { CStr::from_ptr(lgreco_status_name(status)) };
     assert_ne!(name, c"unknown status", "{status}");
     status
