@@ -31,8 +31,8 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
 }
 
-/// The methods under which two options have an effect, by option: `widths`, and `residual_dtype` (methods that keep a
-/// residual without being asked to, in a type of the user's choice).
+/// Returns the methods under which `widths` has an effect, and those under which `residual_dtype` has one. The latter
+/// keep a residual by default, in a type that the user may choose.
 #[pyfunction]
 pub(crate) fn methods_of_options() -> PyResult<[(&'static str, Vec<&'static str>); 2]> {
     let of_choice = Feedback { others: Some(Residual::CLASSIC), ..Feedback::NONE };
@@ -116,8 +116,8 @@ fn word<T: FromStr<Err: std::fmt::Display>>(option: &str, text: &str) -> PyResul
     text.parse().map_err(|error| refused(format!("{option} is {text:?}: {error}")))
 }
 
-/// Default value widths for TopK. At equal bytes, values in few bits raise the training loss about a tenth as much as full
-/// values (docs/src/experiments/training.md).
+/// Default value widths for TopK. At equal bytes, TopK with values in few bits raises the training loss about a tenth
+/// as much as TopK with full values (docs/src/experiments/training.md).
 const WIDTHS: [Width; 7] = {
     use Width::{Bits, Full};
     [Full, Bits(8), Bits(6), Bits(5), Bits(4), Bits(3), Bits(2)]

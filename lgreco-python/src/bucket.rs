@@ -85,8 +85,8 @@ impl Bucket {
         self.bucket.as_ref().is_some_and(LevelsBucket::is_paused)
     }
 
-    /// Continues after the previous collective is done, and returns the next one. None when the gradients are means, and once before
-    /// the last collective of training over nodes.
+    /// Continues after the previous collective is done, and returns the next one. Returns None when the gradients are
+    /// means. In training over nodes, it also returns None once before the last collective.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;

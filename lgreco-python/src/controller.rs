@@ -20,14 +20,14 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This rank's place in a group. `lgreco.torch` performs the group's collectives.
+/// This rank's number in a group, and the size of the group. `lgreco.torch` performs the group's collectives.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
 }
 
-/// `Err` for a budget in bits that is smaller than every plan for the model.
+/// Returns `Err` for a budget in bits that is smaller than every plan for the model.
 fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>) -> PyResult<()> {
     let (Budget::Bits(bits), Policy::LGreco { .. } | Policy::KMeans { .. }) = (config.budget, &config.policy) else {
         return Ok(());
@@ -59,7 +59,7 @@ pub(crate) struct Controller {
     /// What this rank exchanges with others: in training over nodes its shards, else the layers.
     pub(crate) exchanged: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
-    /// This rank's place in the group that exchanges them.
+    /// This rank's number in the group that exchanges `exchanged`, and the size of that group.
     pub(crate) place: Place,
     /// The loss scale of the residuals' values, as the bits of an f64.
     scale: AtomicU64,
@@ -120,7 +120,7 @@ impl Controller {
         self.attempt(py, |controller| on_cores(|| work(controller)))
     }
 
-    /// Opens a bucket with what `open` lends. Its gradients are those of `tensors`.
+    /// Opens a bucket with the layers that `open` lends. The bucket's gradients are those of `tensors`.
     fn lend(
         &self,
         bucket: &mut Bucket,
@@ -161,9 +161,9 @@ pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyRes
 
 #[pymethods]
 impl Controller {
-    /// Makes the controller of one rank of a group; options are given by name. Layers are (name, dims, dtype, ends of the
-    /// ranks' shards). `loss_scaling` says whether losses are scaled. `place` is this rank's place in training by two levels:
-    /// number of nodes, node, ranks per node, local rank.
+    /// Makes the controller of one rank of a group; options are given by name. Layers are (name, dims, dtype, ends of
+    /// the ranks' shards). `loss_scaling` says whether losses are scaled. `place` is this rank's position in training
+    /// by two levels: number of nodes, node, ranks per node, local rank.
     #[new]
     #[pyo3(signature = (layers, rank, world_size, loss_scaling, place=None, /, **options))]
     fn new(
@@ -231,7 +231,8 @@ impl Controller {
         self.lend(bucket, &self.exchanged, || self.step(py, |levels| levels.open_shards(&layers)))
     }
 
-    /// Number of elements of each local rank's shard of a layer, in training over nodes. All elements without nodes.
+    /// Number of elements of each local rank's shard of a layer, in training over nodes. Without nodes, the list has
+    /// one number, for the whole layer.
     fn shard_lens(&self, py: Python<'_>, layer: usize) -> PyResult<Vec<usize>> {
         let layer = self.check(layer)?;
         Ok(self.with_levels(py, |levels| match levels {
@@ -416,7 +417,7 @@ impl Controller {
         self.step(py, |levels| levels.set_settings(settings))
     }
 
-    /// Asks for a decision before the schedule's next one; returns the step at which it is due.
+    /// Asks for a decision before the next scheduled one. Returns the step at which it is due.
     fn replan(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.attempt(py, |controller| controller.planning().replan())
     }

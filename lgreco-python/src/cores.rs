@@ -5,7 +5,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This process's pool. A forked child process does not have its threads, and would wait for them forever.
+/// This process's pool. A forked child process does not have the pool's threads, and would wait for them forever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
 /// Runs `work` as [`on_cores`] does, without the interpreter's lock.
@@ -16,7 +16,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     erased(work, |work| run(py, work))
 }
 
-/// The pool of one plan. Steps, which work on the usual pool, do not wait for the plan. The pool ends with this.
+/// The pool of one plan. Steps, which work on the usual pool, do not wait for the plan. The pool ends when this value
+/// is dropped.
 pub(crate) struct PlanPool(Option<ThreadPool>);
 
 impl PlanPool {

@@ -1,7 +1,8 @@
 //! The extension module `lgreco._lgreco`: controllers and buckets for `lgreco.torch`, which passes gradients by address.
 //! Users see the Python code in `python/lgreco`. The stub `_lgreco.pyi` is the contract of this module.
 //!
-//! Global state: the thread pool (`cores.rs`), and the start time of the clock (`arguments.rs`).
+//! The module has two pieces of global state: the thread pool (`cores.rs`), and the start time of the clock
+//! (`arguments.rs`).
 
 mod arguments;
 mod bucket;

@@ -149,7 +149,7 @@ impl Asked {
     }
 }
 
-/// The data for a page about a plan that the plan's file lacks.
+/// The data that a page about a plan needs and that the plan's file lacks.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct PlanPage {
     title: String,
@@ -163,7 +163,7 @@ pub(crate) struct PlanPage {
 
 #[pymethods]
 impl PlanPage {
-    /// The page. Solves for the frontier.
+    /// Returns the page. Solves for the frontier.
     fn html(&self, py: Python<'_>) -> PyResult<String> {
         let page = detached(py, || {
             let merged = constrained(&self.table, &self.groups, &self.fixed)?;

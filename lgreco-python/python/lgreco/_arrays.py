@@ -11,7 +11,7 @@ Array: TypeAlias = Any
 
 
 class Place(NamedTuple):
-    """The place of contiguous values in the host's memory."""
+    """The location of contiguous values in the host's memory."""
 
     dims: list[int]
     dtype: str

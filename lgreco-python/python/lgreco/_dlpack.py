@@ -61,7 +61,7 @@ def _contiguous(dims: list[int]) -> list[int]:
 
 
 def _copy(to: int, start: int, dims: list[int], strides: list[int], size: int) -> int:
-    """Copies values of ``size`` bytes to consecutive places, and returns the end of the copy."""
+    """Copies values of ``size`` bytes to consecutive addresses, and returns the end of the copy."""
     end = to + math.prod(dims) * size
     if strides == _contiguous(dims):
         ctypes.memmove(to, start, end - to)

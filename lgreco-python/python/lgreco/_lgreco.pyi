@@ -78,7 +78,8 @@ def peer_error(rank: int, code: int) -> LgrecoError:
 
 @final
 class Request:
-    """A collective on memory of a bucket or controller, which stays in place until the next call of ``next`` or ``control``.
+    """A collective on memory of a bucket or controller, which stays valid until the next call of ``next`` or
+    ``control``.
 
     For an all-to-all on a device, the received bytes lie before this rank's message to itself. All messages have the
     same length.
@@ -97,14 +98,14 @@ class Request:
     received_length: int
     received_lens: list[int]
     group: str
-    """The group that performs it: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
+    """The group that performs the collective: ``"node"`` or ``"peers"`` in training by two levels, else empty."""
 
 @final
 class PlanPage:
-    """The data for a page about a plan that the plan's file lacks."""
+    """The data that a page about a plan needs and that the plan's file lacks."""
 
     def html(self) -> str:
-        """The page. Solves for the size-error frontier."""
+        """Returns the page. Solves for the size-error frontier."""
 
 @final
 class Report:
@@ -152,9 +153,9 @@ class Bucket:
     def next(self) -> Request | None:
         """Continues after the previous collective is done, and returns the next; None when the gradients are means.
 
-        With two levels, None also before the last collective, if ``is_paused``; the next call returns that collective. Only then
-        the bucket takes memory for it. Raises LgrecoError on all ranks after a failure on one; while ``is_paused`` on this rank
-        alone, if there is no memory.
+        In training by two levels, also returns None before the last collective; ``is_paused`` is then True. The next
+        call allocates memory for that collective and returns it. Raises LgrecoError on all ranks after a failure on
+        one. While ``is_paused``, a lack of memory raises it on this rank alone.
         """
 
     @property
@@ -162,7 +163,7 @@ class Bucket:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the bucket has no layers: it is not open yet, or no longer."""
+        """Whether the bucket has no layers, because it is not open yet or already closed."""
 
 @final
 class Controller:
@@ -172,8 +173,8 @@ class Controller:
     has the end of each rank's shard in elements; else it is empty. With ``loss_scaling``, gradients that are not finite
     are no error. Options are those of ``lgreco.torch.LGreCoState``.
 
-    ``place`` is this rank's place in training by two levels: number of nodes, node, ranks per node, local rank. Settings,
-    residuals and plans are then those of this rank's shards.
+    ``place`` is this rank's position in training by two levels: number of nodes, node, ranks per node, local rank.
+    Settings, residuals and plans are then those of this rank's shards.
     """
 
     def __new__(
@@ -205,7 +206,8 @@ class Controller:
         the node's ranks."""
 
     def shard_lens(self, layer: int) -> list[int]:
-        """Number of elements of each local rank's shard of a layer, in training by two levels. All elements without nodes."""
+        """Number of elements of each local rank's shard of a layer, in training by two levels. Without nodes, the list
+        has one number, for the whole layer."""
 
     def close(self, bucket: Bucket) -> None:
         """Takes the layers back from a bucket."""
@@ -250,8 +252,8 @@ class Controller:
         Call it in a step, on all ranks."""
 
     def record_exchange(self, wire_bytes: float, seconds: float, computing: float) -> None:
-        """Records, between two steps, the last step's exchange outside the controller; ``computing`` is its time for
-        compression."""
+        """Records, between two steps, bytes and seconds of the last step's exchange outside the controller.
+        ``computing`` is the part of the seconds for compression."""
 
     def record_probe(self, nothing: float, all: float) -> None:
         """Records, between two steps, the shortest times, in seconds, of gathering 8 bytes per rank and of a probe."""
@@ -304,12 +306,12 @@ class Controller:
         """Gives new settings, one per layer, to a controller with fixed settings; they apply from the next step on."""
 
     def replan(self) -> int | None:
-        """Asks for a decision before the schedule's next; returns the step at which it is due, or None if there are no
-        more decisions."""
+        """Asks for a decision before the next scheduled one. Returns the step at which it is due, or None if there are
+        no more decisions."""
 
     def take_plan_task(self) -> PlanTask | None:
-        """Takes the work of the next decision, on the rank that measures. There is one if ``lead`` allows it before the
-        decision, or if a ``DeviceWindow`` has the gradients."""
+        """Takes the work of the next decision, on the rank that measures. Returns None unless ``lead`` lets the work
+        begin before the decision, or a ``DeviceWindow`` has the gradients."""
 
     def hand_in(self, result: PlanResult) -> bool:
         """Takes the result of a task; returns whether it is still needed."""
@@ -446,6 +448,6 @@ class DeviceWindow:
     def plan(self, device: Device, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
         """Waits: runs a plan task on the observed gradients, on a stream that follows the work on them.
 
-        ``allocate`` takes a number of bytes and returns the address of memory aligned to 256 bytes. The call uses it until it
-        returns. Raises errors of the device; the task can then be taken again.
+        ``allocate`` takes a number of bytes and returns the address of memory aligned to 256 bytes. The call uses this
+        memory until it returns. Raises errors of the device; the task can then be taken again.
         """

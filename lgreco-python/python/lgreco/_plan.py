@@ -165,9 +165,9 @@ def plan(
     ----------
     gradients
         A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, or any object with
-        DLPack or a buffer. ``gradients`` can also be the path of a safetensors file, of an index of several files, or of
-        a folder with them. Arrays count as matrices: the first dimension is the rows, and the others together are the
-        columns.
+        DLPack or a buffer. ``gradients`` can also be the path of a safetensors file, of an index of several files, or
+        of a folder with them. Arrays are treated as matrices: the first dimension is the rows, and the others together
+        are the columns.
     method, default, candidates
         As in ``lgreco.torch.LGreCoState``. ``candidates`` is the first, last and step of the parameters among which the
         plan chooses.
@@ -177,10 +177,10 @@ def plan(
         size. ``budget`` is a number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform
         setting's size or error.
     groups
-        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, which is the
-        same in all names of a group: ``["h.*.q", "h.*.k"]``.
+        Lists of layers that must get the same setting, such as tied weights. A ``*`` matches any text, which must be
+        the same in all names of a group: ``["h.*.q", "h.*.k"]``.
     fixed
-        Fixed settings by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
+        Fixed settings by layer: ``{"head.weight": "qsgd 8"}``; ``*`` matches any text.
     widths
         Formats of the values that TopK sends: ``"full"``, or 1 to 8 bits per value. The default is full.
     solver

@@ -11,9 +11,9 @@ import torch
 class BackwardPass:
     """Calls ``at_end`` once, at the end of the outermost backward pass under way.
 
-    The engine calls back at the end of a graph task. A reentrant checkpoint runs a task of its own while a node of the outer task
-    is evaluated. At the end of such an inner task, this object waits for the nodes after that node, which belong to the outer task.
-    Before one of these nodes runs, it asks for a callback at the end of the outer task.
+    The engine calls back at the end of a graph task. A reentrant checkpoint runs an inner task while the engine
+    evaluates a node of the outer task. When the inner task ends, this object places hooks on the nodes that follow in
+    the outer task. Before the first of these nodes runs, its hook asks for a callback at the end of the outer task.
     """
 
     def __init__(self, at_end: Callable[[], None]) -> None:
@@ -24,8 +24,8 @@ class BackwardPass:
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}
         self.is_known = self._ask()
-        """False if no backward pass is under way: in DDP's ``join``, this process has no inputs left and only mirrors the
-        others."""
+        """False if no backward pass is under way: in DDP's ``join``, this process has no inputs left and only mirrors
+        the collectives of the others."""
         if not self.is_known:
             self.forget()
 
@@ -37,7 +37,7 @@ class BackwardPass:
     def is_over(self) -> bool:
         """Whether the pass has ended; also False if that is unknown."""
         if self.is_between:
-            # Nodes may outlive a failed pass. The training thread is then in no task.
+            # Nodes may outlive a failed pass. The training thread then runs no graph task.
             return torch._C._current_graph_task_id() == -1 and threading.get_ident() in self._threads
         return self._callback() is None
 

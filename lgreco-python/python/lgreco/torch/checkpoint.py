@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     extra: list[str]
     """Layers that the model lacks. Their residuals are lost."""
     misshaped: list[str]
-    """Layers with another shape or type in the state. They count as missing and extra."""
+    """Layers with another shape or type in the state. They are treated as missing and extra."""
     step: int
     """The step at which the run continues."""
     oldest_residual: int
@@ -75,8 +75,8 @@ class Checkpointed(Generic[Told]):
         """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
         Does not wait for the other ranks: call ``dist.barrier()`` between this and ``load``.
 
-        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write. Raises
-        LgrecoError if the file is that of another model: each state needs a folder of its own.
+        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write.
+        Raises LgrecoError if the file is that of another model: each state needs a separate folder.
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,8 @@ def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
 
 
 class _File:
-    """The file that torch.save writes to. It keeps the system's first error, because PyTorch's has neither path nor cause."""
+    """The file that torch.save writes to. It keeps the system's first error, because PyTorch's error has neither path
+    nor cause."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -149,7 +150,7 @@ def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         finally:
-            # Closing writes the rest of the buffer, which may fail again.
+            # Closing writes what is left in the buffer, which may fail again.
             with contextlib.suppress(OSError):
                 opened.close()
         unfinished.replace(path)
@@ -186,12 +187,12 @@ def _rank_of(path: pathlib.Path) -> int | None:
 
 
 def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    """Ranks and step: equal in all files that were saved together."""
+    """The ranks and the step of a file. They are equal in all files that were saved together."""
     return tuple(file["ranks"]), file["step"]
 
 
 def _saved(files: Mapping[int, Mapping[str, Any]], ranks: tuple[int, ...], step: int) -> str:
-    """Which states were saved together, and which of them are missing."""
+    """Describes which states were saved together, and which of them are missing."""
     missing = [rank for rank in ranks if rank not in files or _together(files[rank]) != (ranks, step)]
     without = f" without {', '.join(f'rank{rank}.pt' for rank in missing)}" if missing else ""
     return f"{list(ranks)} at step {step}{without}"

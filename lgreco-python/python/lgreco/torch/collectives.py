@@ -75,7 +75,8 @@ class _ReduceScatter:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
         self._is_pair = world == 2
-        """Whether only the other rank's part is received, and added to this rank's part in its place."""
+        """Whether there are two ranks. Then only the other rank's part is received, and added to this rank's part in
+        place."""
         rows = 1 if self._is_pair else world
         self._received = torch.empty(rows, lens[rank], dtype=values.dtype, device=values.device)
         received = [lens[rank]] * world
@@ -110,8 +111,8 @@ type."""
 
 
 def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -> Started:
-    """Starts a collective on host memory, or on memory that ``memory`` finds. All ranks start the same ones in the same
-    order."""
+    """Starts a collective on host memory, or on memory that ``memory`` finds. All ranks start the same collectives in
+    the same order."""
     if request.kind in _SUMS:
         values = memory(request.address, request.length, _SUMS[request.kind])
         if request.lens:
@@ -119,7 +120,7 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
         return _All([dist.all_reduce(values, group=group, async_op=True)])
     sent = memory(request.address, request.length, torch.uint8)
     if request.kind == "all_gather" and request.group == "node":
-        # Gloo gathers into memory of its own, and copies. A broadcast per rank receives in place.
+        # Gloo's all-gather would use separate memory, and copy. A broadcast per rank receives in place.
         return _broadcasts(sent.chunk(group.size()), group)
     if request.kind == "all_gather":
         return gather(sent, group)

@@ -30,7 +30,8 @@ class Cuda:
 
     @contextmanager
     def stream(self) -> Iterator[int]:
-        """Within this context, work is enqueued in the stream for exchanges, after all work in the current stream. Yields its handle."""
+        """Within this context, work is enqueued in the stream for exchanges, after all work in the current stream.
+        Yields the handle of that stream."""
         current = torch.cuda.current_stream(self.device)
         self._stream = self._stream or current
         if current != self._stream:

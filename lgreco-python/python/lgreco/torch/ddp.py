@@ -100,9 +100,9 @@ class LGreCoState(Training):
         as biases and norms.
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
-        at most its error, and minimise the bytes, as in the paper. A number: at most this many bits per step and process, for the
-        layers among whose settings plans choose; layers that always stay uncompressed come in addition. ``"size"`` gives a lower
-        final loss than ``"error"``.
+        at most the error of the uniform setting, and minimise the bytes, as in the paper. A number is the largest
+        number of bits per step and process, for the layers whose settings plans choose. Layers that always stay
+        uncompressed come in addition. ``"size"`` gives a lower final loss than ``"error"``.
     objective
         ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
         rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
@@ -139,11 +139,11 @@ class LGreCoState(Training):
         keep the rounding errors of a process's own factors. Rounding errors of uncompressed layers are lost, as in plain DDP
         of bfloat16. The default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
     grad_scaler
-        The GradScaler of mixed precision, one for each state. Steps that it skips are undone, and residuals follow its scale.
-        One with ``enabled=False`` counts as None.
-        Gradients that are not finite are no error; they reach the scaler on all ranks. If several backward passes without
-        ``no_sync`` precede a skipped step, only the last is undone. If ``model`` is wrapped in DDP, reading the scale never makes a
-        step on a GPU wait. A step after a change of the scale waits for residuals, which the host rescales.
+        The GradScaler of mixed precision, one for each state. Steps that it skips are undone, and residuals follow its
+        scale. One with ``enabled=False`` is treated as None. Gradients that are not finite are no error; they reach the
+        scaler on all ranks. If several backward passes without ``no_sync`` precede a skipped step, only the last is
+        undone. If ``model`` is wrapped in DDP, reading the scale never makes a step on a GPU wait. A step after a
+        change of the scale waits for residuals, which the host rescales.
     hold_zeros
         Whether layers whose gradient is all zeros keep their residual instead of sending it. This is needed with
         ``find_unused_parameters=True``, where DDP drops the mean of parameters that no rank has used. The default is True if
@@ -325,8 +325,8 @@ class LGreCoState(Training):
     def _a_hook_may_wait(self) -> bool:
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
-        Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would never get
-        there. Ranks agree at their first bucket, so that all start collectives in the same order.
+        Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would keep the
+        pass from reaching its end. Ranks agree at their first bucket, so that all start collectives in the same order.
         """
         if self._waits is None:
             waits = torch.tensor(int(_called_by_user()))
@@ -386,7 +386,7 @@ def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoE
 
 def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
     """The error for layers with sparse gradients. It is raised before training, because DDP cannot continue after an
-    error there."""
+    error during training."""
     for name, part in module.named_modules():
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
             return of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
@@ -414,8 +414,8 @@ def _module(model: torch.nn.Module) -> torch.nn.Module:
 def _stored(parameter: torch.Tensor) -> list[int]:
     """A parameter's dims, from the outermost in memory to the innermost.
 
-    Gradients in DDP's buckets have their parameter's order in memory. For a transposed matrix, rows of the memory are
-    its columns.
+    Gradients in DDP's buckets have their parameter's order in memory. For a transposed matrix, the rows in memory are
+    the columns of the matrix.
     """
     if parameter.is_contiguous():
         return list(parameter.shape)

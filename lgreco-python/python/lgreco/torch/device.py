@@ -27,7 +27,7 @@ from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
 _TRAINER = 103
-"""The code by which other ranks hear of an error without a code, which one of the user's objects has raised."""
+"""The code that other ranks get for an error without a code. One of the user's objects has raised such an error."""
 
 
 class Buckets:
@@ -103,8 +103,8 @@ class Buckets:
         return DeviceExchange(self, bucket, buffer, is_measured)
 
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
-        """Makes a bucket under the present settings, with the old bucket's residuals. None if some rank cannot make
-        it."""
+        """Makes a bucket under the present settings, with the old bucket's residuals. Returns None if some rank cannot
+        make it."""
         # A bucket that was not in the last step is replaced by a new one.
         old = self._buckets.get(key)
         self._take_home(key, unless=None if old is None or old.step != self._controller.steps else key)
@@ -242,7 +242,7 @@ class Buckets:
     def _worst(self, failed: list[Failing]) -> LgrecoError | None:
         """Agrees on the first error of the buckets that failed on some rank.
 
-        None if the loss is scaled and the only errors are gradients that are not finite.
+        Returns None if the loss is scaled and the only errors are gradients that are not finite.
         """
         own = [bucket.refusal or bucket.fault[1] for bucket in failed]
         rank, world = self._number(self._everyone.rank()), self._everyone.size()
@@ -304,7 +304,7 @@ class Buckets:
     def bring_home(self, taken_back: bool = False) -> None:
         """Between steps: copies the GPU's residuals to the controller. Waits for the GPU.
 
-        With ``taken_back`` they are the residuals before the last step, unless that was already undone.
+        With ``taken_back`` they are the residuals before the last step, unless that step was already undone.
         """
         self._catch_up()
         self._settle()

@@ -134,7 +134,8 @@ class ResidentBucket(Failing):
         self.outcome: Callable[[], torch.Tensor] | None = None
         """Returns the GPU's status record of the last step; None once the host has read it."""
         self.is_revoked = False
-        """Whether the last step succeeded here, but failed in another group of ranks, so that its residuals do not count."""
+        """Whether the last step succeeded here, but failed in another group of ranks, so that its new residuals are
+        invalid."""
         self.is_to_forget = False
         """Whether the last step's residuals of layers without error feedback must still be cleared."""
         self.held: Held | None = None
@@ -142,7 +143,7 @@ class ResidentBucket(Failing):
         """Errors of the last step, until the controller gets them."""
 
     def forgotten(self) -> list[int]:
-        """Places of the layers whose residuals must be cleared after the last step. Waits for the GPU if layers are
+        """Positions of the layers whose residuals must be cleared after the last step. Waits for the GPU if layers are
         held."""
         return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
 
@@ -181,7 +182,7 @@ class InDeviceMemory:
         self._buffer = None
 
     def land(self) -> None:
-        """Completes the future, unless the buffer was let go."""
+        """Completes the future, unless the buffer was released."""
         if self._buffer is not None and not self.future.done():
             with self._cuda.stream():
                 self.future.set_result(self._buffer)
@@ -199,7 +200,7 @@ class DeviceExchange(InDeviceMemory):
         self._buckets = buckets
         self.bucket = bucket
         self.is_zero: list[torch.Tensor] | None = None
-        """Whether each layer has no gradient in this step, if that does not follow from the gradients here."""
+        """Whether each layer has no gradient in this step. None if this exchange's own gradients show it."""
 
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Does nothing: the controller need not lend layers, because the residuals are on the GPU."""

@@ -9,7 +9,7 @@ from lgreco.torch.options import is_default
 PLANS = ("lgreco", "paper", "kmeans")
 """Policies that search for a plan. Only they use the options of ``_OF_PLANS``."""
 _COMPRESSES = (*PLANS, "uniform", "accordion", "legacy")
-"""Policies that compress, beside ``settings``."""
+"""Policies that compress. ``settings`` also compress."""
 _OF_PLANS = ("budget", "objective", "candidates", "widths", "metric", "workers", "alpha")
 _POLICIES: dict[str, tuple[str, ...]] = {
     **{option: PLANS for option in _OF_PLANS},
@@ -26,8 +26,8 @@ _POLICIES: dict[str, tuple[str, ...]] = {
     "residual_dtype": (*_COMPRESSES, "settings"),
     "on_plan": (*_COMPRESSES, "settings"),
 }
-"""The policies under which an option has an effect. ``settings`` count as a policy. Options without an entry always have an
-effect."""
+"""The policies under which an option has an effect. ``settings`` are listed as a policy. Options without an entry
+always have an effect."""
 _METHODS = dict(methods_of_options())
 
 

@@ -45,7 +45,7 @@ class BucketExchange(Protocol):
         """
 
     def go_on(self) -> bool:
-        """Waits for the collective under way and starts the next one. False when the buffer holds the means.
+        """Waits for the collective under way and starts the next one. Returns False when the buffer holds the means.
 
         Raises LgrecoError on all ranks after a failure on one.
         """
@@ -69,7 +69,7 @@ class BucketExchange(Protocol):
         """Waits until no collective uses the bucket's memory, and sets the future's exception."""
 
     def deliver(self) -> None:
-        """Copies the means to the gradients' place, but only once, because the trainer may change them afterwards."""
+        """Overwrites the gradients with the means, but only once, because the trainer may change them afterwards."""
 
     def let_go(self) -> None:
         """Releases the buffer. The means were delivered, and the future is not used."""
@@ -100,8 +100,8 @@ class HostExchange:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._is_held = False
-        """Whether only the last collective of a bucket over nodes is left. It is held until all buckets have reached theirs, because
-        ranks of a node may perform different numbers of collectives before."""
+        """Whether only the last collective of a bucket over nodes is left. It is held until all buckets have reached
+        their last collectives, because ranks of a node may perform different numbers of collectives before."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False

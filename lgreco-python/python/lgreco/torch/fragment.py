@@ -33,7 +33,8 @@ class Sent:
     """An outer step is under way."""
 
     parameters: list[torch.Tensor] | None
-    """The parameters' values when they were sent. None without a delay: no inner step is taken until the means are there."""
+    """The parameters' values when they were sent. None without a delay: no inner step is taken until the means have
+    arrived."""
     buffer: torch.Tensor
     """Pseudo-gradients, which their means replace."""
 
@@ -141,15 +142,16 @@ class Fragment(Training):
         else:
             self._loaded.send(unmade)
         if not self._delayed:
-            # Ranks that have loaded a state agree on the step before they exchange. If others have not, no exchange can end.
+            # A rank that has loaded a state first agrees with the others on the step. If the others have loaded none,
+            # this agreement never ends. So ranks compare what they have loaded before they exchange.
             self._expect_alike()
         exchanged = self._exchanged(buffer) if buffer.numel() > 0 else []
         self._begin(list(range(len(self.names))), buffer, exchanged, False, failure=unmade)
         self._outer = Sent(sent, buffer)
 
     def _pseudo_gradients(self) -> tuple[list[torch.Tensor] | None, torch.Tensor, LgrecoError | None]:
-        """The parameters' values if there is a delay, the pseudo-gradients, and the error if this rank has none. The other ranks wait
-        for this one, so they must learn of it."""
+        """Returns the parameters' values if there is a delay, the pseudo-gradients, and the error if this rank cannot
+        compute them. The other ranks wait for this one, so they must learn of the error."""
         buffer = self._starts[0].new_empty(0)
         try:
             sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
@@ -163,8 +165,8 @@ class Fragment(Training):
             return None, buffer.zero_(), told
 
     def go_on(self) -> None:
-        """Starts the next collective if the previous one is done. Never waits, and leaves the end of the last one to
-        ``receive``."""
+        """Starts the next collective if the previous one is done. Never waits, and does not end the last collective:
+        ``receive`` does."""
         for exchange in self._under_way():
             try:
                 while exchange.is_done() and not exchange.is_last() and self._go_on(exchange):
@@ -209,7 +211,8 @@ class Fragment(Training):
     def _make(self, sent: Sent) -> None:
         """Updates parameters by SGD with Nesterov's momentum, and adds this rank's changes since they were sent.
 
-        The other ranks make their updates meanwhile. If this rank's fails, the next outer step tells them.
+        The other ranks make their updates meanwhile. If this rank's update fails, the next outer step reports this to
+        them.
         """
         self._torn = f"an interrupt came while an outer step updated the parameters: {WHOLE_AGAIN}"
         name = None
@@ -307,8 +310,8 @@ def _expect_as_made(name: str, p: torch.Tensor, start: torch.Tensor) -> None:
 
 
 def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Splits values along the longest dimension into parts of about a million. What is computed from a part then takes little
-    memory."""
+    """Splits values along the longest dimension into parts of about a million. Temporary results for one part then take
+    little memory."""
     if values.dim() == 0:
         return [values]
     longest = max(range(values.dim()), key=lambda at: values.shape[at])

@@ -103,9 +103,9 @@ class LGreCoShardedState(Training):
 
     Without ``replicate_group``, the reduce-scatter is compressed: each rank gets the mean of its own shard. With
     ``replicate_group`` (HSDP), ``module`` is sharded only within an inner group, such as the processes of a node. FSDP
-    reduces and scatters within that group as usual. Compressed gradients then average the shards over
-    ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay there, as under ``LGreCoState``,
-    and no step waits for the host.
+    reduces and scatters within that group as usual. lgreco then compresses the shards of the gradients, and averages
+    them over ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay there, as
+    under ``LGreCoState``, and no step waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS

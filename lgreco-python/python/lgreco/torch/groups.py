@@ -42,7 +42,8 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
 
 
 def part_of(parts: list[list[int]], of: dist.ProcessGroup, backend: str = "gloo") -> dist.ProcessGroup:
-    """Makes a group of each part of a group's ranks, and returns this rank's. All ranks of ``of`` must call it together.
+    """Makes a group of each part of a group's ranks, and returns this rank's group. All ranks of ``of`` must call it
+    together.
 
     A group orders its ranks by their numbers.
     """

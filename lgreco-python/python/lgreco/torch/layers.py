@@ -61,7 +61,8 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without wrappers, so that settings and saved states fit the model with and without them."""
+    """A parameter's name without wrappers, so that settings and saved states fit the model with and without
+    wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -83,8 +84,8 @@ def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> 
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Gives the modules of FSDP1 and FSDP2 their sharded parameters. After a forward pass without a backward pass, some modules
-    still have whole ones."""
+    """Gives the modules of FSDP1 and FSDP2 their sharded parameters. After a forward pass without a backward pass, some
+    modules still have whole parameters."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -13,7 +13,7 @@ from lgreco.torch.collectives import Started, gather
 
 
 _FAILED, CHANGED, TORN = 1, 2, 3
-"""What ranks tell each other about a failure."""
+"""Codes by which ranks inform each other about the kind of a failure."""
 WHOLE_AGAIN = "load a saved state on all ranks (with a delay into a new OuterStep), or call restart() on all"
 """What to do when an outer step was made only in part."""
 _WHY = {
@@ -38,15 +38,16 @@ _PARTS = {
     "starts": "with different parameters after the last outer step",
     "velocities": "with different velocities",
 }
-"""The parts that are the same in all ranks' OuterStep states, with the words for states that differ in them."""
+"""The parts of an OuterStep's state that must be the same on all ranks. Each has the words for the error if it
+differs."""
 
 
 class LoadedWeights:
     """The weights and the state that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
 
     def __init__(self, group: dist.ProcessGroup, index: int) -> None:
-        """All fragments compare in the same ``group``, so that ranks also find that different fragments have their turn.
-        ``index`` is the fragment's."""
+        """All fragments use the same ``group`` to compare. So ranks also notice if different fragments have their turn.
+        ``index`` is the number of the fragment."""
         self._group, self._index = group, index
         self._loaded: dict[int | str, str] = {}
         """Hashes of the values that were loaded since hashes were last sent, by parameter, or by part of a loaded state."""

@@ -57,10 +57,12 @@ class NodeBucket:
             self._sums = allocated(width, torch.float32)
             self._halves = [allocated(ranks * width, torch.bfloat16).view(ranks, width) for _ in range(2 * int(halves))]
             self._row = self._sums if buffer.dtype == torch.float32 else allocated(width, buffer.dtype)
-            # A quotient by a number on the host would be a product with its reciprocal.
+            # The divisor is a tensor. For a Python number, torch would multiply by its reciprocal, which rounds
+            # differently.
             self._divisor = allocated(1, torch.float32).fill_(ranks * self._share)
             self._told = allocated(3 + ranks, torch.int64)
-        # The rows of the first message are read before the second one comes, in the gradients' type.
+        # The rows of the first message are read before the second message arrives. So both share memory; the second one
+        # has the gradients' type.
         self._means = self._rows.view(buffer.dtype).flatten()[: ranks * width].view(ranks, width)
         self._at_end = slice(width - layers - 1, width - 1)
         self._sent, self._gathered = (self._by_layer(rows, shards) for rows in (self._rows, self._means))
@@ -102,7 +104,7 @@ class NodeBucket:
     def average(self) -> torch.Tensor:
         """After the first message: turns the sums into means of the node. Returns this rank's row of them.
 
-        If a rank of the node has failed, a mean becomes NaN, by which the peers hear of it.
+        If a rank of the node has failed, a mean becomes NaN. This NaN informs the peers of the failure.
         """
         if self._halves:
             self._sums.copy_(self._rows[self._local])

@@ -1,8 +1,8 @@
 """The buckets of one process on its GPU, in training over nodes of several GPUs.
 
-A bucket's gradients are summed inside the node, and this rank's shards of them are a bucket of ``device.py``, which is exchanged with
-the peers. If a rank of the node or the exchange of one group of peers fails, the bucket fails on all ranks. The others revoke its
-residuals when the next step begins.
+The ranks of a node sum the gradients of a bucket. This rank's shards of the sums form a bucket of ``device.py``, which
+the rank exchanges with its peers. If a rank of the node or the exchange of one group of peers fails, the bucket fails
+on all ranks. Groups of peers whose exchange has succeeded revoke the bucket's residuals when the next step begins.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,8 @@ class NodeBuckets(Buckets):
         return NodeExchange(self, layers, *bucket, buffer)
 
     def _reserve(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket | None:
-        """Allocates the memory for messages inside the node. None, on all ranks, if some rank cannot."""
+        """Allocates the memory for messages inside the node. Returns None, on all ranks, if some rank cannot allocate
+        it."""
         for other in [other for other in self._whole if not set(other).isdisjoint(key)]:
             del self._whole[other]
         memory, why = None, "another rank cannot"
@@ -112,7 +113,7 @@ class NodeBuckets(Buckets):
                 first, found, _ = resident.fault
                 if failed:
                     found, resident.refusal = resident.refusal or found, None
-            # After a failure inside a node, what its peers have found is the NaN that reports it.
+            # After a failure inside a node, the peers have only found the NaN that reports this failure.
             error = outcome.of_own(index) if has_own else outcome.refusal or (None if has_mates or not failed else found)
             if failed:
                 outcome.fault, outcome.refusal = (None if first is None else self._number_of_peer(first), None, False), error

@@ -1,8 +1,8 @@
 """The exchange of one bucket over nodes of several GPUs, in their memory.
 
-The ranks of a node sum their gradients, and each rank gets the means of its shards over the node. It exchanges them with its peers as
-a bucket of their own (``device_exchange.py``). An all-gather inside the node completes the means. ``node_bucket.py`` has the memory of
-the messages inside the node.
+The ranks of a node sum their gradients, and each rank gets the means of its shards over the node. It exchanges these
+means with its peers as a separate bucket (``device_exchange.py``). An all-gather inside the node completes the means.
+``node_bucket.py`` has the memory of the messages inside the node.
 """
 
 import enum
@@ -64,8 +64,8 @@ class _Stage(enum.Enum):
     REDUCING = enum.auto()
     WITH_PEERS = enum.auto()
     HELD = enum.auto()
-    """The peers have their means. The last collective waits until all buckets have reached theirs, because ranks of a node may
-    perform different numbers of collectives with their peers."""
+    """The peers have their means. The last collective waits until all buckets have reached their last collectives,
+    because ranks of a node may perform different numbers of collectives with their peers."""
     GATHERING = enum.auto()
     DONE = enum.auto()
 
@@ -157,7 +157,7 @@ class NodeExchange(InDeviceMemory):
                 self._shards = ShardsOnHost(Bucket(), row, self._buckets.peers)
                 self._shards.open(self._buckets.controller, self._layers)
         except LgrecoError as error:
-            # The other ranks are not told, so the step is abandoned.
+            # No message informs the other ranks, so the step is abandoned.
             raise RuntimeError(str(error)) from error
         self._shards.submit(shards, self._hold_zeros, None)
 
@@ -189,7 +189,7 @@ class NodeExchange(InDeviceMemory):
         return self._stage is _Stage.HELD
 
     def is_done(self) -> bool:
-        """As ``DeviceExchange.is_done``."""
+        """Whether a collective is under way; see ``DeviceExchange.is_done``."""
         return self.is_flying()
 
     def give_up(self, error: Exception) -> None:

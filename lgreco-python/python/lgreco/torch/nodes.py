@@ -45,7 +45,8 @@ class _Told(NamedTuple):
     """A rank's statement about its node, for the other ranks."""
 
     choice: tuple[str | None, bool, bool]
-    """The ``route`` that it was given, whether it may average in two levels at all, and whether its gradients stay on a GPU."""
+    """The ``route`` that it was given, whether it may average in two levels, and whether its gradients stay on a
+    GPU."""
     mates: list[int] | None
     """The ranks of the node group that the user has given."""
     local_size: str | None
@@ -55,8 +56,9 @@ class _Told(NamedTuple):
 def nodes_of(
     group: dist.ProcessGroup, route: str | None, may: bool, on_gpu: bool, node_group: dist.ProcessGroup | None
 ) -> list[list[int]] | None:
-    """The ranks of each node. None unless there are at least two nodes of equal size, with at least two ranks each. None also if
-    ranks differ in ``route``, ``may`` or ``on_gpu``; ``agree`` then names the difference. The result is the same on all ranks.
+    """Returns the ranks of each node. Returns None unless there are at least two nodes of equal size, with at least two
+    ranks each. Also returns None if ranks differ in ``route``, ``may`` or ``on_gpu``; ``agree`` then names the
+    difference. The result is the same on all ranks.
 
     ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
     LOCAL_WORLD_SIZE ranks, as torchrun numbers them.

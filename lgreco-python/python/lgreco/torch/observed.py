@@ -1,7 +1,8 @@
 """The mean gradients for the next plan, in a GPU's memory, where they are also measured.
 
-Only the process that plans has them. Each step of a window adds its gradients to the mean, in the stream for exchanges, so no step
-waits. The plan is made on another thread and in a second stream. Error-table rows and norms come to the host; gradients do not.
+Only the process that plans has these gradients. Each step of a window adds its gradients to the mean, in the stream for
+exchanges, so no step waits. The plan is made on another thread and in a second stream. Error-table rows and norms come
+to the host; gradients do not.
 """
 
 import logging
@@ -76,7 +77,8 @@ class Observed:
             _LOG.warning("gradients are copied to the host for the next plan, as the GPU has no room for their mean: %s", error)
 
     def planning(self, task: PlanTask) -> Callable[[], PlanResult] | None:
-        """The work of a task, for any thread. None if its gradients are lost. Then the window starts again."""
+        """Returns the work of a task, for any thread. If the task's gradients are lost, returns None, and the window
+        starts again."""
         window, memory = self._window, self._memory
         if window is None or memory is None:
             if not self._controller.observes_elsewhere():

@@ -62,8 +62,8 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
 
 
 def wrong_route(options: Options, only: str | None, why: str) -> LgrecoError | None:
-    """The error for a ``route`` that cannot work, or None. If gradients are sharded, ``only`` is the one route that works, which is
-    set; otherwise it is None."""
+    """The error for a ``route`` that cannot work, or None. If gradients are sharded, only one route works: ``only``,
+    which this function then sets. Otherwise ``only`` is None."""
     route = options.get("route")
     if only is not None:
         options["route"] = only
@@ -82,7 +82,7 @@ _DECIDING = (
 def deciding(told: Mapping[str, Any]) -> dict[str, str]:
     """The options that decide which settings are chosen, as text."""
     given = ((name, told.get(name)) for name in _DECIDING)
-    # The paper's budget is another one by default.
+    # The policy ``paper`` has another default budget.
     kept = {"budget"} if told.get("policy") == "paper" else set()
     return {name: repr(value) for name, value in given if value is not None and (name in kept or not is_default(name, value))}
 
@@ -99,7 +99,7 @@ def is_default(name: str, value: object) -> bool:
 
 
 def in_order(settings: Any) -> Any:
-    """Sorts settings, so that the same ones have the same text."""
+    """Sorts settings, so that equal settings have the same text."""
     return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings
 
 

@@ -74,9 +74,10 @@ class OuterStep(Reports, Checkpointed[None]):
         Number of parts of about equal size into which the layers are divided: at most ``every``, and at most the number of layers.
         The parts are averaged in turn, at equal intervals. So less is sent at a time (Streaming DiLoCo).
     delay
-        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are then those
-        of ``delay`` steps ago, and each process adds its own changes since then. So the exchange may take as long as these steps.
-        Without a delay, processes wait for it. If there are several collectives, each needs a step.
+        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are
+        then those of ``delay`` steps ago, and each process adds its own changes since then. So the exchange may take as
+        long as these steps. Without a delay, processes wait for the exchange. If an exchange has several collectives,
+        each needs an inner step.
     joined
         Whether all layers of a fragment, including vectors, are compressed as one. In ``settings``, ``metrics()`` and
         errors it is named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one
@@ -173,7 +174,8 @@ class OuterStep(Reports, Checkpointed[None]):
         self._has_begun = False
         """Whether a step was taken with this object."""
         self._resumes = False
-        """Whether a state was loaded since the last step. Weights that are loaded then belong to it."""
+        """Whether a state was loaded since the last step. Weights that the user loads before the next step belong to
+        this state."""
         before = checksum(self._own())
         for _, p in named:
             dist.broadcast(local(p.detach()), group=process_group, group_src=0)
@@ -269,7 +271,7 @@ class OuterStep(Reports, Checkpointed[None]):
     def _all(self, do: Callable[[Fragment, int], None]) -> None:
         """Calls ``do`` for each fragment. A failure of the network ends all turns at once.
 
-        All ranks get the same other errors, so they all continue with the remaining fragments. The first error is
+        Any other error is the same on all ranks, so all ranks continue with the remaining fragments. The first error is
         raised at the end.
         """
         failed: LgrecoError | None = None
@@ -382,15 +384,16 @@ class OuterStep(Reports, Checkpointed[None]):
         """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately, the model
         after this object was made.
 
-        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks load a state,
-        with the states whose ``residuals`` they take over. A rank that stays gives its own state as both. It may add the state of a
-        rank that left to ``residuals``, and takes over its residuals; otherwise they are lost. A rank that joins gives any rank's
-        state and no residuals (``[]``). With ``residuals``, parameters become those from which the next outer step starts. Without
-        ``residuals``, parameters stay unchanged.
+        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks
+        load a state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as
+        ``state`` and in ``residuals``. To take over the residuals of a rank that left, it adds that rank's state to
+        ``residuals``; otherwise they are lost. A rank that joins gives any rank's state and no residuals (``[]``). With
+        ``residuals``, parameters become those from which the next outer step starts. Without ``residuals``, parameters
+        stay unchanged.
 
-        Raises ValueError for other fragments or shapes. Raises LgrecoError for a damaged state, for that of another rank without
-        ``residuals``, if the model was loaded before this object was made, and with a ``delay`` after the first step. Everything is
-        then unchanged.
+        Raises ValueError for other fragments or shapes. Raises LgrecoError for a damaged state, for the state of
+        another rank if ``residuals`` are not given, if the model was loaded before this object was made, and with a
+        ``delay`` after the first step. Everything is then unchanged.
         """
         if self.delay > 0 and self._has_begun:
             raise LgrecoError(

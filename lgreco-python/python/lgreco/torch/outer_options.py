@@ -70,7 +70,7 @@ def options_of(
 
 
 def divided(named: Named, parts: int) -> list[Named]:
-    """Divides layers into consecutive parts with about as many elements each. No part is empty."""
+    """Divides layers into consecutive parts with about the same number of elements each. No part is empty."""
     total = elements(named)
     divided: list[Named] = [[] for _ in range(parts)]
     at = before = 0

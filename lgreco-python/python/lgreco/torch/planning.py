@@ -1,4 +1,5 @@
-"""Decides when the work of a plan begins, and on which thread. Also returns the memory that a new plan frees to the system."""
+"""Decides when the work of a plan begins, and on which thread. Also gives memory back to the system when a new plan has
+freed it."""
 
 import ctypes
 import logging
@@ -36,7 +37,7 @@ def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -
 class Planning:
     """Makes plans on a thread, on the rank that measures gradients. Other ranks have no work.
 
-    Without it, the controller would make each plan during the step in which the plan takes effect.
+    Without this thread, the controller would make each plan during the step in which the plan takes effect.
     """
 
     def __init__(self, leads: bool, device: Buckets | None) -> None:

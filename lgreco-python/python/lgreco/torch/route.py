@@ -11,9 +11,9 @@ from lgreco.torch.nodes import Nodes, nodes_of
 _LOG = logging.getLogger("lgreco")
 
 _SCATTERED = frozenset({"qsgd", "eden"})
-"""Methods that lose little when a mean is compressed again."""
+"""Methods whose error grows little when a mean is compressed again."""
 _SCATTERED_FROM = 4
-"""With fewer ranks, scatter-reduce would save few bytes, and compress twice."""
+"""With fewer ranks than this, scatter-reduce would save few bytes, and compress twice."""
 
 
 class Route(NamedTuple):
@@ -28,7 +28,7 @@ class Route(NamedTuple):
 def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
     """How often per step the bytes of one rank's payloads leave each node, in a ring that visits one node after another.
 
-    ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, do not count.
+    ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, are not counted.
     """
     ranks = nodes if route.name == "two_level" else nodes * per_node
     if nodes == 1:

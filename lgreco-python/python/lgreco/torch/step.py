@@ -31,7 +31,8 @@ _LOG = logging.getLogger("lgreco")
 class Steps:
     """The steps of one process.
 
-    Reentrant checkpoints run backward passes within another one. They belong to the outer pass's step.
+    Reentrant checkpoints run backward passes within another one. These inner passes belong to the step of the outer
+    pass.
     """
 
     _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
@@ -106,8 +107,8 @@ class Steps:
         in_same_pass: bool = False,
         failure: LgrecoError | None = None,
     ) -> BucketExchange:
-        """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says that the step before has
-        ended, and its backward pass has not. All ranks are told of this rank's ``failure``."""
+        """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says that the
+        previous step has ended, but its backward pass has not. This rank's ``failure`` is reported to all ranks."""
         self._take_back_left_over(layers)
         if not isinstance(self._state, UnderWay):
             # If the backward pass ends early from here on, the step must be undone.
@@ -147,8 +148,8 @@ class Steps:
         return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group, self._nodes)
 
     def _go_on(self, exchange: BucketExchange) -> bool:
-        """Calls the exchange's ``go_on``, and records an error that all ranks get. The other buckets continue after
-        it."""
+        """Calls the exchange's ``go_on``, and records an error that all ranks get. The other buckets continue after the
+        error."""
         try:
             return exchange.go_on()
         except LgrecoError as error:

@@ -110,7 +110,7 @@ class Times:
         self._computing.append((start, self._cuda.mark()))
 
     def sends(self, request: Request) -> None:
-        """Counts the bytes of a collective. An all-reduce counts as a reduce-scatter and an all-gather."""
+        """Counts the bytes of a collective. An all-reduce is counted like a reduce-scatter and an all-gather."""
         if request.kind == "all_to_all":
             self._sent += request.received_length
             return
@@ -178,8 +178,8 @@ class Times:
             start = self._cuda.mark()
 
     def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
-        """Copies this rank's status record, which reports no error, to the places of all ranks' records. These follow the values to
-        be summed."""
+        """Copies this rank's status record, which reports no error, to the positions of all ranks' records, which
+        follow the values to be summed."""
         is_half = request.kind.endswith("bf16")
         values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
         world, rank = self._group.size(), self._group.rank()

@@ -265,7 +265,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [self._group.size(), self._group.rank(), 1, 0] if self._nodes is None else self._nodes.place
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is from this rank's place, so that this rank takes over its residuals."""
+        """Whether a state is from this rank's position, so that this rank takes over its residuals."""
         # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
@@ -301,8 +301,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         any rank. Residuals of an earlier step, such as a dead rank's last, lack the compression errors since then.
 
         With ``route="two_level"``, ``residuals`` are the states of all ranks of the former nodes whose residuals this
-        node takes over. Former nodes may have had another number of ranks; ranks of a run without nodes are nodes of
-        one rank. Each rank finds its shards in these states.
+        node takes over. Former nodes may have had another number of ranks; ranks of a run without nodes are treated as
+        nodes of one rank. Each rank finds its shards in these states.
 
         Raises LgrecoError when a state is damaged or of another kind, and during a backward pass whose buckets are exchanged.
         Everything is then unchanged.
