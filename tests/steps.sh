@@ -3,10 +3,10 @@
 #
 #   step NAME DESCRIPTION [full] [lane:LANE] [after:NAME]... COMMAND...
 #
-# `full` marks a slow step, which runs only under --full or when it is named.
-# Steps of one lane run one after another, because cargo locks its build folder. A step begins when all its `after`
-# steps have ended. They must be declared before it. If one of them failed, the step is not run and counts as failed.
-# COMMAND is a function or a program; its output goes to target/tests/NAME.log.
+# `full` marks a slow step, which runs only under --full or when it is named. Steps of one lane run one after another,
+# because cargo locks its build folder. A step begins when all its `after` steps have ended. They must be declared
+# before it. If one of them failed, the step does not run, and is reported as failed. COMMAND is a function or a
+# program; its output goes to target/tests/NAME.log.
 
 names=()
 declare -A description=() slow=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()

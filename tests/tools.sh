@@ -59,7 +59,7 @@ tools() {
     [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true
 }
 
-# Skips the rest of a step if one of these programs is missing.
+# Ends the step as skipped if one of these programs is missing.
 need() { # KIND TOOL...
     local kind=$1 tool
     shift

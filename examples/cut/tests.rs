@@ -9,7 +9,7 @@ use crate::{Outcome, SEED, batch::Batch, new, rate, recurring, train};
 
 const STEPS: u32 = 3;
 
-/// The mean loss of the uncut network, from the same parameters, on the same images.
+/// Returns the mean loss of the uncut network, which has the same parameters and images as the cut one.
 fn whole() -> Result<f32, Failure> {
     let digits = Digits::load();
     let mut stages = [Parameters::new(SEED), Parameters::new(SEED + 1)];

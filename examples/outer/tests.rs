@@ -16,7 +16,8 @@ fn short(scheme: Scheme, more: &[&str]) -> crate::Run {
 fn every_scheme_learns_and_keeps_to_its_bits() {
     let (dense, sparse) = (short(Scheme::Dense, &[]), short(Scheme::SparseLoCo, &[]));
     assert_eq!(dense.bits, 32.0);
-    // Slightly more than for large models, because of codebooks and incomplete chunks.
+    // The payload has slightly more bits per parameter than for large models, because of codebooks and incomplete
+    // chunks.
     assert!((0.219..0.3).contains(&sparse.bits), "{sparse:?}");
     for bits in [0.11, 0.4] {
         let plan = short(Scheme::Bits(bits), &[]);

@@ -18,7 +18,7 @@ pub fn of_mbits(mbits: NonZeroU32) -> Link {
     })
 }
 
-/// A worker's place in a group of threads, and its link.
+/// A worker's collective in a group of threads, and its link.
 pub struct Linked {
     pub threads: ThreadCollective,
     pub link: Link,

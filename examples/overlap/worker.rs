@@ -26,7 +26,7 @@ pub struct Run {
 #[derive(Default)]
 pub struct Outcome {
     pub parameter_bits: Vec<u32>,
-    /// Bytes that this worker sent, and their number without compression.
+    /// Bytes that this worker sent. `uncompressed` is the number without compression.
     pub bytes: u64,
     pub uncompressed: u64,
     /// The duration of each step, and whether settings changed at it.

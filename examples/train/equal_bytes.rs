@@ -1,4 +1,4 @@
-//! Parameters for schemes that change during training, so that they send as many bytes as a uniform setting.
+//! Parameters for schemes that change during training, so that they send the same number of bytes as a uniform setting.
 
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{Legacy, RampUp, Tensor};
@@ -56,8 +56,9 @@ impl EqualBytes<'_> {
         Ok(self.parameter(low))
     }
 
-    /// LEGACY's parameters. Layers of fewer than 10,000 elements get twice the uniform parameter, as in the authors' code.
-    /// The first half of training gets twice the parameter of the second half. Large layers get the rest of the bytes.
+    /// LEGACY's parameters. Layers of fewer than 10,000 elements get twice the uniform parameter, as in the authors'
+    /// code. The first half of training gets twice the parameter of the second half. The remaining bytes go to large
+    /// layers.
     pub fn legacy(&self, steps: u32) -> Result<Legacy, Error> {
         const BOUND: usize = 10_000;
         let phases = |large: f64| {

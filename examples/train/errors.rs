@@ -56,7 +56,8 @@ pub struct Layer {
 pub struct Moments {
     /// Squared l2 norm of one worker's gradient in this step.
     pub squared_norm: f64,
-    /// How many of the layer's second moments lie in each octave `[2^e, 2^(e+1))`: `e` and the count. Zeros count as `e = -149`.
+    /// The number of the layer's second moments in each octave `[2^e, 2^(e+1))`: `e` and the count. Zeros are counted
+    /// under `e = -149`.
     pub octaves: Vec<(i32, u32)>,
 }
 
@@ -84,7 +85,7 @@ impl Moments {
         if noise > 0.0 { self.octaves.iter().map(part).sum() } else { 0.0 }
     }
 
-    /// The same noise, if all second moments equal the layer's mean.
+    /// The result of `noise_in_step` if all second moments equalled the layer's mean.
     pub fn noise_by_mean(&self, relative: f64) -> f64 {
         let sum = |of: fn(f64) -> f64| {
             self.octaves.iter().map(|&(octave, count)| f64::from(count) * of(f64::from(octave) + 0.5)).sum::<f64>()

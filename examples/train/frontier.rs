@@ -1,5 +1,5 @@
-//! Draws increase of the loss against bytes sent, with the scatter over seeds, as SVG. It has few series, so that it
-//! can be read.
+//! Draws the increase of the loss against bytes sent, with confidence intervals over the seeds, as SVG. The picture has
+//! few series, so that it can be read.
 
 use crate::summary::{Group, Line, Mean};
 use lgreco_cli::chart::{Anchor, Area, Axis, Chart, Colour, INK, Kind, MUTED, SERIES, Series, Svg};

@@ -30,7 +30,7 @@
 //! | …`+bf16` | the same, with factors and uncompressed layers summed as bf16; `l-greco-bytes` at the bytes of uniform f32 factors |
 //! | …`+correction` | the same, with DGC's momentum correction: velocities are exchanged; only for SGD |
 //! | `drawn/1` … `drawn/24` | a random plan that is kept; only runs on request; see `--errors` |
-//! | `scalecom` | as many elements as uniform TopK, at positions that workers choose in turn |
+//! | `scalecom` | the number of elements of uniform TopK, at positions that workers choose in turn |
 
 mod batch;
 mod convnet;

@@ -237,7 +237,7 @@ pub fn schedule(task: &Task) -> Schedule {
     Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 }
 }
 
-/// CLT-k with as many elements as TopK would keep; a leader chooses them.
+/// CLT-k with the number of elements that TopK would keep. A leader chooses the elements.
 fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_train::Error> {
     Ok(match search.uniform(tensor.dims(), tensor.dtype())? {
         Setting::TopK(top) => Setting::CltK(CltK { keep: top.keep }),

@@ -39,8 +39,8 @@ pub struct Line {
     pub seeds: usize,
     /// Validation loss after the last step.
     pub loss: Mean,
-    /// Increase of the loss over the uncompressed run of the same seed, in per cent. The mean of these differences has less
-    /// scatter than the mean loss. Seeds without an uncompressed run are left out.
+    /// Increase of the loss over the uncompressed run of the same seed, in per cent. The differences vary less between
+    /// seeds than the losses do. Seeds without an uncompressed run are left out.
     pub increase: Option<Mean>,
     /// Bytes of uncompressed gradients divided by bytes sent.
     pub ratio: f64,

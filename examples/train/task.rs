@@ -35,9 +35,9 @@ pub struct Task {
 
 /// Data of a task.
 pub enum Data {
-    /// `windows` is the number per step, of all workers together.
+    /// `windows` is the number of windows per step, of all workers together.
     Text { text: Text, size: Size, windows: usize },
-    /// `images` is the number per step, of all workers together.
+    /// `images` is the number of images per step, of all workers together.
     Digits { digits: Digits, images: usize },
 }
 

@@ -338,8 +338,8 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
     assert_eq!(lines.next(), None);
 }
 
-/// Schemes that change during training send at most the bytes of constant ones, and almost as many. LEGACY's second phase
-/// begins with the first decision in it, which is late in such a short run.
+/// Schemes that change during training send at most the bytes of constant ones, and only slightly fewer. LEGACY's
+/// second phase begins with the first decision in it, which is late in such a short run.
 #[test]
 fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
     let task = tiny(Task::convnet(true), 60);

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch._dynamo  # What DDP imports in its first step: here, every process has it already.
+import torch._dynamo  # DDP imports it in its first step. Forked processes have it already.
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -44,7 +44,8 @@ def _program(rank: int, world: int, port: int, path: str, arguments: list[str]) 
 
 
 HANGS = 600
-"""Seconds after which ranks that have not ended count as hanging. On a busy machine the slowest test takes two minutes."""
+"""Seconds after which ranks that have not ended are treated as hanging. On a busy machine the slowest test takes two
+minutes."""
 
 
 def _main(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

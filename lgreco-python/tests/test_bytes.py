@@ -1,4 +1,4 @@
-"""Ranks send as many bytes as plans predict."""
+"""Tests that ranks send the number of bytes that plans predict."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""States in a folder with one file per rank. Runs resume with the same number of ranks, or with another."""
+"""Tests states in a folder with one file per rank. Runs resume with the same number of ranks, or with another."""
 
 import pathlib
 import resource
@@ -75,7 +75,7 @@ def test_other_ranks_take_over_all_that_is_remembered(before: int, after: int, t
     saved = on_ranks(before, _saved, str(tmp_path))[0]
     assert saved.any()
     for found, settings, _ in on_ranks(after, _loaded, str(tmp_path)):
-        # Residuals count towards a mean, so they are divided by the number of ranks.
+        # Residuals contribute to a mean, so they are divided by the number of ranks.
         torch.testing.assert_close(found / after, saved / before)
         assert any(setting.startswith("topk") for setting in settings.values())
 

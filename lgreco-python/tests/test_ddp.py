@@ -1,4 +1,4 @@
-"""lgreco_hook under DistributedDataParallel on Gloo."""
+"""Tests lgreco_hook under DistributedDataParallel on Gloo."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""A failure on one rank is the same exception on all ranks, well within the group's timeout, and training can continue."""
+"""A failure on one rank raises the same exception on all ranks, well within the group's timeout, and training can
+continue."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class Scant:
 
 
 class Lending(Without):
-    """A controller that lends layers to such buckets."""
+    """A controller that lends layers to a ``Scant``."""
 
     def __init__(self, of: Any, names: list[str], fails: Callable[[list[int]], bool]) -> None:
         super().__init__(of, "")
@@ -84,7 +85,8 @@ class Lending(Without):
 
 @contextmanager
 def scant(state: Any, names: list[str], fails: Callable[[list[int]], bool] = lambda layers: True) -> Iterator[None]:
-    """Within this context, these methods lack memory in buckets for whose layers ``fails`` is true."""
+    """Within this context, the methods ``names`` of a bucket fail for lack of memory if ``fails`` is true for its
+    layers."""
     controller = state._controller
     state._controller, steps.Bucket = Lending(controller, names, fails), Scant  # type: ignore[assignment, misc]
     yield
@@ -352,7 +354,7 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
 
 
 def _own_objects(rank: int) -> list[list[str]]:
-    """Objects of the user's fail on rank 1, in step 4: the scale, or the learning rate."""
+    """The user's own objects fail on rank 1, in step 4: the scale, or the learning rate."""
 
     class Scaler:
         fails = False

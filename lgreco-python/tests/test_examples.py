@@ -28,7 +28,7 @@ WITHOUT = {
 def _examples(rank: int, name: str) -> tuple[int, int]:
     names: dict[str, Any] = {"torch": torch, "dist": dist, "fully_shard": fully_shard, "init_device_mesh": init_device_mesh}
     names.update(lgreco_hook=lgreco.torch.lgreco_hook, LGreCoState=lgreco.torch.LGreCoState)
-    dist.barrier()  # Ranks that have nothing to show would leave before the others have found them.
+    dist.barrier()  # Otherwise ranks without examples could end before the others are connected.
     results = doctest.testmod(importlib.import_module(name), extraglobs=names)
     return results.failed, results.attempted
 

@@ -1,4 +1,4 @@
-"""A process may end while Gloo's threads still need the interpreter."""
+"""Tests that a process may end while Gloo's threads still need the interpreter."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ from shaped import in_namespace, shape  # noqa: E402
 SMALL = Case("", width=32, layers=1, timeout=10.0, steps=12, every=4, at=10)
 LINK = ["unshare", "-n", "bash", "-ec", "ip link set lo up; " + shlex.join(shape("add", SMALL.rate))]
 SHAPED = subprocess.run(LINK, capture_output=True).returncode == 0
-REQUIRED = "python" in os.environ.get("LGRECO_REQUIRE", "").split(",")  # then it fails without such a link
+REQUIRED = "python" in os.environ.get("LGRECO_REQUIRE", "").split(",")  # then the test fails without such a link
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _sharded(rank: int, options: dict[str, Any]) -> tuple[dict[str, torch.Tensor
     found = train(module, rank)
     world = dist.get_world_size()
     for name, values in found.items():
-        values += residual(state, name, world)[: values.numel()].reshape(values.shape)  # what pads shards comes last
+        values += residual(state, name, world)[: values.numel()].reshape(values.shape)  # the padding of shards comes last
     return found, state.settings
 
 
@@ -243,7 +243,7 @@ def test_gradients_of_an_iteration_that_was_reset_are_forgotten() -> None:
 
 
 def _untold(rank: int) -> str:
-    """Simulates a version of PyTorch in which FSDP does not tell which parameters have a gradient."""
+    """Simulates a version of PyTorch in which FSDP does not report which parameters have a gradient."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     (group,) = module._get_fsdp_state()._fsdp_param_groups
     prepare = group.__dict__.pop("_prepare_reduce_scatter_inputs")

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel on Gloo."""
+"""Tests FullyShardedDataParallel on Gloo."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ def test_modules_that_are_sharded_over_other_ranks_are_named() -> None:
 
 
 def _unfrozen(rank: int, original: bool) -> tuple[str, bool]:
-    """Returns the error about a unit that was frozen, and whether a state replaces the one before."""
+    """Returns the error about a unit that was frozen, and whether a state replaces an earlier one."""
     layers = [torch.nn.Linear(40, 40) for _ in range(2)]
     layers[0].requires_grad_(False)
     options: dict[str, Any] = {"device_id": CPU, "use_orig_params": original}

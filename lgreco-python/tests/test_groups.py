@@ -1,4 +1,4 @@
-"""States that are no longer used free their sockets and threads."""
+"""Tests that states which are no longer used free their sockets and threads."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "p
 
 
 def _held() -> tuple[int, int]:
-    """Descriptors and threads."""
+    """Returns the numbers of this process's open descriptors and threads."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 

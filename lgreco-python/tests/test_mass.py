@@ -92,7 +92,7 @@ def _unused(rank: int, ddp_options: dict[str, Any]) -> tuple[dict[str, torch.Ten
         given = gradients(rank, at)
         if at == 7:
             del given["second"]  # on no rank: DDP leaves it without a gradient
-        if at == 8 and rank == 0 and not ddp_options:  # else DDP needs the same ones on all ranks
+        if at == 8 and rank == 0 and not ddp_options:  # otherwise DDP needs the same parameters on all ranks
             del given["third"]
         before = state.residual("second")
         means = step(ddp, given)

@@ -1,4 +1,4 @@
-"""Unusual models, and operations on models besides training."""
+"""Tests unusual models, and operations on models besides training."""
 
 import copy
 import io

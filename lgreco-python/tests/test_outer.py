@@ -1,4 +1,4 @@
-"""Outer steps over compressed pseudo-gradients."""
+"""Tests outer steps over compressed pseudo-gradients."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def _whole(rank: int, fragments: int, delay: int) -> tuple[torch.Tensor, torch.T
     model = Linear()
     with torch.no_grad():
         for p in model.parameters():
-            p.fill_(float(rank))  # rank 0's is everybody's
+            p.fill_(float(rank))  # all ranks get rank 0's values
     options: dict[str, Any] = {"every": 4, "fragments": fragments, "delay": delay, **TOPK}
     outer = OuterStep(model, learning_rate=1.0, momentum=0.0, feedback_decay=1.0, **options)
     assert torch.equal(flat(model), torch.zeros_like(flat(model)))
@@ -175,7 +175,7 @@ def test_budgets_in_bits_are_for_all_fragments() -> None:
 
 
 class Flat(torch.nn.Module):
-    """The same parameters as a single column."""
+    """A model with the same parameters as a single column."""
 
     def __init__(self) -> None:
         super().__init__()

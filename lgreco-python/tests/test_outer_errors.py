@@ -1,4 +1,4 @@
-"""Outer steps whose collectives are under way or fail, and parameters that are not finite."""
+"""Tests outer steps whose collectives are under way or fail, and parameters that are not finite."""
 
 import contextlib
 import time

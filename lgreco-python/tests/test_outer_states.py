@@ -1,4 +1,4 @@
-"""Saved states of outer steps, also when workers leave or join."""
+"""Tests saved states of outer steps, also when workers leave or join."""
 
 import copy
 import gc
@@ -188,7 +188,8 @@ def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
     ("new", None),
 ])
 def test_ranks_compare_the_states_that_they_load(how: str, words: str | None) -> None:
-    """In the next outer step, all ranks raise the same error. After all have loaded the same, they continue alike."""
+    """In the next outer step, all ranks raise the same error. After all ranks have loaded the same state, they continue
+    with equal parameters."""
     (first, start), (second, other) = on_ranks(2, _differing, how)
     expected = [] if words is None else [f"{words}: load on all ranks what they saved after the same step"]
     assert first == second == expected

@@ -1,4 +1,4 @@
-"""Outer steps after the user has changed the model: loaded weights, unfrozen parameters, copies, and shards."""
+"""Tests outer steps after the user has changed the model: loaded weights, unfrozen parameters, copies, and shards."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Plans for gradients in arrays of several kinds."""
+"""Tests plans for gradients in arrays of several kinds."""
 
 import array
 import doctest

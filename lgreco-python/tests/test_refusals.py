@@ -1,4 +1,4 @@
-"""Refusals name the option or the layer in the user's terms."""
+"""Tests that refusals name the option or the layer in the user's terms."""
 
 import re
 from collections.abc import Callable
@@ -302,7 +302,7 @@ def test_what_cannot_work_with_a_sharded_module_is_refused_by_name() -> None:
 
 
 def _registers_alone(rank: int) -> str:
-    dist.barrier()  # Otherwise rank 1 may have ended before rank 0 is connected.
+    dist.barrier()  # Without this, rank 1 may end before rank 0 is connected.
     if rank == 1:
         return ""
     with pytest.raises(LgrecoError) as raised:

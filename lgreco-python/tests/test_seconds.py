@@ -1,4 +1,5 @@
-"""Plans by measured seconds. Measurements differ from run to run, but ranks must agree and no gradient may be lost."""
+"""Tests plans by measured seconds. Measurements differ from run to run, but ranks must agree and no gradient may be
+lost."""
 
 import logging
 from typing import Any

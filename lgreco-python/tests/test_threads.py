@@ -1,4 +1,4 @@
-"""Several threads of one process. Without a GIL they run at the same time."""
+"""Tests several threads of one process. Without a GIL they run at the same time."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Gradients that are too large together with their residuals, or when they are summed."""
+"""Tests gradients that are too large together with their residuals, or when they are summed."""
 
 from typing import Any
 
@@ -115,6 +115,6 @@ def _disabled(rank: int) -> str:
 
 
 def test_a_scaler_that_is_disabled_counts_as_none() -> None:
-    """It skips no step, so it must not be told of gradients that are not finite."""
+    """A disabled scaler skips no step. So gradients that are not finite must be an error."""
     first, second = on_ranks(2, _disabled)
     assert "rank 1 failed" in first and "NaN" in second

@@ -1,4 +1,5 @@
-"""Further features of trainers: mixed types, saved states, several models, other collectives, compiled models, and bad input."""
+"""Tests further features of trainers: mixed types, saved states, several models, other collectives, compiled models,
+and bad input."""
 
 import copy
 import io

@@ -344,7 +344,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def _named(rank: int) -> list[str]:
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    dist.new_group([0])  # other numbers of groups on the ranks
+    dist.new_group([0])  # ranks now differ in their number of groups
     own = groups[rank // 2]
     given: list[dict[str, Any]] = [
         {"node_group": own, "route": "all_gather"},
@@ -385,7 +385,7 @@ class _Scarce:
 
 
 class _Lending:
-    """A controller that lends layers to such buckets."""
+    """A controller that lends layers to a ``_Scarce``."""
 
     def __init__(self, of: Any) -> None:
         self.of = of

@@ -1,4 +1,4 @@
-"""A GradScaler that skips one of two optimizers, both of which train layers of one state."""
+"""Tests a GradScaler that skips one of two optimizers, both of which train layers of one state."""
 
 import torch
 from linear import Linear, gradients
@@ -41,7 +41,7 @@ def _one_is_skipped(rank: int) -> tuple[list[bool], list[bool], list[bool], torc
 
 
 def test_a_scaler_that_skips_one_of_two_optimizers_undoes_the_step_of_both() -> None:
-    """``docs/src/guides/failures.md`` says so. Ranks stay equal."""
+    """``docs/src/guides/failures.md`` promises this. Ranks stay equal."""
     first, second = on_ranks(2, _one_is_skipped)
     for moved, restored, had, _ in (first, second):
         assert moved == [False, False, True, True] and restored == [True] * 4 and had == [True, False, True, True]

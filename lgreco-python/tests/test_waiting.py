@@ -1,4 +1,4 @@
-"""The user's own hooks around lgreco_hook, which wait for its future in different ways."""
+"""Tests the user's own hooks around lgreco_hook, which wait for its future in different ways."""
 
 import threading
 from collections.abc import Callable

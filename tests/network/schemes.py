@@ -15,7 +15,8 @@ FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
 def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Runs PyTorch's PowerSGD, but waits for each bucket. On Gloo it otherwise aborts with several buckets."""
+    """Runs PyTorch's PowerSGD, but waits for each bucket. Without this wait, it aborts on Gloo if there are several
+    buckets."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
     return done

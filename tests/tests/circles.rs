@@ -87,7 +87,7 @@ fn modules_have_no_circles() {
             for other in paths(text, &["crate::", "super::", "self::"], own) {
                 let level = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
                 let (Some(from), Some(to)) = (own.get(level), other.get(level)) else { continue };
-                // A folder can re-export names of one of its modules. Such a name counts as that module.
+                // A folder can re-export names of one of its modules. Such a name is treated as that module.
                 let named = modules.get(&own[..level]).map_or(vec![], |head| paths(head, &["use "], &[]));
                 let to =
                     named.iter().find(|path| path.len() > 1 && path.last() == Some(to)).map_or(to, |path| &path[0]);

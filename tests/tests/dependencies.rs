@@ -90,7 +90,8 @@ fn deny() -> Deny {
     toml::from_str(&std::fs::read_to_string(Path::new(ROOT).join("deny.toml")).unwrap()).unwrap()
 }
 
-/// Cargo's metadata for all platforms. If dependencies of other platforms are not available, for this platform only.
+/// Returns cargo's metadata for all platforms, or only for this platform if dependencies of other platforms are not
+/// available.
 fn metadata() -> Metadata {
     let run = |filter: &[&str]| {
         let arguments = ["metadata", "--format-version", "1", "--all-features", "--locked"];

@@ -178,7 +178,7 @@ fn every_picture_is_shown() {
     }
 }
 
-/// This concerns pages. rustdoc tests the blocks in the crates' comments.
+/// This test is for pages. rustdoc tests the blocks in the crates' comments.
 #[test]
 fn every_block_of_rust_is_a_doctest() {
     let mut tested = BTreeSet::new();
@@ -202,7 +202,7 @@ fn every_block_of_rust_is_a_doctest() {
     }
 }
 
-/// The way from a gradient to the mean has at most 25 rows. Each names a file or a folder.
+/// The table of the way from a gradient to the mean has at most 25 rows. Each row names a file or a folder.
 #[test]
 fn the_way_of_a_gradient_is_there() {
     let text = read("ARCHITECTURE.md");

@@ -6,11 +6,12 @@ use lgreco::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco::rng::Stream;
 use lgreco::{Error, Result};
 
-/// Sends 3 bits per element: its sign, and a code. The code stands for 0 or for one of three powers of two. The largest
-/// of these is the smallest power of two that is not below the largest magnitude.
+/// Sends 3 bits per element: its sign, and a code. The code means 0 or one of three powers of two. The largest of these
+/// is the smallest power of two that is not below the largest magnitude.
 ///
-/// Each magnitude is rounded up or down at random, so that its expectation is unchanged: the method is unbiased. Deviation
-/// from the paper: values below the smallest of the three powers become that power or 0. The paper uses all powers of f32.
+/// Each magnitude is rounded up or down at random, so that its expectation is unchanged: the method is unbiased. The
+/// method differs from the paper, which uses all powers of f32: here, values below the smallest of the three powers
+/// become that power or 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Natural;
 

@@ -92,7 +92,7 @@ impl<'a, C: Collective> Worker<'a, C> {
     pub fn step(&mut self, mut gradients: Vec<Vec<f32>>) -> Result<Report, Failure> {
         let rate = self.task.rate(self.step);
         self.optimiser.correct(&mut gradients);
-        // Waits for the slowest worker before the step, so that the wait does not count as planning.
+        // Waits for the slowest worker before the step, so that the wait is not counted as planning.
         self.collective.all_reduce_sum(&mut [])?;
         let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
         let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;

@@ -206,7 +206,7 @@ def _broken_window(rank: int) -> Any:
 def test_a_window_with_what_is_not_finite_begins_anew() -> None:
     (here, plans), (elsewhere, others) = on_ranks(2, _broken_window)
     assert here == [(3, 101)] and elsewhere == [(3, 81)] and plans == others
-    assert plans[-1] == 4  # a step later than without: the plan was made of step 3's gradients
+    assert plans[-1] == 4  # one step later than without the fault; the plan uses step 3's gradients
 
 
 def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) -> tuple[torch.Tensor, torch.Tensor, Any]:

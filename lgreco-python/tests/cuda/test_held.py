@@ -49,7 +49,7 @@ def _train(rank: int, options: dict[str, Any], ddp_options: dict[str, Any], look
     ddp, state = made(options, ddp_options)
     means, remembered = [], []
     for step in range(STEPS):
-        if switches and step == 6:  # the buckets of this step tell whether all ranks have been given them
+        if switches and step == 6:  # the buckets of this step check that all ranks got them
             state._controller.set_settings([(SETTINGS | {"second": "qsgd 4"}).get(name, "dense") for name in state.names])
         ddp.zero_grad()
         ddp(used(rank, step, bool(ddp_options))).backward()

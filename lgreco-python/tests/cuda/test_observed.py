@@ -65,7 +65,7 @@ def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation 
         optimizer.param_groups[0]["lr"] = 1.0 if step < fall else 0.1
         steps_of(ddp, rank, range(step, step + 1))
         if options.get("lead") and state._planning.under_way is not None:
-            state._planning.under_way.exception()  # so that a plan is late on no machine
+            state._planning.under_way.exception()  # waits, so that the plan is in time on every machine
         settings.append(state.settings)
         plans.append(state.plan)
     Observed.observe = observe  # type: ignore[method-assign]
@@ -133,8 +133,8 @@ def test_a_step_that_is_refused_is_no_step_of_zeros(refused: int) -> None:
     if refused == 1:
         assert same_plans(device[1], host[1]) and all(here == 0 for here, _ in device[4])
     else:
-        # The plan uses the first step alone, with errors close to those of both steps. If the other step counted as zeros, errors
-        # would be a quarter.
+        # The plan uses the first step alone, with errors close to those of both steps. If the other step were averaged
+        # in as zeros, the errors would be a quarter of that.
         ratios = [one["error"] / other["error"] for one, other in zip(device[1], host[1], strict=True) if one]
         assert ratios and all(0.5 < ratio < 2.5 for ratio in ratios), ratios
 
@@ -217,7 +217,7 @@ def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) 
     ddp, state = wrapped(first)
     steps_of(ddp, rank, range(stop))
     saved, parameters = state.state_dict(), {name: value.clone() for name, value in ddp.module.state_dict().items()}
-    means = steps_of(ddp, rank, range(stop, STEPS))  # which is none the worse for it
+    means = steps_of(ddp, rank, range(stop, STEPS))  # saving has not changed the run
     ddp, state = wrapped(second)
     ddp.module.load_state_dict(parameters)
     state.load_state_dict(saved)

@@ -107,7 +107,8 @@ def finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    """Whether finite values have the same bits, and the others are in the same places. NaN in float16 is infinite on a device."""
+    """Whether finite values have the same bits, and the others are at the same positions. NaN in float16 is infinite on
+    a device."""
     pairs = zip(found, expected, strict=True)
     return all(torch.equal(own.isfinite(), other.isfinite()) and torch.equal(finite(own), finite(other)) for own, other in pairs)
 

@@ -1,4 +1,5 @@
-"""Plans by the seconds of an imitated GPU. Its clock counts launches and bytes, so that every run makes the same decisions."""
+"""Tests plans by the seconds of an imitated GPU. Its clock counts launches and bytes, so that every run makes the same
+decisions."""
 
 import logging
 import re

@@ -42,7 +42,7 @@ pub fn run() -> Result<[u64; EXPECTED.len()], Error> {
     ])
 }
 
-/// FNV-1a, 64 bits.
+/// A 64-bit FNV-1a hash.
 struct Digest(u64);
 
 impl Digest {
