@@ -211,8 +211,8 @@ impl Scheme {
     }
 }
 
-/// The paper's three methods together. The reference setting comes first. For usual shapes, PowerSGD of rank 8 takes about
-/// as many bits as 4-bit QSGD.
+/// The paper's three methods together. The reference setting comes first. For usual shapes, PowerSGD of rank 8 takes
+/// about the same number of bits as 4-bit QSGD.
 fn published() -> Result<Search, lgreco_train::Error> {
     Ok(Search::new(Method::PowerSgd)
         .with_reference("powersgd 8")?

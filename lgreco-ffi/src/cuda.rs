@@ -109,7 +109,7 @@ pub(crate) trait OnDevice: Any {
     fn check(&mut self) -> Result<()>;
     /// Addresses are not used and may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
     fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64>;
-    /// Reserves as much memory as `workspace_bytes` returns for the same arguments.
+    /// Reserves the amount of memory that `workspace_bytes` returns for the same arguments.
     fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()>;
     /// Number of bytes of the workspace and of the results. Addresses are not used and may be [`NOWHERE`].

@@ -130,8 +130,9 @@ impl Failure {
         }
     }
 
-    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has the
-    /// index of a setting or a gradient also gets the layer's name: the indices are the same, because there is one per layer.
+    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has the index of
+    /// a setting or a gradient also gets the layer's name: the indices are the same, because there is one setting or
+    /// gradient per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {

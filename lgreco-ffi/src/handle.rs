@@ -84,7 +84,7 @@ unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>
     if handle.is_null() {
         return Err(Failure::Null(K::WHAT));
     }
-    // A handle of another kind may be smaller, but has its tag at the same place.
+    // A handle of another kind may be smaller, but has its tag at the same offset.
     // SAFETY: a live handle begins with its tag.
     if !handle.is_aligned() || unsafe { handle.cast::<[u8; 8]>().read() } != K::TAG {
         return Err(Failure::Handle(K::WHAT));
@@ -179,7 +179,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// Sets the place for a new handle to NULL, and returns it.
+/// Sets the caller's pointer for a new handle to NULL, and returns a reference to it.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
@@ -210,7 +210,7 @@ pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
-    // SAFETY: this function's caller makes the same promise; the place stays valid.
+    // SAFETY: this function's caller makes the same promise; `place` stays valid.
     unsafe {
         let place = emptied(place);
         call(pointer, |state| {

@@ -30,7 +30,7 @@ pub const LGRECO_OUT_OF_MEMORY: lgreco_status = 7;
 pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
 /// A device failed, or does not support the operation.
 pub const LGRECO_DEVICE: lgreco_status = 9;
-/// A setting has a word that is unknown at this place.
+/// A word of a setting is unknown at its position.
 pub const LGRECO_SETTING_WORD: lgreco_status = 10;
 /// The text is not a setting, although all words before the error are known.
 pub const LGRECO_SETTING_SYNTAX: lgreco_status = 11;

@@ -44,7 +44,7 @@ impl Handles {
     fn encode(&self, step: u32, values: *const u8, payload: &mut [u8]) -> usize {
         let mut length = 0;
         let (to, capacity) = (payload.as_mut_ptr(), payload.len());
-        // SAFETY: the tests pass as many values as the layer has.
+        // SAFETY: the tests pass the layer's number of values.
         let status =
             unsafe { lgreco_compressor_encode(self.compressor, step, values.cast(), to, capacity, &mut length) };
         assert_eq!(status, LGRECO_OK);

@@ -68,7 +68,7 @@ impl Bucket {
         submitted.map_err(|error| raised(py, error, names))
     }
 
-    /// Submits a failure instead of gradients: all ranks are told that this rank's trainer has failed.
+    /// Submits a failure instead of gradients: all ranks learn that this rank's trainer has failed.
     fn submit_failure(&mut self, py: Python<'_>, out_of_memory: bool) -> PyResult<()> {
         let bucket = self.bucket.as_mut().ok_or_else(closed)?;
         self.gradients = Gradients::default();

@@ -21,7 +21,7 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 pub(crate) struct PlanPool(Option<ThreadPool>);
 
 impl PlanPool {
-    /// Starts as many threads as the usual pool has.
+    /// Starts the same number of threads as the usual pool.
     pub(crate) fn new() -> PlanPool {
         PlanPool(new_pool("plan"))
     }

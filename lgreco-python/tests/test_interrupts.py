@@ -35,8 +35,8 @@ class Interrupting:
 
 
 def _stopped_by_the_user(rank: int, where: str, after: bool, again: str | None = None) -> tuple[bool, int, bool]:
-    """The user interrupts a step with a plan, and with ``again`` also its undoing. Returns whether residuals are as before, the
-    number of steps, and whether ranks continue alike."""
+    """The user interrupts a step with a plan, and with ``again`` also its undoing. Returns whether residuals are as
+    before, the number of steps, and whether all ranks then get the same means."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS, undo=True)
     for at in range(6):
@@ -112,8 +112,8 @@ def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
 
 
 def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[str], int, bool, bool]:
-    """An interrupt comes while a collective starts, which then cannot be waited for. Returns the error texts, the number of kept
-    buckets, whether they are open, and whether ranks continue alike from a saved state."""
+    """An interrupt comes while a collective starts, which then cannot be waited for. Returns the error texts, the
+    number of kept buckets, whether they are open, and whether all ranks get the same means from a saved state."""
     model, module = Linear(), wrapped("ddp")
     state: Any = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64) if outer else register(module, **OPTIONS)
 

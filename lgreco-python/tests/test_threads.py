@@ -43,7 +43,8 @@ def _seconds_of(name: str) -> tuple[int, float]:
 
 
 def _planned(rank: int) -> tuple[int, float, float]:
-    """Runs a plan. Returns the number of the steps' threads, their seconds meanwhile, and the seconds of all threads."""
+    """Runs a plan. Returns the number of the steps' threads, the seconds that they work meanwhile, and the seconds of
+    all threads."""
     os.environ["RAYON_NUM_THREADS"] = "2"
     options: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "lead": 1}
     ddp = DistributedDataParallel(torch.nn.Linear(1024, 512))

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from names import ALONE, PLAIN, measured
 
 TEXT = "novel"  # names the training text in the keys of runs, so that runs with another text have other keys
-TOLERANCE = 1.005  # a loss counts as reached within half a per cent
+TOLERANCE = 1.005  # a loss is reached if it is within half a per cent
 
 
 class Results:

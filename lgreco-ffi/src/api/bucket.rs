@@ -32,7 +32,7 @@ pub(crate) struct BucketState {
     gradients: Gradients,
     /// Pointers to the submitted gradients. Empty before submission, and after the means have replaced the gradients.
     pointers: Vec<*mut c_void>,
-    /// The failure of the submitted pointers, if any. `next` returns it after all ranks have been told.
+    /// The failure of the submitted pointers, if any. `next` returns it after all ranks have learned of it.
     wrong: Option<Failure>,
 }
 
@@ -127,10 +127,10 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 /// residuals and compresses. The library keeps the pointers. The gradients must stay in place, and nothing else may use
 /// them, until lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 ///
-/// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients are
-/// not an error of this call, because the other ranks wait for this one. Examples are values that are not finite, and
-/// pointers that lgreco_controller_step would refuse. All ranks are told, and lgreco_bucket_next fails on each of them. A
-/// trainer that has no gradients calls lgreco_bucket_submit_failure.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients
+/// are not an error of this call, because the other ranks wait for this one. Examples are values that are not finite,
+/// and pointers that lgreco_controller_step would refuse. lgreco_bucket_next reports wrong gradients to all ranks, and
+/// fails on each. A trainer that has no gradients calls lgreco_bucket_submit_failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,

@@ -32,7 +32,7 @@ struct Given {
 enum Shares {
     /// Every rank has whole layers.
     None,
-    /// Every rank has a shard of each layer; the array is that of lgreco_controller_create_sharded.
+    /// Every rank has a shard of each layer; the array has the shards' ends, as in lgreco_controller_create_sharded.
     Sharded(*const u64),
     /// A node has this number of ranks, as in lgreco_controller_create_on_nodes.
     PerNode(u32),

@@ -102,7 +102,7 @@ pub struct lgreco_decision {
     pub proven: u32,
     /// Total size of the layers that may be compressed, in picoseconds if `in_picoseconds` is 1, otherwise in bits.
     pub size: u64,
-    /// LGRECO_LIMIT_ERROR: a lower bound of the size of all plans within the budget. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound of the size of all plans within the budget; otherwise 0.
     pub lower_bound: u64,
     /// Size of the same layers under the default settings, from which the budget is derived.
     pub default_size: u64,
@@ -110,7 +110,7 @@ pub struct lgreco_decision {
     pub uncompressed_size: u64,
     /// Total error of the plan.
     pub error: f64,
-    /// LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     pub budget: f64,
     /// Number of layers that are sent uncompressed because that is faster.
     pub slower: u32,
@@ -118,11 +118,11 @@ pub struct lgreco_decision {
     pub not_contractive: u32,
     /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
-    /// With the objective seconds: number of layers that are compressed. Otherwise 0.
+    /// With the objective seconds, the number of layers that are compressed; otherwise 0.
     pub compressed: u32,
-    /// LGRECO_LIMIT_SIZE: the largest size that the plan may have, in the unit of `size`. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, the largest size that the plan may have, in the unit of `size`; otherwise 0.
     pub size_limit: u64,
-    /// LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; otherwise 0.
     pub error_lower_bound: f64,
     /// Measured seconds of a step's exchange, including compression, on the slowest rank: the median since the previous
     /// decision. This field and all below are 0 unless the objective is seconds.

@@ -36,12 +36,12 @@ pub struct lgreco_plan_view {
     pub options: *const u32,
     /// Total bits of the chosen options.
     pub size: u64,
-    /// LGRECO_LIMIT_ERROR: a lower bound, in bits, of the size of all plans within the budget. If `size` equals it, the
-    /// plan is proved optimal. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; otherwise
+    /// 0. If `size` equals it, the plan is proved optimal.
     pub lower_bound: u64,
     /// Total error of the chosen options.
     pub error: f64,
-    /// LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     pub budget: f64,
     /// The solver that made the plan, such as "exact"; set by the library, not read.
     pub solver: *const c_char,
@@ -49,10 +49,10 @@ pub struct lgreco_plan_view {
     pub proven: u32,
     /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
-    /// LGRECO_LIMIT_SIZE: the maximum number of bits. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     pub size_limit: u64,
-    /// LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. If `error` is within 2^-40 of it,
-    /// the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; otherwise 0. If
+    /// `error` is within 2^-40 of it, the solver's resolution of errors, the plan is proved optimal.
     pub error_lower_bound: f64,
 }
 

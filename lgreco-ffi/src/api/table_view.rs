@@ -65,7 +65,7 @@ pub const LGRECO_NO_OPTION: u32 = u32::MAX;
 // SAFETY: repr(C), starts with a usize; integers and raw pointers only.
 sized_struct!("table view", lgreco_table_view {});
 
-/// A caller's view, with slices in place of its arrays.
+/// A caller's view, with slices instead of pointers.
 pub(crate) struct TableView<'a> {
     ends: &'a [usize],
     choices: &'a [Choice],

@@ -108,7 +108,7 @@ fn set<T>(table: &[Known<T>], to: &mut T, name: &str, found: &str) -> Option<Res
     Some((known.read)(to, &value).map(|()| known.name))
 }
 
-/// Stores a value in its place.
+/// Stores a value in `place`.
 fn put<T>(place: &mut T, value: Result<T>) -> Result<()> {
     *place = value?;
     Ok(())

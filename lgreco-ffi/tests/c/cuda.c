@@ -341,7 +341,7 @@ static void arguments_of_rows(void) {
         set(&search, "method", methods[i]);
         if (i == 2) set(&search, "reduce_dtype", "float16");
         if (i == 3) set(&search, "metric", "99");
-        const size_t layers = i == 0 ? 1 : LAYERS;  // a bias alone
+        const size_t layers = i == 0 ? 1 : LAYERS;  // only a bias
         const lgreco_status expected = lgreco_cuda_measure(cuda, model, layers, listed(&search), &table);
         CHECK(expected != LGRECO_OK && (i > 0 || expected == LGRECO_EMPTY_TABLE));
         STATUS(expected, lgreco_cuda_rows_bytes(cuda, model, layers, listed(&search), &bytes, &more));

@@ -220,7 +220,7 @@ static void null_pointers(void) {
     NULL_(lgreco_bucket_round(flying, 0, NULL));
     NULL_(lgreco_bucket_submit(NULL, gradients, 1));
     NULL_(lgreco_bucket_submit_failure(NULL));
-    // The bucket first tells all ranks about wrong pointers, and then fails.
+    // The bucket first reports wrong pointers to all ranks, and then fails.
     for (int i = 0; i < 2; i++) {
         OK(lgreco_bucket_submit(flying, i == 0 ? NULL : null_gradients, 1));
         lgreco_status next;

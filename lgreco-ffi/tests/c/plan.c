@@ -437,7 +437,7 @@ static void tables_and_files(void) {
     CHECK(strcmp(bare.names[1], "1") == 0 && strcmp(bare.labels[4], "1") == 0 && strcmp(bare.metric, "") == 0);
     CHECK(bare.defaults == NULL && bare.budget == NULL && bare.elements[0] == 0 && bare.uncompressed_sizes[0] == 0);
 
-    // A plan that is written and read again is the same. Its file fits only its table.
+    // A plan that is written and read again stays the same. A plan's file fits only the plan's table.
     lgreco_plan *plan = NULL, *loaded = NULL;
     lgreco_plan_view one = LGRECO_PLAN_VIEW_INIT, two = LGRECO_PLAN_VIEW_INIT;
     OK(lgreco_plan_solve(&view, NULL, &plan));

@@ -1,6 +1,6 @@
-// A separate thread makes plans while steps are taken. The results are the same bit for bit as without it, and no step
-// waits for a late plan. Also tests tasks that are destroyed or fail, settings that the caller changes, and states in
-// parts.
+// A separate thread makes plans while steps are taken. The results are the same bit for bit as without this thread, and
+// no step waits for a late plan. Also tests tasks that are destroyed or fail, settings that the caller changes, and
+// states in parts.
 #include "model.h"
 
 enum { STEPS = 12 };

@@ -351,7 +351,7 @@ static void callbacks_that_fail(void) {
     }
 }
 
-// Rank 0 fails between PowerSGD's two all-reduces. The second all-reduce tells the others which rank failed.
+// Rank 0 fails between PowerSGD's two all-reduces. The second all-reduce informs the other ranks which rank failed.
 static void a_factor_that_overflows(void) {
     const lgreco_setting fixed[LAYERS] = {{"powersgd 1"}, {"dense"}, {"dense"}};
     Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};

@@ -26,8 +26,8 @@ def _observe_on(device: Any, state: LGreCoState) -> None:
 
 
 def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int, bool, bool]:
-    """Returns whether residuals are as before the step, the number of steps, whether ranks continue alike, and whether buckets stay
-    on the device."""
+    """Returns whether residuals are as before the step, the number of steps, whether all ranks then get the same means,
+    and whether buckets stay on the device."""
     ddp, state = wrapped(OPTIONS)
     steps_of(ddp, rank, range(9))
     before = on_device(state, ddp.module)

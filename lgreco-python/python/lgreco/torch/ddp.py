@@ -215,7 +215,7 @@ class LGreCoState(Training):
         **options: Any,
     ) -> None:
         refused = no_module(model)
-        # Without a module this rank has no layers, and tells the others.
+        # Without a module this rank has no layers, and reports this to the other ranks.
         model = torch.nn.Module() if refused is not None else uncompiled(model)
         try:
             process_group = _group_of(model, process_group)

@@ -52,13 +52,13 @@ class Buckets:
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._everyone = host
-        """The ranks that hear of a failure together."""
+        """The ranks that learn of a failure together."""
         self._controller = controller
         self._device: Device | None = None
         self._buckets: dict[tuple[int, ...], ResidentBucket] = {}
         self._refused: set[tuple[int, ...]] = set()
         self._failed: list[Failing] = []
-        """The buckets that failed in the last step, in the same order on all ranks that hear of it."""
+        """The buckets that failed in the last step, in the same order on all ranks that learn of it."""
         self._has_observed = False
         """Whether gradients of the last step were kept for the next plan."""
         self.observed = Observed(cuda, controller)

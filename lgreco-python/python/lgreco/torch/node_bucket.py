@@ -1,9 +1,10 @@
 """The memory of one bucket for the collectives inside a node, on a GPU: a reduce-scatter of gradients, and an all-gather of means.
 
-The messages have the same contents as on the host (``controller/two_level`` in lgreco-train), and sums have the same bits. A *row*
-is what one rank of the node exchanges with its peers: its shards of all layers, one after the other. Some numbers stand at the
-row's end. In the first message these are, per layer, the number of ranks with a gradient, and the number of ranks that have failed.
-In the second one, the last number says whether the exchange with the peers has failed.
+The messages have the same contents as on the host (``controller/two_level`` in lgreco-train), and sums have the same
+bits. A *row* is what one rank of the node exchanges with its peers: its shards of all layers, one after the other. A
+few numbers follow at the end of a row. In the first message these are, per layer, the number of ranks with a gradient,
+and the number of ranks that have failed. In the second one, the last number says whether the exchange with the peers
+has failed.
 
 Every method only enqueues work.
 """

@@ -169,7 +169,7 @@ class NodeExchange(InDeviceMemory):
                 return True
             self._shards.deliver()
         except LgrecoError as error:
-            # The host has exchanged the shards, and all peers get the error. The other ranks hear of it by the last message.
+            # The host has exchanged the shards, and all peers get the error. The last message informs the other ranks.
             self._has_failed_on_host = True
             self._memory.clear()
             if error.peer is None:

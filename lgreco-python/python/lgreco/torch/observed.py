@@ -62,7 +62,8 @@ class Observed:
             if step == 1:
                 _LOG.warning("gradients are copied to the host for the next plan, as the GPU cannot keep them: %s", error)
                 return list(range(len(layers)))
-            # Other ranks wait for this rank's messages, so this step goes on. The mean then covers only the other steps.
+            # Other ranks wait for this rank's messages, so this step continues. The mean then covers only the other
+            # steps.
             _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]
 

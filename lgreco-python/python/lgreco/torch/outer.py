@@ -119,7 +119,7 @@ class OuterStep(Reports, Checkpointed[None]):
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
         if failure is not None:
-            pass  # ``agree`` tells all ranks.
+            pass  # ``agree`` reports it to all ranks.
         elif not named:
             failure = LgrecoError("the model has no trainable parameters")
         elif (unknown := next((name for name in options if name not in Options.__annotations__), None)) is not None:

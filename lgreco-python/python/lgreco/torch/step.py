@@ -331,7 +331,7 @@ class Steps:
         error = self._broken(cause)
         self._take_back(error)
         if isinstance(cause, MemoryError) and self._nodes is not None and self._device is None:
-            # No message tells the other ranks, which wait for this one's collective.
+            # No message informs the other ranks, which wait for this one's collective.
             self._nodes.leave()
         return error
 

@@ -1,9 +1,10 @@
 """Seconds of exchanges in a GPU's memory, for plans by seconds.
 
-The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream time them instead. One
-precedes the first bucket of a step, and one follows its last means. Two enclose each computation between collectives. They are read
-when the next step begins, which waits for the result of the previous step anyway. So no step waits for them. The controller treats
-these seconds like those that it measures on the host, and tells the other ranks.
+The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream time them
+instead. One precedes the first bucket of a step, and one follows its last means. Two enclose each computation between
+collectives. They are read when the next step begins, which waits for the result of the previous step anyway. So no step
+waits for them. The controller treats these seconds like those that it measures on the host, and reports them to the
+other ranks.
 
 Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the
 buckets. After that step, the rank that plans times each method that the plan may choose. It does the following twice:
@@ -168,7 +169,7 @@ class Times:
                 messages = self._cuda.part(memory, request.address, request.length, torch.uint8).view(self._group.size(), -1)
                 messages.copy_(messages[self._group.rank()].clone())
             if request.kind == "all_to_all":
-                # This rank's message to itself follows those of the others.
+                # This rank's message to itself follows the messages of the other ranks.
                 world = self._group.size()
                 length = request.received_length // (world - 1) * world
                 messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
