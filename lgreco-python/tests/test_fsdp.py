@@ -45,7 +45,7 @@ def _sharded(rank: int, options: dict[str, Any]) -> tuple[dict[str, torch.Tensor
     found = train(module, rank)
     world = dist.get_world_size()
     for name, values in found.items():
-        values += residual(state, name, world)[: values.numel()].reshape(values.shape)  # the padding of shards comes last
+        values += residual(state, name, world)[: values.numel()].reshape(values.shape)  # without the padding at the end
     return found, state.settings
 
 
