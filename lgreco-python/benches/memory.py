@@ -7,10 +7,13 @@ A GPT-2 with 124 million parameters, or 350 million with --large, trains over Gl
 ninth step, and its work begins four steps earlier, on a thread. There are two ranks; with hsdp, and with nodes (DDP by two
 levels), there are two nodes of two ranks.
 
-The table has the resident memory of all ranks in GB, in the last step and at its peak, and the seconds: of the fastest step after
-the plan, of the step in which the plan takes effect, and of the slowest step while the plan is made. It also has the excess over
-training without compression, and the prediction of ``memory()``, both in multiples of the f32 gradients. The excess is over the
-largest measurement without compression. Needs 12 GB of memory, with --large 24 GB.
+The table has these columns:
+- the resident memory of each rank in GB, in the last step and at its peak;
+- the seconds of the fastest step after the plan, of the step in which the plan takes effect, and of the slowest step while the
+  plan is made;
+- the memory in excess of training without compression (its largest measurement), and the prediction of ``memory()``, both in
+  multiples of the f32 gradients.
+Needs 12 GB of memory, with --large 24 GB.
 """
 
 import argparse
