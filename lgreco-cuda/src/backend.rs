@@ -1,4 +1,5 @@
-//! [`CudaBackend`]: the core's interface, and the same operations on the caller's device memory.
+//! [`CudaBackend`] implements the core's trait [`Backend`]. It also has the same operations for the caller's device
+//! memory.
 
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::device::{Device, Part};
@@ -53,8 +54,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`]: each
-    /// says what is missing. [`Error::Driver`], also if the device has no memory for a context.
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`]: the
+    /// error says what is missing. [`Error::Driver`], for example if the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self> {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
@@ -62,9 +63,9 @@ impl CudaBackend {
     /// Uses the caller's stream, in the context of that stream. All work goes to this stream, and calls may come from
     /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
     /// default stream is the one that is current on the calling thread. While the stream is being captured into a
-    /// graph, calls return [`Error::Captured`]. The reasons: calls may wait and allocate, and each replay of the graph
-    /// would use the same random words. A backend that is dropped during a capture frees nothing. In this case, its
-    /// workspace, kernels, page-locked memory and events stay until the context ends.
+    /// graph, calls return [`Error::Captured`]. There are two reasons: calls may wait and allocate, and each replay of
+    /// the graph would use the same random words. A backend that is dropped during a capture frees nothing. Its
+    /// workspace, kernels, page-locked memory and events then stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -76,7 +77,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream if no context is current.
+    /// The errors of [`new`](CudaBackend::new); [`Error::NoDevice`] if the stream is a default stream and no context is
+    /// current.
     ///
     /// # Safety
     /// The stream belongs to its context, and both outlive the backend.
@@ -94,8 +96,8 @@ impl CudaBackend {
     /// * TopK, also in few bits, and EDEN;
     /// * PowerSGD for sides up to 2^31, if the rank is at most 1024 or the matrix has at most 1024 rows or columns.
     ///
-    /// It refuses other settings ([`Error::Method`]). One exception: the core compresses host gradients under QSGD with
-    /// other buckets.
+    /// It refuses other settings ([`Error::Method`]). There is one exception: under QSGD with other buckets, the CPU
+    /// compresses gradients that are in host memory.
     ///
     /// ```
     /// use lgreco::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
@@ -140,15 +142,15 @@ impl CudaBackend {
         self.failure.as_ref()
     }
 
-    /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back to the host.
+    /// Done: [`Backend::measure`] for gradients on the device. Only the rows are copied to the host.
     ///
     /// ```no_run
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
     /// use lgreco::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
-    /// /// Squared errors of 2 and 4 bits of 64 × 64 bf16 values at a device address.
+    /// /// Squared errors at 2 and 4 bits, for 64 × 64 bf16 values at a device address.
     /// fn row(cuda: &mut CudaBackend, address: u64) -> Result<[f64; 2], Box<dyn std::error::Error>> {
-    ///     // SAFETY: the trainer's, of this size, and written on the backend's stream alone.
+    ///     // SAFETY: the trainer's memory has this size, and only work on the backend's stream writes it.
     ///     let gradient = unsafe { DeviceGradient::new(address, Dtype::Bf16, Shape::new(64, 64)?) }?;
     ///     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     ///     let mut row = [0.0; 2];
@@ -159,12 +161,12 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The first job that fails, with its reason. With `job: None`: [`Length`](lgreco::Error::Length) unless `rows` has
-    /// one place per candidate, and errors of the device.
+    /// one element per candidate, and errors of the device.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work(jobs), rows)
     }
 
-    /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back to the host.
+    /// Done: [`Backend::encode`] for a gradient on the device. Only the payload is copied to the host.
     ///
     /// ```no_run
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -197,9 +199,9 @@ impl CudaBackend {
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
-    /// /// `values` is the device address of as many f32 as the payload's header says.
+    /// /// `values` is a device address, with space for all f32 values that the payload decodes to.
     /// fn received(cuda: &mut CudaBackend, payload: &[u8], values: u64) -> Result<(), Error> {
-    ///     // SAFETY: the trainer's, of this size, and used on the backend's stream alone.
+    ///     // SAFETY: the trainer's memory has this size, and only work on the backend's stream uses it.
     ///     unsafe { cuda.decode_to_device(payload, values) }
     /// }
     /// ```
@@ -245,8 +247,8 @@ impl CudaBackend {
     }
 }
 
-/// Rows agree with the core's within 1e-4. Payloads of QSGD, TopK and EDEN, and the values they decode to, have the
-/// core's bits.
+/// Rows agree with the core's within 1e-4. Payloads of QSGD, TopK and EDEN, and the values they decode to, are the
+/// same, bit for bit, as the core's.
 impl Backend for CudaBackend {
     /// 0: the workspace is in device memory.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {

@@ -1,4 +1,4 @@
-//! Payloads of all methods: gradients to bytes and back.
+//! Encodes gradients into payloads and decodes payloads, for all methods.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
@@ -18,13 +18,13 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
 /// Size in bytes of the status that a call leaves on the device: two words. The first has the bits of the largest
-/// magnitude, or 0 if that is known to be finite. The second has TopK's k-th largest magnitude, or the faults of
-/// PowerSGD or EDEN.
+/// magnitude, or 0 if the largest magnitude is known to be finite. The second has TopK's k-th largest magnitude, or the
+/// faults of PowerSGD or EDEN.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
-/// The header of the payload for a gradient under this setting.
+/// Returns the header of the payload for a gradient under this setting.
 pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     let shape = input.shape();
     Ok(match *setting {
@@ -38,14 +38,14 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     })
 }
 
-/// Length of the payload in bytes; `Err` if it exceeds `room`.
+/// Length of the payload in bytes; `Err` if the length exceeds `room`, the number of bytes that the caller provides.
 pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
     expect_room("payload bytes", len, room)?;
     Ok(len)
 }
 
-/// Enqueued: writes the body of a payload into `payload`, after the place of the header. Writes the status into
+/// Enqueued: writes the body of a payload into `payload`, after the bytes of the header. Writes the status into
 /// `status`, which must be zero before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
@@ -56,7 +56,7 @@ pub(crate) fn enqueue(
     status: Part,
 ) -> Result<()> {
     if input.shape().elements() == 0 {
-        // A payload of TopK in few bits has means even without elements; they are zeros.
+        // A payload of TopK in few bits has means even if the gradient has no elements; these means are zeros.
         return gpu.clear(payload.from(HEADER_LEN as u64));
     }
     let tensor = input.tensor(gpu)?;
@@ -78,8 +78,8 @@ pub(crate) fn enqueue(
 }
 
 /// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape; its header is not read. `status`
-/// must be zeros before. Returns the status that a valid payload leaves, for [`check_decoded`], or `None` if any bytes
-/// are a valid payload.
+/// must be zeros before. Returns the status that a valid payload leaves, which [`check_decoded`] expects. Returns
+/// `None` if all bytes are valid payloads.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -116,7 +116,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
-/// Bytes of a status with two more words, which hold the element at fault.
+/// Bytes of a status that has two more words, for the position and the value of the element at fault.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
 /// The smallest magnitude that cannot be encoded, as bits of f32.
@@ -127,8 +127,8 @@ fn limit(setting: &Setting) -> u32 {
     }
 }
 
-/// Enqueued: like [`enqueue`], but also writes the header. The element at fault, if any, goes to the second half of
-/// `status`, which has [`TOLD`] bytes.
+/// Enqueued: like [`enqueue`], but also writes the header. The position and the value of the element at fault, if any,
+/// go to the second half of `status`, which has [`TOLD`] bytes.
 pub(crate) fn enqueue_told(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -198,9 +198,9 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for other methods.
-/// Returns `false` if the core must decode instead: if there is no kernel for the method or the size, if the payload
-/// has no values, or if no encoder can have written it.
+/// Enqueued for QSGD, done for other methods: decodes `bytes`, parsed as `payload`, into the f32 values of `target`.
+/// Returns `false` if the core must decode instead. This is the case if there is no kernel for the method or the size,
+/// if the payload has no values, or if no encoder can have written it.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
@@ -218,7 +218,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     Ok(good)
 }
 
-/// A setting that decodes payloads like this one, or `None` if the core must decode it.
+/// Returns a setting that decodes this payload, or `None` if the core must decode it.
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
     Ok(match payload.header.method {
         Method::Qsgd => Some(Setting::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),

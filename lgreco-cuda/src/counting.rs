@@ -1,4 +1,5 @@
-//! A device that only records requests. Calls rehearsed on it show which workspace and kernels they need.
+//! A device that only records requests. Rehearsing a call on this device shows which workspace and kernels the call
+//! needs.
 
 use crate::Result;
 use crate::device::{Device, Launch, Part};

@@ -1,10 +1,11 @@
-//! The trait [`Device`]: the operations that the backend needs. All other host code is written once, over this trait.
+//! The trait [`Device`]: the operations that the backend needs. All other host code works with every implementation of
+//! this trait.
 
 use crate::Result;
 use crate::kernels::Kernel;
 
-/// Memory of a device; the host never dereferences its address. A part comes from an allocation, from cutting another
-/// part, or from an address that the caller promises to be valid. So a kernel never gets memory that does not exist.
+/// Memory of a device; the host never dereferences its address. A part is an allocation, a piece of another part, or
+/// memory at an address that the caller promises to be valid. So kernels get only memory that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) address: u64,
@@ -34,7 +35,7 @@ impl Part {
     }
 }
 
-/// Threads per block, as `BLOCK` in `device.cu`.
+/// Threads per block. `device.cu` has the same constant.
 pub(crate) const BLOCK: u32 = 256;
 
 /// One launch of a kernel. Its arguments are `params`, by value, and then the addresses of `parts`.
@@ -68,8 +69,8 @@ pub(crate) trait Device: Send {
     /// Done: loads a kernel, so that its first launch takes no longer than later ones.
     fn prepare(&mut self, kernel: Kernel) -> Result<()>;
 
-    /// Done: makes room so that this many bytes can be uploaded in a row without a wait. An upload still waits if the
-    /// device has not yet read earlier bytes.
+    /// Done: enlarges the page-locked memory so that this many bytes can be uploaded one after another without a wait.
+    /// An upload still waits if earlier bytes, which the device has not yet read, fill that memory.
     fn stage(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
@@ -83,7 +84,7 @@ pub(crate) trait Device: Send {
     /// Enqueued: sets a word. The value is part of the command.
     fn set(&mut self, word_at: Part, word: u32) -> Result<()>;
 
-    /// Enqueued: uploads `bytes`, which have the length of the part. They are read before the call returns.
+    /// Enqueued: uploads `bytes`, which must be as long as the part. The call reads them before it returns.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()>;
 
     /// Enqueued: fills the part with zeros.

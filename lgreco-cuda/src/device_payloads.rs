@@ -1,8 +1,8 @@
 //! Payloads that never leave the device, for collectives such as NCCL's.
 //!
-//! If a gradient cannot be compressed, a kernel records the position and the value at fault; otherwise it ends
-//! immediately. The later check does not read the gradient, so work that is enqueued next may overwrite it. Errors of
-//! the driver name no layer, because they may belong to work that was enqueued earlier.
+//! After each encoding, a kernel checks the status. If the gradient cannot be compressed, the kernel records the
+//! position and the value at fault. The later check does not read the gradient, so work that is enqueued next may
+//! overwrite it. Errors of the driver name no layer, because they may belong to work that was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -26,7 +26,7 @@ impl CudaBackend {
     /// use lgreco::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient};
     /// /// Sends a gradient of 64 × 64 f32 to `world` workers through `all_gather`, whose stream is the backend's. The
-    /// /// addresses are the device's; `decoded` has room for every worker's values.
+    /// /// addresses are the device's; `decoded` is large enough for every worker's values.
     /// fn exchange(
     ///     cuda: &mut CudaBackend,
     ///     world: u64,
@@ -34,7 +34,7 @@ impl CudaBackend {
     ///     all_gather: impl Fn(u64, usize, u64),
     /// ) -> Result<(), Box<dyn std::error::Error>> {
     ///     let (shape, setting) = (Shape::new(64, 64)?, Setting::Qsgd(Qsgd::default()));
-    ///     // SAFETY: all are the trainer's, large enough, and used on the backend's stream alone.
+    ///     // SAFETY: all memory is the trainer's and large enough. Only work on the backend's stream uses it.
     ///     unsafe {
     ///         let gradient = DeviceGradient::new(gradient, Dtype::F32, shape)?;
     ///         let length = cuda.encode_to_device(&setting, &gradient, Stream::default(), payload)?;
@@ -44,7 +44,7 @@ impl CudaBackend {
     ///             cuda.decode_on_device(&setting, shape, payload, decoded + worker * 4 * 64 * 64)?;
     ///         }
     ///     }
-    ///     Ok(cuda.check()?) // waits: once per step, for all layers
+    ///     Ok(cuda.check()?) // waits once per step, for all layers
     /// }
     /// ```
     ///
@@ -74,9 +74,9 @@ impl CudaBackend {
         Ok(len)
     }
 
-    /// Done: checks all calls since the last check, with one wait. It tells whether every gradient passed to
-    /// [`encode_to_device`](CudaBackend::encode_to_device) could be compressed. It also tells whether every payload
-    /// passed to [`decode_on_device`](CudaBackend::decode_on_device) was written by an encoder. It reads no gradient.
+    /// Done: checks all calls since the last check, with one wait. It returns `Ok` if every gradient passed to
+    /// [`encode_to_device`](CudaBackend::encode_to_device) could be compressed, and if an encoder wrote every payload
+    /// passed to [`decode_on_device`](CudaBackend::decode_on_device). It reads no gradient.
     ///
     /// ```no_run
     /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
@@ -86,7 +86,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The first call that failed. `job` is its number, from 0, among the calls of both kinds that returned `Ok` since
-    /// the last check; calls that cannot fail count too. The error is that of
+    /// the last check; calls that cannot fail are included. The error is that of
     /// [`Compressor::encode`](lgreco::compress::Compressor::encode), or [`PayloadBody`](lgreco::Error::PayloadBody).
     /// Later calls may have failed too, without a report: no output of any of these calls may be used. Errors of the
     /// device come without a number. In that case no call has been checked, and the next check tries again.
@@ -96,7 +96,7 @@ impl CudaBackend {
             return Ok(());
         }
         let Some(statuses) = pending.statuses else {
-            // None of the calls has a status.
+            // None of these calls can fail, so none has a status.
             pending.calls.clear();
             return Ok(());
         };

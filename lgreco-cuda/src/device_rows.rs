@@ -31,8 +31,8 @@ pub struct RowsBytes {
     pub results: u64,
 }
 
-/// Enqueues the jobs on a recording device. Returns that device with the workspace that they need, and the number of
-/// host bytes that they upload.
+/// Enqueues the jobs on a recording device. Returns that device with the workspace that the jobs need, and the number
+/// of host bytes that they upload.
 fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
     check_all(jobs)?;
     let uploaded = Arc::new(AtomicUsize::new(0));
@@ -61,13 +61,13 @@ impl CudaBackend {
     /// after the copy. [`read_rows`](CudaBackend::read_rows) then makes the rows from them.
     ///
     /// The call waits in three cases. The first call of a backend loads kernels. A call that uploads more bytes of
-    /// tables than any before enlarges the page-locked memory to twice that size. A call also waits while that memory
-    /// is full of tables that the device has not read.
+    /// tables than every earlier call enlarges the page-locked memory to twice that number. A call also waits while
+    /// that memory is full of tables that the device has not read.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};
-    /// /// `allocate` gives device memory; `to_host` enqueues a copy of so many bytes on the backend's stream, waits for it, in
-    /// /// another thread perhaps, and gives them as words.
+    /// /// `allocate` returns the address of new device memory. `to_host` enqueues a copy of the given number of bytes
+    /// /// on the backend's stream, waits for the copy (perhaps in another thread), and returns the bytes as words.
     /// fn rows(
     ///     cuda: &mut CudaBackend,
     ///     jobs: &[DeviceJob<'_>],
@@ -76,7 +76,7 @@ impl CudaBackend {
     /// ) -> Result<Vec<f64>, DeviceJobError> {
     ///     let bytes = cuda.rows_bytes(jobs)?;
     ///     let (workspace, results) = (allocate(bytes.workspace), allocate(bytes.results));
-    ///     // SAFETY: as large as that, and used on the backend's stream alone.
+    ///     // SAFETY: both have the required size, and only work on the backend's stream uses them.
     ///     unsafe { cuda.enqueue_rows(jobs, workspace, results) }?;
     ///     let words = to_host(results, bytes.results);
     ///     let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
@@ -112,7 +112,7 @@ impl CudaBackend {
         gpu.within(memory, &rehearsed, |gpu| enqueue(gpu, &jobs, results))
     }
 
-    /// Done: copies `words.len()` words from `results` to the host. It is meant for a thread that may block.
+    /// Done: copies `words.len()` words from `results` to the host. Call it from a thread that may block.
     ///
     /// # Errors
     /// [`Error::Memory`] if the address is 0 or not a multiple of 8; errors of the device.
@@ -131,7 +131,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The errors of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length),
-    /// also if the number of words is wrong.
+    /// also for a wrong number of words.
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

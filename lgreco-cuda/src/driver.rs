@@ -64,7 +64,7 @@ impl Started {
     /// A device's name, and its memory in bytes.
     pub(crate) fn name_and_memory(self, device: CUdevice) -> Result<(String, u64)> {
         let (mut name, mut bytes) = ([0u8; 256], 0);
-        // SAFETY: the pointers are valid for these sizes; the device is the driver's.
+        // SAFETY: the pointers are valid for these sizes, and the driver returned the device.
         unsafe {
             self.cuda.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)?;
             self.cuda.cuDeviceTotalMem_v2(&mut bytes, device)?;
@@ -75,7 +75,7 @@ impl Started {
 
     fn attribute(self, device: CUdevice, attribute: CUdevice_attribute) -> Result<i32> {
         let mut value = 0;
-        // SAFETY: the pointer is valid for an int; the device is the driver's.
+        // SAFETY: the pointer is valid for an int, and the driver returned the device.
         unsafe { self.cuda.cuDeviceGetAttribute(&mut value, attribute as i32, device) }?;
         Ok(value)
     }
@@ -87,8 +87,8 @@ impl Started {
         Ok((10 * major + self.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
     }
 
-    /// The architecture whose kernels a device runs. `Err` if the crate has none for it, or if the device lacks another
-    /// feature.
+    /// Returns the architecture whose kernels a device runs. `Err` if the crate has no kernels for the device, or if
+    /// the device lacks memory pools.
     pub(crate) fn architecture(self, device: CUdevice) -> Result<Architecture> {
         let architecture = shipped::architecture(self.version, self.compute_capability(device)?)?;
         if self.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
@@ -106,7 +106,7 @@ pub(crate) struct Driver {
     /// The device, if this value retains its primary context and owns the stream.
     own: Option<CUdevice>,
     architecture: Architecture,
-    /// The loaded modules, shared by all backends of the context. `None` after this value has given them back.
+    /// The loaded modules, shared by all backends of the context. `None` after this value has given the modules back.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
     /// Number of blocks of each kernel that run at the same time.
@@ -141,7 +141,8 @@ fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<()> {
     let mut status = 0;
     // SAFETY: the pointer is valid for a status; the stream is alive.
     match unsafe { cuda.cuStreamIsCapturing(stream, &mut status) } {
-        // Returned for the default stream while it waits for a captured stream.
+        // The driver returns this code for the default stream while a stream that the default stream waits for is being
+        // captured.
         Err(failure) if failure.code == STREAM_CAPTURE_IMPLICIT => return Err(Error::Captured),
         outcome => outcome?,
     }
@@ -154,7 +155,8 @@ impl Driver {
         let device = started.device(ordinal)?;
         let (cuda, architecture) = (started.cuda, started.architecture(device)?);
         let mut context = null_mut();
-        // SAFETY: the device is the driver's. Dropping `driver`, made next, releases the context, also after an error.
+        // SAFETY: the driver returned the device. Dropping `driver`, which is made next, releases the context, also
+        // after an error.
         unsafe { cuda.cuDevicePrimaryCtxRetain(&mut context, device) }?;
         let mut driver = Driver::of(cuda, context, null_mut(), Some(device), architecture);
         let current = Current::make(cuda, context)?;
@@ -165,10 +167,10 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Uses a stream in its context; for a default stream, in the current context.
+    /// Uses a stream, in the context of that stream. For a default stream, this is the current context.
     ///
     /// # Safety
-    /// The stream and its context outlive the value.
+    /// The stream and its context outlive the returned value.
     pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
         let (started, stream) = (start()?, stream.cast());
         let cuda = started.cuda;
@@ -203,7 +205,7 @@ impl Driver {
         Driver { cuda, context, stream, own, architecture, modules, functions, resident, staging: None }
     }
 
-    /// The page-locked memory through which host bytes go. The context must be current.
+    /// Returns the page-locked memory through which host bytes are uploaded. The context must be current.
     fn staging(&mut self) -> Result<&mut Staging> {
         match &mut self.staging {
             Some(staging) => Ok(staging),
@@ -322,7 +324,7 @@ impl Device for Driver {
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: a part is valid memory. This one has a word, and is aligned for it.
+        // SAFETY: a part is valid memory. This part is as large as a word, and aligned like one.
         Ok(unsafe { self.cuda.cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) }?)
     }
 
@@ -351,7 +353,7 @@ impl Device for Driver {
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
         // SAFETY: the arguments are those of the kernel, as tests of every kernel assert, and are read before the call
-        // returns. Tests on the processor, under a sanitizer, check how kernels use their memory.
+        // returns. Tests that run the kernels on the processor under a sanitizer check how they use their memory.
         let launched = unsafe {
             let (blocks, block, stream) = (launch.blocks, launch.block, self.stream);
             let mut params = params.pointers();
@@ -405,7 +407,7 @@ impl Drop for Driver {
     }
 }
 
-/// The arguments of a launch in the layout that the driver expects: the aligned parameters, then addresses.
+/// The arguments of a launch in the layout that the driver expects: the aligned parameters, and then the addresses.
 pub(crate) struct Arguments {
     params: Vec<u64>,
     addresses: Vec<u64>,

@@ -1,8 +1,8 @@
 //! EDEN: launches of `eden.cu`.
 //!
-//! A thread block takes a chunk of 4096 values: one EDEN block, or the shorter EDEN blocks at the end of a tensor. It
-//! holds the chunk in shared memory. The Walsh–Hadamard transform takes three steps of four levels each, in registers.
-//! Additions have the same order as in the core, so payloads have the core's bits.
+//! A thread block takes a chunk of 4096 values: one EDEN block, or the shorter EDEN blocks at the end of a tensor. The
+//! thread block holds the chunk in shared memory. The Walsh–Hadamard transform takes three steps of four levels each,
+//! in registers. Additions have the same order as in the core, so payloads have the core's bits.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, looping_pieces};
@@ -34,7 +34,7 @@ impl Params {
 }
 
 impl Params {
-    /// Parameters of a launch over rows; the table of layers has the other fields.
+    /// Parameters of a launch that measures rows. The table of layers holds the values of the other fields.
     pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
         Params { least_squares: least_squares(scale), widths, ..Params::default() }
     }
@@ -54,12 +54,12 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
     }
 }
 
-/// 1 for this scale, as kernels expect it; else 0.
+/// Returns 1 for [`Scale::LeastSquares`] and 0 for any other scale, as the kernels expect.
 pub(crate) fn least_squares(scale: Scale) -> u32 {
     u32::from(scale == Scale::LeastSquares)
 }
 
-/// Number of chunks; each is one thread block's piece of work.
+/// Number of chunks. A thread block processes one chunk at a time.
 pub(crate) fn chunks(elements: u32) -> u64 {
     u64::from(elements).div_ceil(BLOCK as u64)
 }
@@ -93,9 +93,9 @@ pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, 
     gpu.launch(kernel("decode_rotated"), params(target, eden), &parts, looping_pieces(chunks(target.elements)))
 }
 
-/// The error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0 if all blocks
-/// decode to finite values. Else it is the complement of the position at which the first other block begins. If there
-/// are two errors, the one at the earlier position is returned.
+/// Returns the error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0 if all
+/// blocks decode to finite values. If not, it is the bitwise complement of the position at which the first block begins
+/// that decodes to another value. If there are two errors, the one at the earlier position is returned.
 pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
     let comes_later = |index: usize| index as u64 >= u64::from(!overflow);
     match &found {

@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.cu`.
 //!
-//! A block is rotated once. Then 64 threads measure each bit width, four widths at a time, with sums in the order of
-//! the core. Like the core, the kernels measure some blocks by decoding them. These are blocks of fewer than 256
-//! values, and blocks with errors near the rounding of f32.
+//! A block is rotated once. Then 64 threads measure each bit width, and the block measures four widths at a time. The
+//! sums have the order of the core's sums. Like the core, the kernels measure some blocks by decoding them: blocks of
+//! fewer than 256 values, and blocks whose errors are close to the rounding errors of f32.
 
 use crate::Result;
 use crate::device::Part;
@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 use lgreco::compress::eden::Scale;
 use lgreco::rng::Stream;
 
-/// Bit widths in a record of sums.
+/// Number of bit widths in a record of sums.
 const WIDTHS: u64 = 8;
 
 /// Result words of a layer: a word of faults, and a record of sums. The first half of the fault word is infinity if a
@@ -31,7 +31,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Number of blocks that read the values; each writes a record of sums.
+    /// Number of thread blocks that read the values. Each block writes one record of sums.
     fn blocks(&self) -> u64 {
         summing_blocks(chunks(self.tensor.elements))
     }
@@ -68,8 +68,8 @@ impl Layer {
     ];
 }
 
-/// Enqueued: measures the squared errors of `bits`, which is not empty, for every job. The results follow each other
-/// and must be zeros before.
+/// Enqueued: measures the squared errors of `bits`, which is not empty, for every job. The results of the jobs lie one
+/// after another. They must be zeros before.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Job], scale: Scale, bits: &[u8], results: Part) -> Result<()> {
     let widths = bits.iter().fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
     let params = Params::of_rows(scale, widths);
@@ -86,7 +86,7 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Job], scale: Scale, bits: &[u8], re
     Ok(())
 }
 
-/// The squared errors of `bits` in the words that [`measure`] wrote.
+/// Returns the squared errors at the widths `bits`, from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(|&bits| f64::from_bits(words[bits as usize]))
 }

@@ -1,11 +1,11 @@
 //! Errors of a device.
 //!
-//! These errors contain text. The core's `Error` is `Copy` and only says that the device failed (`Error::Device`), so
-//! the backend keeps the full error (`CudaBackend::failure`).
+//! These errors contain text. The core's `Error` is `Copy`, so it cannot contain text and only says that the device
+//! failed (`Error::Device`). The backend keeps the full error (`CudaBackend::failure`).
 
 use lgreco::backend::JobError;
 
-/// Why a call failed: bad input, as the core's error, or the device.
+/// The reason why a call failed: invalid input, or a failure of the device.
 ///
 /// ```
 /// use lgreco_cuda::Error;
@@ -58,7 +58,7 @@ pub enum Error {
         /// The driver's message.
         reason: String,
     },
-    /// The device cannot allocate memory in the order of a stream. Some virtual GPUs cannot.
+    /// The device has no stream-ordered memory allocator. Some virtual GPUs lack it.
     #[error("the device has no memory pools, which the backend allocates from")]
     NoPools,
     /// The driver or the device is too old.
@@ -77,7 +77,7 @@ pub enum Error {
         /// Size of the allocation.
         bytes: u64,
     },
-    /// The driver refused a call, or work that was enqueued before failed. After some of these errors a context is
+    /// The driver refused a call, or work that was enqueued earlier has failed. Some of these errors make the context
     /// unusable.
     #[error("the driver failed in {call}: {reason}")]
     Driver {
@@ -132,7 +132,7 @@ impl Error {
         }
     }
 
-    /// The core's error of the same kind. Details of the text are lost.
+    /// Returns the core's error of the same kind, which has fewer details.
     pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
@@ -166,7 +166,7 @@ impl Error {
 /// ```
 pub type DeviceJobError = JobError<Error>;
 
-/// A version as text.
+/// Formats a version as text.
 pub(crate) fn version((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }

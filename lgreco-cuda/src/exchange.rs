@@ -1,10 +1,11 @@
-//! The exchange of a bucket of layers without the host. This module launches `exchange.cu` for layers under QSGD.
-//! `check_payloads` of `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] handles layers under EDEN, and
-//! [`selection`](crate::selection) layers under TopK. [`sums`] handles uncompressed layers and layers under PowerSGD.
+//! Exchanges a bucket of layers whose data stays on the device. This module launches `exchange.cu` for layers under
+//! QSGD. The kernel `check_payloads` in `kept_means.cu` checks the payloads of QSGD and TopK. [`rotated`] handles
+//! layers under EDEN, and [`selection`](crate::selection) layers under TopK. [`sums`] handles uncompressed layers and
+//! layers under PowerSGD.
 //!
 //! Device memory holds two copies of the residuals. A step reads one copy and writes the other. The copies change roles
-//! only if no rank has failed. So payloads and new residuals can be made in one pass over gradients and residuals, and
-//! a step that fails on another rank changes no residual.
+//! only if no rank has failed. So one pass over gradients and residuals can make both the payloads and the new
+//! residuals, and a step that fails on any rank leaves the residuals unchanged.
 
 #[cfg(feature = "train")]
 mod bucket;
@@ -62,12 +63,13 @@ impl DeviceExchange {
         [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
     }
 
-    /// The table of the places where messages begin.
+    /// The table of offsets at which the messages begin.
     fn heads(&self) -> Part {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
 
-    /// The table of the places where status records begin, after the summed values.
+    /// The table of positions in the buffer of the first sum at which the status records begin, after the summed
+    /// values.
     fn slips(&self) -> Part {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
@@ -77,7 +79,7 @@ impl DeviceExchange {
         self.memory.cut(0, PROGRAM)
     }
 
-    /// The world size, and the memory that only TopK uses.
+    /// Returns the world size, and the memory that only TopK uses.
     fn of_tops(&self) -> (u32, Part) {
         (self.program.head.world, self.memory.from(self.program.table_bytes()))
     }
@@ -92,8 +94,8 @@ impl DeviceExchange {
         looping_pieces(self.program.head.spans.into())
     }
 
-    /// The address of an f32 that is 1 after a step that failed on any rank, else 0. PyTorch's `GradScaler` calls it
-    /// `found_inf`.
+    /// Returns the address of an f32. It is 1 after a step that failed on any rank, and 0 after other steps. PyTorch's
+    /// `GradScaler` calls it `found_inf`.
     pub fn found_inf_address(&self) -> u64 {
         self.memory.address + std::mem::offset_of!(Program, found_inf) as u64
     }
@@ -106,7 +108,7 @@ impl CudaBackend {
     /// ```no_run
     /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
     /// use lgreco_cuda::{CudaBackend, ExchangeConfig, ExchangeProgram};
-    /// /// `allocate` gives device memory, and the stream of `all_gather` is the backend's.
+    /// /// `allocate` returns the address of new device memory. `all_gather` uses the backend's stream.
     /// fn train(
     ///     cuda: &mut CudaBackend,
     ///     allocate: impl Fn(u64) -> u64,
@@ -118,14 +120,14 @@ impl CudaBackend {
     ///     let (gradients, message) = (allocate(4 * 64 * 64), allocate(program.message_bytes() as u64));
     ///     let messages = allocate(8 * program.message_bytes() as u64);
     ///     let (memory, residuals) = (allocate(program.memory_bytes()), allocate(program.residual_bytes()));
-    ///     // SAFETY: all is large enough, and used on the backend's stream alone.
+    ///     // SAFETY: all memory is large enough, and only work on the backend's stream uses it.
     ///     unsafe {
     ///         let exchange = cuda.begin_exchange(program, memory, residuals)?;
     ///         for step in 0..1000 {
     ///             backward(gradients);
     ///             cuda.encode_exchange(&exchange, gradients, message)?;
     ///             all_gather(message, messages);
-    ///             cuda.finish_exchange(&exchange, messages, gradients)?; // the means take the gradients' places
+    ///             cuda.finish_exchange(&exchange, messages, gradients)?; // the means replace the gradients
     ///             if step % 100 == 99 {
     ///                 println!("{:?}", cuda.exchange_outcome(&exchange)?); // waits
     ///             }
@@ -185,9 +187,10 @@ impl CudaBackend {
 
     /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and their next residuals. It
     /// compresses `residual + gradient` under each layer's setting, with the random words of the exchange's step. The
-    /// payloads have the same bits as those of the core. Each begins at a multiple of 16 bytes. This takes two
-    /// launches; at most six with layers under TopK; one more if layers under EDEN are mixed with others. It does
-    /// nothing if all layers are uncompressed or under PowerSGD. It may be captured into a graph.
+    /// payloads have the same bits as the core's payloads. Each payload begins at a multiple of 16 bytes. The call
+    /// takes two launches, or at most six with layers under TopK. It takes one more if the bucket has both layers under
+    /// EDEN and layers under other methods. The call does nothing if all layers are uncompressed or under PowerSGD. It
+    /// may be captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or if that of the
@@ -200,10 +203,11 @@ impl CudaBackend {
     /// values under QSGD with 4 bits, this is 12.5 bytes per value. TopK also reads a sample: a sixteenth of a layer,
     /// at most 65,536 values. In three cases TopK reads the next residuals three more times:
     /// * A layer of more than 32,768 values keeps more than 7 of 32 values.
-    /// * A layer has too many ties for the gathered values to fit.
-    /// * The sample is wrong, with a probability below 1 in 10^8.
+    /// * A layer has so many equal magnitudes that the gathered values do not fit.
+    /// * The sample gives a wrong bound. The probability of this is below 1 in 10^8.
     ///
-    /// A gain below 1 adds another read and write of the next residuals, and another read of the previous ones.
+    /// If the gain is below 1, it reads and writes the next residuals once more, and reads the previous residuals once
+    /// more.
     ///
     /// # Safety
     /// The memory at `gradients` must be valid and hold the values of all layers, one layer after the other. The memory
@@ -233,41 +237,41 @@ impl CudaBackend {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
-        // TopK's last launch has announced the status. With shards it is announced later, because this rank may still
-        // find faults.
+        // TopK's last launch has already written the status. With shards, a later call writes the status, because this
+        // rank may still find faults until then.
         let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
-    /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards there is a message
-    /// for each rank, and all of them get the status. In this case, `message` begins with this rank's message to
+    /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards, this rank has one
+    /// message for each rank, and all these messages get the status. `message` then begins with this rank's message to
     /// itself.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
     }
 
-    /// Enqueued: makes the means of all ranks' messages, and ends the step. The messages lie one after another, in the
-    /// order of the ranks. This takes two launches, at most four with layers under TopK, and two more with layers under
-    /// EDEN. It does nothing if all layers are uncompressed or under PowerSGD: then
+    /// Enqueued: computes the means from the messages of all ranks, and ends the step. The messages lie one after
+    /// another, in the order of the ranks. The call takes two launches, or at most four with layers under TopK. Layers
+    /// under EDEN take two more. If all layers are uncompressed or under PowerSGD, the call does nothing, because
     /// [`average_exchange`](CudaBackend::average_exchange) ends the step.
     ///
     /// A step fails if a rank has failed, is at another step, has another program, or sent a payload that no encoder
-    /// wrote. Then the means of all layers get the value that [`OnFault`] says, and residuals stay as they were, on all
-    /// ranks. Residuals also stay if a mean leaves the range of its type. The means may replace the gradients in place.
-    /// The call may be captured into a graph.
+    /// wrote. In a failed step, all ranks set the means of all layers to the value that [`OnFault`] defines, and keep
+    /// their residuals. All ranks also keep their residuals if a mean exceeds the range of its type. The means may
+    /// replace the gradients in place. The call may be captured into a graph.
     ///
     /// # Errors
     /// The errors of [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// It reads all payloads once, and before that the scales of QSGD and EDEN once. It writes the means once. TopK
+    /// It first reads the scales of QSGD and EDEN, and then all payloads, once each. It writes the means once. TopK
     /// reads the positions three times.
     ///
     /// # Safety
     /// The memory at `messages` must be valid and hold one message per rank. The memory at `means` must be valid and
-    /// have room for the values of all layers. Both are in the backend's context and do not overlap. Nothing else uses
-    /// them, except work that is ordered before or after on the backend's stream. The exchange was begun on this
+    /// large enough for the values of all layers. Both are in the backend's context and do not overlap. Nothing else
+    /// uses them, except work that is ordered before or after on the backend's stream. The exchange was begun on this
     /// backend.
     pub unsafe fn finish_exchange(
         &mut self,

@@ -1,5 +1,5 @@
-//! Tables of matrices and their factors, with which `factors.cu` and `orthonormal.cu` process many matrices per launch.
-//! The shape of a matrix alone determines how its work is divided.
+//! Tables of matrices and their factors. `factors.cu` and `orthonormal.cu` read such a table to process many matrices
+//! per launch. The shape of a matrix alone determines how its work is divided.
 
 use crate::device::BLOCK;
 use crate::{Error, Result};
@@ -68,41 +68,48 @@ impl Factors {
     ];
 }
 
-/// A block's part of a product: number of rows, largest number of columns, and number of terms that its warps fetch
-/// together.
+/// Number of rows of a product that a block computes.
 const OUTER: u32 = 64;
+/// Largest number of columns of a product that a block computes.
 const WIDEST: u32 = 16;
+/// Number of terms of a product that the warps of a block fetch together.
 const DEPTH: u32 = 32;
-/// Largest number of terms that are added in f32, and number of blocks that share a product if it has enough terms.
+/// Largest number of terms that are added in f32.
 const CHUNK: u32 = 4096;
+/// Number of blocks that share a product if it has enough terms.
 const SPREAD: u32 = 1024;
-/// Least number of rows that a thread adds up for an inner product, and largest number of parts of an inner product.
+/// Least number of rows that a thread adds up for an inner product.
 const STRETCH: u32 = 128;
+/// Largest number of parts of an inner product.
 const STRETCHES: u32 = 64;
-/// Side of a block's part of the Gram matrix.
+/// Number of rows and columns of the Gram matrix that a block computes.
 const EDGE: u32 = 16;
-/// A block's part of the matrix product of the factors: rows and columns.
+/// Number of rows of `P Qᵀ` that a block computes.
 const HIGH: usize = 64;
+/// Number of columns of `P Qᵀ` that a block computes.
 const SIDE: usize = 32;
 
-/// Tiles of the matrix product of the factors.
+/// Number of tiles of `P Qᵀ`, the product of the factors.
 pub(crate) fn tiles(shape: Shape) -> u64 {
     shape.rows().div_ceil(HIGH) as u64 * shape.cols().div_ceil(SIDE) as u64
 }
 
-/// Sizes of all buffers, and numbers of all pieces of work, over all matrices.
+/// The size of each buffer, and the number of pieces of work for each kernel, over all matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// Numbers of f32 values: in all `P`, in all `Q`, and in the chunks of all products. A matrix's two products share
-    /// this memory, so only the larger counts.
+    /// Number of f32 values in all `P`.
     pub(crate) p: u64,
+    /// Number of f32 values in all `Q`.
     pub(crate) q: u64,
+    /// Number of f32 values in the chunks of all products. The two products of a matrix use the same memory in turn, so
+    /// only the larger of their numbers is added.
     pub(crate) partial: u64,
-    /// Numbers of f64 values: in all parts of Gram matrices, and in all their triangular factors.
+    /// Number of f64 values in all parts of Gram matrices.
     pub(crate) gram: u64,
+    /// Number of f64 values in the triangular factors of all Gram matrices.
     pub(crate) triangle: u64,
     pub(crate) counters: u32,
-    /// Columns of factors.
+    /// Number of columns of all `P`.
     pub(crate) columns: u32,
     /// Number of pieces of work of all matrices, for each kernel.
     pub(crate) products: u32,
@@ -123,7 +130,7 @@ struct Division {
 impl Division {
     fn new(outer: u32, inner: u32, columns: u32) -> Division {
         let tiles = outer.div_ceil(OUTER);
-        // The chunk does not depend on the number of columns, so a column's bits do not either.
+        // The chunk does not depend on the number of columns. So the bits of a column do not depend on it.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         let across = u64::from(tiles) * u64::from(columns.div_ceil(WIDEST));
         Division { chunk, chunks: inner.div_ceil(chunk), across }
@@ -139,7 +146,7 @@ impl Division {
     }
 }
 
-/// Matrices, with the totals so far.
+/// A table of matrices, and the totals of these matrices.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) matrices: Vec<Factors>,
@@ -147,7 +154,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Sets where the `P` of the last matrix begins in the buffer of the first sum.
+    /// Sets the index at which the `P` of the last matrix begins in the buffer of the first sum.
     pub(crate) fn place_sum(&mut self, at: u64) {
         if let Some(last) = self.matrices.last_mut() {
             last.sum = at;
@@ -158,7 +165,7 @@ impl Table {
     /// `values`.
     ///
     /// # Errors
-    /// [`TooManyElements`](lgreco::Error::TooManyElements) if the pieces of work are too many to number.
+    /// [`TooManyElements`](lgreco::Error::TooManyElements) if a number of pieces of work exceeds u32.
     pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<()> {
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));

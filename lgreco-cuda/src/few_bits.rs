@@ -1,13 +1,13 @@
-//! Rows of TopK in few bits: launches of `kept_errors.cu`.
+//! Measures rows of TopK in few bits, by launches of `kept_errors.cu`.
 //!
-//! The error of dropped values is measured as for TopK with full values. The values that the largest k keeps are
-//! written once, as in a payload. Among these values the kernels find the cut for each k, its k-th largest magnitude.
-//! They then sort the values that this k keeps into the bins of its codes. All layers and all their k share these
-//! launches, five to write and four to measure, as long as the workspace has room.
+//! The error of dropped values is measured as for TopK with full values. Five launches write the values that the
+//! largest k keeps, as in a payload. Four more launches measure each k. They first find the cut, which is the k-th
+//! largest magnitude, among these values. They then sort the values that this k keeps into the bins of its codes. All
+//! layers and all their k share these launches, up to a limit on the workspace.
 //!
 //! The bins of TopK with full values cannot replace these launches. They would require the assumption that the values
-//! within a bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the built-in
-//! sample, 2 of 15 layers.
+//! within a bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the plan for
+//! the built-in sample, 2 of 15 layers would get other settings.
 
 use crate::Result;
 use crate::device::Part;
@@ -24,12 +24,13 @@ use lgreco::gradient::Dtype;
 const MOST_BITS: usize = 8;
 /// Bytes of `BinSquares`.
 const SQUARES: u64 = 128 * (3 * 8 + 4);
-/// Two words for the largest magnitudes; rows ignore them.
+/// Bytes of the two words for the largest magnitudes. Rows ignore these words.
 const TOLD: u64 = 8;
-/// Limit in bytes of the workspace that layers and k share in one set of launches.
+/// Limit on the bytes of workspace that the layers and values of k in one set of launches need.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Result words of a row: the words of TopK with full values, and then for each k the errors by number of bits.
+/// Number of result words of a row: the words of TopK with full values, and then, for each k, one error for each number
+/// of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
@@ -40,12 +41,13 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Index of its first word among all results.
+    /// Index of the layer's first word among all results.
     pub(crate) word: usize,
 }
 
 impl Layer<'_> {
-    /// The table entries of all k. They refer to the values that the largest k keeps, as written in a payload.
+    /// Returns the table entries of all k. The entries refer to the values that the largest k keeps, as written in a
+    /// payload.
     fn rows(&self, payload: u64, most: u32) -> impl Iterator<Item = Top> {
         let (kept, errors) = ((payload + HEADER_LEN as u64) / 4, self.word + topk::result_words(self.keeps.len()));
         let row = move |(number, &keep): (usize, &u32)| {
@@ -55,15 +57,15 @@ impl Layer<'_> {
     }
 }
 
-/// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. For each layer,
-/// the results follow the words of the row of TopK with full values. Layers share launches up to `together` bytes of
-/// workspace.
+/// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. The results of a
+/// layer lie after the words of its row of TopK with full values. Layers share launches while these need at most
+/// `together` bytes of workspace.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {
         let dtype = tensor.dtype;
         let alike = || rest.iter().take_while(|layer| layer.tensor.dtype == dtype);
-        // Values are numbered from the lowest address on.
+        // Values are numbered from the lowest address of all these layers.
         let base = alike().map(|layer| layer.tensor.part.address).min().unwrap_or(0);
         let (mut tops, mut rows, mut count) = (Tops::default(), Vec::new(), 0);
         for (layer, number) in alike().zip(0u32..) {

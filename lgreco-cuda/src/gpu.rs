@@ -6,7 +6,7 @@ use crate::kernels::Kernel;
 use bytemuck::Pod;
 use std::collections::{HashMap, HashSet};
 
-/// Buffers of the workspace; each has one purpose at a time.
+/// The buffers of the workspace. Each buffer has one purpose at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Values,
@@ -38,9 +38,9 @@ pub(crate) const ALIGN: u64 = 256;
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
-    /// Buffers in which the enqueued work leaves zeros wherever their next user needs them.
+    /// Buffers that contain zeros wherever their next user needs zeros, once the enqueued work is done.
     zeros: HashSet<Scratch>,
-    /// Number of host payloads decoded here, not by the core.
+    /// Number of host payloads that the device decoded, in place of the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
 }
@@ -61,7 +61,7 @@ impl Gpu {
         self.buffers.values().map(|buffer| buffer.bytes).sum()
     }
 
-    /// Done: makes every buffer at least as large as that of `other`. Buffers that grow lose their content.
+    /// Done: makes every buffer at least as large as the same buffer of `other`. Buffers that grow lose their content.
     pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<()> {
         for (&name, &Part { bytes, .. }) in &other.buffers {
             if self.buffers.get(&name).is_none_or(|buffer| buffer.bytes < bytes) {
@@ -71,14 +71,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// Bytes of memory with which [`within`](Gpu::within) can replace this workspace.
+    /// Bytes of the memory that [`within`](Gpu::within) needs to replace this workspace.
     pub(crate) fn room(&self) -> u64 {
         self.buffers.values().map(|buffer| buffer.bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Runs `call` with a workspace in `memory`, which is aligned, in place of the usual one. Its buffers are as large
-    /// as those of `rehearsed`, so `memory` needs [`room`](Gpu::room). A device that does not [reuse](Device::reuses)
-    /// memory, such as the test device, still uses its own.
+    /// Runs `call` with a workspace in `memory`, which is aligned, in place of the usual one. The buffers are as large
+    /// as those of `rehearsed`, so `memory` must have [`rehearsed.room()`](Gpu::room) bytes. A device that does not
+    /// [reuse](Device::reuses) memory, such as the test device, ignores `memory` and allocates.
     pub(crate) fn within<T>(&mut self, memory: Part, rehearsed: &Gpu, call: impl FnOnce(&mut Gpu) -> T) -> T {
         if !self.device.reuses() {
             return call(self);
@@ -96,7 +96,7 @@ impl Gpu {
         outcome
     }
 
-    /// Done: makes room so that `bytes` bytes can be uploaded without a wait.
+    /// Done: enlarges the page-locked memory so that `bytes` bytes can be uploaded without a wait.
     pub(crate) fn stage(&mut self, bytes: usize) -> Result<()> {
         self.device.stage(bytes)
     }
@@ -106,8 +106,8 @@ impl Gpu {
         self.device.prepare(kernel)
     }
 
-    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose. The buffer's content is lost, and earlier
-    /// parts of it must no longer be used. Waits for the device if the buffer has to grow.
+    /// Returns exactly `bytes` bytes of a buffer of the workspace, aligned to 256. The buffer's content is lost, and
+    /// earlier parts of it must no longer be used. Waits for the device if the buffer has to grow.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let bytes = bytes.max(1);
         if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
@@ -123,9 +123,9 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: like [`scratch`](Gpu::scratch), but with zeros wherever the user needs them. The user may enqueue work
-    /// that leaves zeros wherever it needs them, and then call [`are_zeros_again`](Gpu::are_zeros_again). Otherwise the
-    /// next call fills the buffer with zeros again.
+    /// Enqueued: like [`scratch`](Gpu::scratch), but with zeros wherever the user needs them. If the user's work sets
+    /// these values back to zeros, the user calls [`are_zeros_again`](Gpu::are_zeros_again). If not, the next call
+    /// fills the whole buffer with zeros.
     pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let part = self.scratch(name, bytes)?;
         if !self.zeros.remove(&name) {
@@ -140,7 +140,7 @@ impl Gpu {
         self.buffers[&name]
     }
 
-    /// Promises that the enqueued work leaves zeros in a buffer wherever its next user needs them.
+    /// Call this if the enqueued work leaves zeros in a buffer wherever its next user needs zeros.
     pub(crate) fn are_zeros_again(&mut self, name: Scratch) {
         self.zeros.insert(name);
     }
@@ -152,7 +152,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: writes words to the start of `to`. Each is part of a command, so nothing is uploaded.
+    /// Enqueued: writes words to the start of `to`. Each word is part of a command, so nothing is uploaded.
     pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<()> {
         let at = |index: usize| to.cut(4 * index as u64, 4);
         words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
@@ -234,7 +234,7 @@ impl Gpu {
         Ok(values)
     }
 
-    /// Done: downloads `part`, which is as long as `bytes`.
+    /// Done: downloads `part` to `bytes`, which must be as long.
     pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             self.device.synchronise()?
@@ -262,7 +262,8 @@ impl Drop for Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
     Exactly(u64),
-    /// At most this number, and at most as many as the device runs at a time. Each block loops over its share.
+    /// At most this number, and no more than the device runs at the same time. Each block loops over its share of the
+    /// work.
     AtMost(u64),
 }
 
@@ -272,14 +273,15 @@ impl From<u64> for Blocks {
     }
 }
 
-/// Number of blocks that loop over their shares, if the device runs `resident` blocks at a time.
+/// Largest number of blocks that loop over their shares of the work, if the device runs `resident` blocks at the same
+/// time.
 #[cfg(not(test))]
 const fn most(resident: u64) -> u64 {
     resident
 }
 
-/// Largest number of f64 sums of a layer; each block makes one. The number does not depend on the device, so that all
-/// devices add in the same order.
+/// Largest number of f64 sums of a layer. Each block computes one sum. The number does not depend on the device, so
+/// that all devices add in the same order.
 #[cfg(not(test))]
 const fn sums() -> u64 {
     2048
@@ -287,7 +289,8 @@ const fn sums() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    /// Replaces both limits in tests. It is small, so that blocks loop and launches are split for small tensors too.
+    /// Replaces the results of [`most`] and [`sums`] in tests. It is small, so that blocks loop and launches are split
+    /// even for small tensors.
     pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
 }
 
@@ -311,17 +314,17 @@ pub(crate) fn blocks(threads: u64) -> u64 {
     threads.div_ceil(BLOCK.into())
 }
 
-/// Blocks for at most `threads` threads; each block loops over its share.
+/// Blocks for at most `threads` threads. Each block loops over its share of the work.
 pub(crate) fn looping_blocks(threads: u64) -> Blocks {
     Blocks::AtMost(blocks(threads))
 }
 
-/// Blocks for pieces of work of one block each; each block loops over its share.
+/// At most one block per piece of work. Each block loops over its share of the pieces.
 pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
     Blocks::AtMost(pieces)
 }
 
-/// Number of blocks for pieces of work, if each block adds up the results of some pieces in f64.
+/// Number of blocks for `pieces` pieces of work. Each block adds up the results of its pieces in f64.
 pub(crate) fn summing_blocks(pieces: u64) -> u64 {
     pieces.min(sums())
 }

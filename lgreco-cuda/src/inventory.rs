@@ -5,7 +5,7 @@ use crate::error::version;
 use crate::shipped::{Architecture, capability};
 use crate::{Error, Result};
 
-/// A device, and whether the backend can use it.
+/// Describes a device, and says whether the backend can use it.
 ///
 /// ```
 /// for device in lgreco_cuda::devices().unwrap_or_default() {
@@ -16,17 +16,18 @@ use crate::{Error, Result};
 pub struct DeviceInfo {
     /// The driver's name for the device.
     pub name: String,
-    /// Its compute capability, such as `9.0`.
+    /// The device's compute capability, such as `9.0`.
     pub capability: String,
-    /// Its memory in bytes.
+    /// The device's memory in bytes.
     pub memory: u64,
     /// The CUDA version that the driver supports, such as `12.4`.
     pub driver: String,
-    /// The architecture of the kernels that it runs, such as `sm_90`; or why the backend cannot use it.
+    /// The architecture of the kernels that the device runs, such as `sm_90`. If the backend cannot use the device, the
+    /// error that says why.
     pub usable: Result<String>,
 }
 
-/// All devices that the driver reports, in the order of their numbers.
+/// Returns all devices that the driver reports, in the order of their numbers.
 ///
 /// ```
 /// match lgreco_cuda::devices() {

@@ -1,4 +1,4 @@
-//! The kernels' sources, put together from `kernels/`.
+//! The sources of the kernels. The source of a module is a concatenation of files in `kernels/`.
 
 /// A module of CUDA C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub(crate) enum Module {
     ExchangeEden,
 }
 
-/// A file's text, with its name for compiler messages.
+/// The text of a file, after a line that gives the compiler the file's name for its messages.
 macro_rules! file {
     ($name:literal) => {
         concat!("#line 1 \"", $name, "\"\n", include_str!(concat!("kernels/", $name)))
@@ -56,7 +56,7 @@ impl Module {
         }
     }
 
-    /// The module's source: the shared files, then its own.
+    /// Returns the module's source: the files that it shares with other modules, and then its own file.
     pub(crate) fn source(self) -> String {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");

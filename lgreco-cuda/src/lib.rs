@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
-//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also takes
-//! gradients in device memory ([`DeviceGradient`]), on a trainer's own context and stream. Then only payloads and rows
-//! of the error table come back to the host.
+//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. It also takes
+//! gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For these, only
+//! payloads and rows of the error table are copied to the host.
 //!
 //! Building needs no CUDA. The driver, of CUDA 12 or later, is loaded at run time, and the crate contains compiled
 //! kernels. If something is missing, the error of [`CudaBackend::new`] says what.
@@ -10,78 +10,81 @@
 //! Global state: the loaded driver (`libcuda.rs`) and the modules of each context (`modules.rs`).
 //!
 //! # Enqueued or done
-//! Each call's documentation begins with *Enqueued* or *Done*. *Enqueued*: the work is in the backend's stream, in the
-//! order of the calls, and may still be running. A later call returns its execution errors. *Done*: the call has waited
-//! for the stream, because it returns a result. A call also waits if it must enlarge the workspace or load a kernel;
-//! [`reserve`](CudaBackend::reserve) does both beforehand. Host bytes are read before a call returns. Calls refuse a
-//! stream that is being captured into a graph ([`Error::Captured`]). The exceptions are the calls of an exchange's
-//! steps: [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and the
-//! calls for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
+//! Each call's documentation begins with *Enqueued* or *Done*. *Enqueued* means that the call has put its work into the
+//! backend's stream, in the order of the calls. The work may still be running after the call. If it fails, a later call
+//! returns the error. *Done* means that the call has waited for the stream, because it returns a result. A call also
+//! waits if it must enlarge the workspace or load a kernel; [`reserve`](CudaBackend::reserve) does both beforehand.
+//! Host bytes are read before a call returns. Most calls refuse a stream that is being captured into a graph
+//! ([`Error::Captured`]). The exceptions are the calls of which the steps of an exchange consist:
+//! [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and the calls
+//! for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
 //!
 //! # Exactness
-//! Payloads of QSGD, TopK and EDEN have the same bits as the core's. A payload of any method decodes to the same bits
-//! as in the core. To this end kernels are compiled without contraction to fused multiply-add, with subnormal numbers
-//! and with correctly rounded divisions. PowerSGD's payloads are the same on every device, and decode to nearly the
-//! same matrix as the core's payloads. Rows agree with the core's within 1e-4. They are f64 sums whose order depends on
-//! the number of elements alone, so the same input gives the same bits.
+//! Payloads of QSGD, TopK and EDEN have the same bits as the core's payloads. A payload of any method decodes to the
+//! same bits as in the core. For this purpose, kernels are compiled without contraction to fused multiply-add, with
+//! subnormal numbers and with correctly rounded divisions. PowerSGD's payloads are the same on every device, and decode
+//! to nearly the same matrix as the core's payloads. Rows agree with the core's within 1e-4. They are f64 sums whose
+//! order depends on the number of elements alone, so the same input gives the same bits.
 //!
 //! # Inside
-//! All host code is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
+//! The host code reaches the device through the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
 //! launch, download. The trait has three implementations. `driver.rs` calls the driver. `counting.rs` only records the
 //! requests, so that `reserve.rs` can rehearse calls. In tests, `simt.rs` runs the same `.cu` files on the processor,
 //! compiled by g++.
 //!
-//! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. With contraction off, the kernels
-//! therefore compute the same results as the core. Rows are f64 sums per block, which one block adds in order.
+//! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. Without contraction, the kernels
+//! therefore compute the same results as the core. For a row, each block computes an f64 sum, and one block adds these
+//! sums in order.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; enqueued calls that have not been checked |
 //! | `device_rows`, `window` | rows whose results stay on the device; the mean of a model's last gradients, from which plans are made |
 //! | `rows`, `codec`, `tensor`, `magnitude`, `error` | as in lgreco-wgpu |
-//! | `exchange` | the exchange of a bucket without the host: `bucket`, the memory that lgreco-train's exchange works on; its program, and the tables that kernels read (`layer`); gathered layers (QSGD here, TopK in `selection`) and summed layers (`sums`) |
+//! | `exchange` | the exchange of a bucket whose data stays on the device: `bucket`, the memory that lgreco-train's exchange works on; `program`, and the tables that kernels read (`layer`); layers that are gathered (QSGD here, EDEN in `rotated`, TopK in `selection`) and layers that are summed (`sums`, `summed`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; a recorder of requests; the processor |
-//! | `reserve` | workspace and kernels before there is work: it rehearses the calls on `counting` |
+//! | `reserve` | allocates the workspace and loads kernels before the first call, after a rehearsal of the calls on `counting` |
 //! | `gpu` | a device with its workspace; each part of the workspace has one purpose at a time |
 //! | `shipped` | the compiled kernels that come with the crate: machine code for 7.0 to 12.x, and PTX |
-//! | `kernels` | sources put together from `kernels/*.cu` |
+//! | `kernels` | the source of each module, from the files `kernels/*.cu` |
 //! | `libcuda` | the functions of the driver's library |
 //! | `qsgd`, `topk`, `powersgd` | launches of the `.cu` file of the same name, and of `orthonormal.cu` |
 //! | `tops` | tables of layers under TopK |
 //! | `selection` | TopK's payloads, for one layer or all layers of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
-//! | `positions` | decoding of TopK's payloads; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
-//! | `staging` | page-locked memory through which host bytes go to the device |
+//! | `positions` | decoding of TopK's payloads. `topk` has the rows of TopK with full values, and `few_bits` those of TopK in few bits (`kept_errors.cu`) |
+//! | `staging` | page-locked memory through which host bytes are uploaded |
 //! | `inventory` | the devices of this machine, or what is missing |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
-//! | `simt/fake_*.cpp` | driver and NCCL for tests |
+//! | `simt/fake_*.cpp` | simulated driver and NCCL for tests |
 //!
-//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: no spills,
-//! registers within bounds, rounding and fences as written. The conformance suite runs through the same launches on
-//! files that g++ compiled against a shim, in several orders of threads and blocks. The shim's race check and the
-//! sanitizers watch these runs. A stand-in for the driver's library runs the code that only `driver.rs` has. For each
-//! check, tests plant faults that it must find.
+//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: they find that no
+//! registers spill, that the number of registers is within bounds, and that rounding and fences are as in the sources.
+//! The conformance suite makes the same launches on the CPU, with the same files compiled by g++ against a shim, in
+//! several orders of threads and blocks. The shim's race check and the sanitizers watch these runs. A simulated driver
+//! library tests the code that only `driver.rs` has. For each check, tests plant faults that the check must find.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
-//! * `Module` in `kernels.rs`: its name, and the files that make up its source. For several methods: `device.cu` (block
-//!   sums and maxima), `values.cu` (the three element types), `philox.cu` (random words), `blocks.cu` (the last block
-//!   of a launch). For exchanges: `program.cu` (common parts) and `slips.cu` (how sums are sent). For QSGD:
-//!   `buckets.cu` (grids) and `codes.cu` (codes). For TopK: `tops.cu` (layers), `counts.cu` (magnitudes in bins),
-//!   `strips.cu` (a block's values, and where gathered ones go) and `bins.cu` (bins of rows). For TopK in few bits:
-//!   `few_bits.cu` (codes) and `meanings.cu` (the values of codes). For PowerSGD: `factors.cu` (products with factors)
-//!   and `orthonormal.cu` (their orthonormal columns).
-//! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source, and their `FIELDS` for a
-//!   test. Its functions ask `Gpu` for parts of the workspace (`Scratch`: one purpose at a time, content undefined).
-//!   They launch `Kernel { module, entry }` with the parameters, followed by the addresses of parts of memory. A block
-//!   has `BLOCK` threads; `gpu::blocks` gives the number of blocks for a number of threads. Nothing is read back in
-//!   between.
+//! * `Module` in `kernels.rs`: its name, and the files that make up its source. Several methods use `device.cu` (block
+//!   sums and maxima), `values.cu` (the three element types), `philox.cu` (random words) and `blocks.cu` (the last
+//!   block of a launch). Exchanges use `program.cu` (common parts) and `slips.cu` (how sums are sent). QSGD uses
+//!   `buckets.cu` (grids) and `codes.cu` (codes). TopK uses `tops.cu` (layers), `counts.cu` (numbers of magnitudes per
+//!   bin), `strips.cu` (the values of a block, and the positions of gathered values) and `bins.cu` (bins of rows). TopK
+//!   in few bits uses `few_bits.cu` (codes) and `meanings.cu` (the values of codes). PowerSGD uses `factors.cu`
+//!   (products with factors) and `orthonormal.cu` (orthonormal columns of factors).
+//! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the `.cu` file, and the list `FIELDS`
+//!   of these fields for a test. The functions of this file ask `Gpu` for parts of the workspace (`Scratch`: one
+//!   purpose at a time, content undefined). They launch `Kernel { module, entry }` with the parameters, followed by the
+//!   addresses of parts of memory. A block has `BLOCK` threads; `gpu::blocks` gives the number of blocks for a number
+//!   of threads. Nothing is downloaded between the launches.
 //! * `rows.rs`: the number of result words, `check`, `row` (enqueues) and `take_row` (makes the row from the results).
-//!   The first result word has the bits of the largest magnitude, at least if that is not finite. `codec.rs`: `header`,
-//!   `enqueue`, `check` and `decode`.
+//!   The first result word has the bits of the largest magnitude, at least if this magnitude is not finite. `codec.rs`:
+//!   `header`, `enqueue`, `check` and `decode`.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The test device allocates
-//!   every part anew, with exactly its size and random content, so that the sanitizers see every mistake.
+//!   memory anew for every part, with exactly the part's size and random content, so that the sanitizers find accesses
+//!   outside a part.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
@@ -146,7 +149,7 @@ mod tops;
 #[allow(unsafe_code)]
 mod window;
 
-/// The README's example, as a doctest.
+/// Makes the README's example a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

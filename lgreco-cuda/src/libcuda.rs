@@ -2,7 +2,7 @@
 //!
 //! cudarc could load them as well, but this crate uses only its types. cudarc tries `libcuda.so` before `libcuda.so.1`,
 //! and the former may be a stub for linkers. It also treats result codes as a Rust enum, so an unknown code of a newer
-//! driver would be undefined behaviour. Here codes are integers.
+//! driver would be undefined behaviour. This crate treats them as integers.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 /// File names of the library, in order of preference.
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
-/// Result codes that callers distinguish.
+/// The result codes that callers distinguish.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_CONTEXT: c_int = 201;
@@ -46,7 +46,7 @@ macro_rules! functions {
 
         impl Cuda {
             /// # Safety
-            /// The library is the driver's, and stays loaded.
+            /// The library is the driver's library, and stays loaded.
             unsafe fn of(library: &Library) -> Result<Cuda, libloading::Error> {
                 // SAFETY: the functions have these types in NVIDIA's headers.
                 unsafe {
@@ -142,7 +142,8 @@ impl Cuda {
         }
         let words = |function: Words| {
             let mut text = std::ptr::null();
-            // SAFETY: the pointer is valid for a text, which is static. The driver sets it to null for an unknown code.
+            // SAFETY: the pointer is valid for a text pointer, and the driver's texts are static. The driver sets it to
+            // null for an unknown code.
             unsafe {
                 function(code, &mut text);
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -170,7 +171,7 @@ fn library(names: &[&str]) -> Result<Library> {
             reason = format!("{reason}: {error}");
             source = error.source();
         }
-        // An existing file may need another file that is missing.
+        // The message may name another file that is missing: one that the existing library needs.
         let is_own = reason.contains(&format!("{name}: "));
         let is_absent = is_own && reason.contains("No such file") || reason.contains("os error 126");
         if !is_absent {

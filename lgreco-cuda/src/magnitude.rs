@@ -1,4 +1,4 @@
-//! The largest magnitude, and the first element that is too large: `magnitude.cu`.
+//! Finds the largest magnitude, and the first element that is too large, by launches of `magnitude.cu`.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
@@ -40,9 +40,9 @@ pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()
     launch(gpu, tensor, "largest", 0, result)
 }
 
-/// Enqueued: writes the header of `payload`. If the largest magnitude, the first word of `status`, is at least `least`,
-/// the kernel also writes the first such element to `fault`. That part has eight bytes, which must be zeros before;
-/// [`told`] decodes them.
+/// Enqueued: writes the header of `payload`. The first word of `status` has the largest magnitude. If it is at least
+/// `least`, the kernel also writes the position and the value of the first such element to `fault`. That part has eight
+/// bytes, which must be zeros before. [`told`] decodes them.
 pub(crate) fn end_payload(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -57,12 +57,12 @@ pub(crate) fn end_payload(
     gpu.launch(kernel, params, &parts, looping_blocks(u64::from(tensor.elements)))
 }
 
-/// Position and value of the element that [`end_payload`] found.
+/// Decodes the position and the value of the element that [`end_payload`] found.
 pub(crate) fn told([low, high]: [u32; 2]) -> (usize, f32) {
     (!high as usize, f32::from_bits(low))
 }
 
-/// Done: the first element whose magnitude is at least `least`, if any, and its value.
+/// Done: returns the position and the value of the first element whose magnitude is at least `least`, if any.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>> {
     let tensor = input.tensor(gpu)?;
     let result = gpu.scratch(Scratch::Results, 4)?;
@@ -75,7 +75,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value(gpu, found as usize)?)))
 }
 
-/// If the largest magnitude is not finite: `Err` with the first element that is not finite.
+/// If the largest magnitude is not finite, returns `Err` with the first element that is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<()> {
     if largest < INFINITY {
         return Ok(());
@@ -86,7 +86,8 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
     }
 }
 
-/// The error for the first element of magnitude `least` or more: it is too large for the type it is sent in.
+/// Returns the error for the first element of magnitude `least` or more, which is too large for the type in which it
+/// would be sent.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),

@@ -18,8 +18,8 @@ unsafe impl Send for Modules {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Modules {}
 
-/// Addresses of contexts, each with its modules while a backend holds them. A later context may have the same address.
-/// By then no backend holds the earlier context's modules.
+/// The addresses of contexts, and the modules of each context while a backend holds them. A later context may have the
+/// same address as an earlier one. This is safe, because no backend holds the earlier context's modules by then.
 static OF_CONTEXTS: Mutex<Vec<(usize, Weak<Modules>)>> = Mutex::new(Vec::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -27,7 +27,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Modules {
-    /// The modules of a context. The context must exist until they are [given back](Modules::give_back).
+    /// Returns the modules of a context. The context must exist until the modules are [given back](Modules::give_back).
     pub(crate) fn of(context: sys::CUcontext) -> Arc<Self> {
         let mut all = locked(&OF_CONTEXTS);
         all.retain(|(_, modules)| modules.strong_count() > 0);
@@ -40,7 +40,7 @@ impl Modules {
         modules
     }
 
-    /// A module; `load` loads it on first use. The context must be current.
+    /// Returns a module, which `load` loads on first use. The context must be current.
     pub(crate) fn get(&self, module: Module, load: impl FnOnce() -> Result<sys::CUmodule>) -> Result<sys::CUmodule> {
         let mut loaded = locked(&self.loaded);
         if let Some(&handle) = loaded.get(&module) {

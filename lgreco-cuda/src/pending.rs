@@ -12,7 +12,7 @@ const MOST: usize = 4096;
 /// An enqueued call.
 pub(crate) enum Enqueued {
     Encoding(Setting),
-    /// A decoding, with the status that a valid payload leaves; `None` if any bytes are a valid payload.
+    /// A decoding, with the status that a valid payload leaves, or `None` if all bytes are valid payloads.
     Decoding(Option<[u32; 2]>),
 }
 
@@ -20,9 +20,10 @@ pub(crate) enum Enqueued {
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(crate) calls: Vec<Enqueued>,
-    /// The memory of the statuses. It is zero, except for the first `given` statuses.
+    /// The memory of the statuses. All statuses after the first `given` are zeros.
     pub(crate) statuses: Option<Part>,
-    /// Number of statuses given to calls since the last check. It includes calls that failed, which `calls` lacks.
+    /// Number of statuses given to calls since the last check. It includes the status of a call that failed; `calls`
+    /// does not include that call.
     given: usize,
 }
 
@@ -35,7 +36,7 @@ impl Pending {
         Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" })
     }
 
-    /// The next call's status, filled with zeros.
+    /// Returns the memory for the next call's status, filled with zeros.
     pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part> {
         self.has_room()?;
         let statuses = match self.statuses {
@@ -55,7 +56,7 @@ impl Pending {
         Ok(status)
     }
 
-    /// Enqueued: sets all statuses to zeros. Returns the calls that had them.
+    /// Enqueued: sets all statuses to zeros. Returns the calls that had these statuses.
     pub(crate) fn clear(&mut self, gpu: &mut Gpu) -> Result<Vec<Enqueued>> {
         if let Some(statuses) = self.statuses {
             gpu.clear(statuses.cut(0, TOLD * self.given as u64))?;

@@ -1,4 +1,4 @@
-//! Decoding of TopK's payloads: launches of `positions.cu`.
+//! Decodes TopK's payloads by launches of `positions.cu`.
 
 use crate::Result;
 use crate::device::{BLOCK, Part};
@@ -32,7 +32,7 @@ impl Params {
         &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Bytes that a block scans of the bitmap of the positions' high bits.
+/// Number of bytes that a block scans. They belong to the bitmap of the high bits of the positions.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
 const RECORD: u64 = 4;
@@ -43,7 +43,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 
 /// A payload's body in parts.
 struct Body {
-    /// The values; in few bits, means and codes.
+    /// The values. For TopK in few bits, the means and codes.
     values: Part,
     low: Part,
     high: Part,
@@ -72,7 +72,7 @@ fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
 }
 
 /// Enqueued: decodes a payload with a checked header into `target`. `status` must be zeros before. Returns the value
-/// that `status` has afterwards if an encoder wrote the payload.
+/// that `status` has after the decoding of a payload that an encoder wrote.
 pub(crate) fn decode(gpu: &mut Gpu, keep: Keep, payload: Part, target: &Tensor, status: Part) -> Result<[u32; 2]> {
     let top = keep.top;
     let layout = top.layout(target.elements)?;

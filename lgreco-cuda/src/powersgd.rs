@@ -1,19 +1,19 @@
 //! PowerSGD: launches of `powersgd.cu`, for many matrices at once.
 //!
 //! CholeskyQR, run twice, makes columns orthonormal. The core works by panels, and lgreco-wgpu column by column.
-//! CholeskyQR takes four launches for any rank; column by column, it would be six launches per column. It needs f64,
-//! which WGSL lacks. It squares the condition number, which f64 tolerates as long as factors are f32. Gram–Schmidt
-//! would keep more columns if their linear dependence grew exponentially. Products with random columns have no such
-//! dependence. In tests, rows of rank-deficient, Hilbert, Vandermonde and other ill-conditioned matrices agree with the
-//! core's.
+//! CholeskyQR takes four launches for any rank. The method of lgreco-wgpu would take six launches per column.
+//! CholeskyQR needs f64, which WGSL lacks. It squares the condition number, which does no harm in f64 if the factors
+//! are f32. For columns whose linear dependence grows exponentially, Gram–Schmidt would find more independent columns.
+//! Products with random columns have no such dependence. In tests, rows of rank-deficient, Hilbert, Vandermonde and
+//! other ill-conditioned matrices agree with the core's.
 //!
 //! An encoder with one iteration reads the matrix twice: once for `P` and the largest magnitude, and once for `Q`. It
-//! makes `P` from the unscaled matrix, because orthonormal columns have no scale. If the largest magnitude turns out to
-//! be outside 2^-64 to 2^64, the next launch makes `P` again from the scaled matrix. Otherwise that launch does
-//! nothing.
+//! makes `P` from the unscaled matrix, because the scale does not change the orthonormal columns. The next launch makes
+//! `P` again from the scaled matrix if the largest magnitude is outside 2^-64 to 2^64. If it is inside, that launch
+//! does nothing.
 //!
-//! A warp makes four columns of a product, so the instruction count grows with the rank in steps of four. One block
-//! makes up to 16 columns; its warps fetch the same values from the cache of their multiprocessor.
+//! A warp computes four columns of a product, so the number of instructions grows with the rank in steps of four. A
+//! block computes up to 16 columns. Its warps fetch the same values from the cache of their multiprocessor.
 
 use crate::device::Part;
 use crate::factors::{Table, Totals, tiles};
@@ -100,15 +100,15 @@ impl Row {
     ];
 }
 
-/// Ranks that are measured together.
+/// Number of ranks that are measured together.
 const RANKS: usize = 8;
-/// Tiles whose squared errors share one sum.
+/// Number of tiles whose squared errors share one sum.
 const RUN: u64 = 8;
-/// The largest rank. One block factors its Gram matrix.
+/// The largest rank. The limit exists because one block factors the whole Gram matrix.
 const LARGEST_RANK: usize = 1024;
-/// The largest side. Threads step from row to row with 32-bit numbers.
+/// The largest side. The limit exists because threads number rows in 32 bits.
 const LARGEST_SIDE: u64 = 1 << 31;
-/// Limit in bytes of the workspace that matrices share in one set of launches.
+/// Limit on the bytes of workspace that the matrices in one set of launches need.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -148,7 +148,7 @@ struct Run {
     p: Part,
     q: Part,
     counters: Part,
-    /// Where the largest magnitudes are, and where the results go.
+    /// The memory of the largest magnitudes and of the results.
     results: Part,
     /// The common parameters of all launches.
     base: Params,
@@ -164,7 +164,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Adds a matrix. The rank of its factors is the last of these ranks, which ascend.
+    /// Adds a matrix. `ranks` must ascend. The matrix's factors get the last of these ranks.
     fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<()> {
         let (shape, number) = (layer.shape, self.rows.len() as u32);
         let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
@@ -188,14 +188,15 @@ impl Tables {
     /// Bytes of workspace.
     fn bytes(&self) -> u64 {
         let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
-        // Chunks of products and parts of inner products use the same memory in turn.
+        // The chunks of products and the parts of inner products use the same memory, one after the other.
         4 * (p + q) + (4 * partial).max(8 * gram) + 8 * (triangle + RANKS as u64 * self.runs)
     }
 }
 
 impl Run {
-    /// Enqueued: uploads the tables. `p` has [room](Tables::p_bytes) for the factors `P`. The results of the matrices
-    /// are `words` words of 8 bytes apart, and must be zeros before.
+    /// Enqueued: uploads the tables. The memory `p` is for the factors `P` and has [`p_bytes`](Tables::p_bytes). The
+    /// results of each matrix begin `words` words of 8 bytes after those of the previous matrix. They must be zeros
+    /// before.
     fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
@@ -247,7 +248,7 @@ impl Run {
         Ok(())
     }
 
-    /// Enqueued: runs the product kernel `entry`: the matrices times `q`, or the transposed matrices times `p`.
+    /// Enqueued: launches the kernel `entry`, which multiplies the matrices by `q`, or the transposed matrices by `p`.
     fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<()> {
         let transposed = entry == "back_project";
         let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
@@ -257,7 +258,8 @@ impl Run {
         gpu.launch(kernel(entry), params, &parts, looping_pieces(pieces.into()))
     }
 
-    /// Enqueued: makes the columns of `p` orthonormal. Columns that depend on earlier ones become zeros.
+    /// Enqueued: makes the columns of `p` orthonormal. Columns that are linearly dependent on earlier columns become
+    /// zeros.
     fn orthonormalise(&self, gpu: &mut Gpu) -> Result<()> {
         let partial = gpu.scratch(Scratch::Chunks, 8 * self.totals.gram)?;
         let triangle = gpu.scratch(Scratch::Triangle, 8 * self.totals.triangle)?;
@@ -284,13 +286,15 @@ impl Run {
     }
 }
 
-/// Result words of [`measure`]: the largest magnitude, and a record for every eight ranks.
+/// Number of result words of [`measure`]: one for the largest magnitude, and a record of eight words for every eight
+/// ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     1 + RANKS * ranks.div_ceil(RANKS)
 }
 
-/// Enqueued: measures `ranks`, at least one, for all layers. The layers' random words have the same seed. Layers share
-/// launches up to `together` bytes of workspace. Their results lie one after another, and must be zeros before.
+/// Enqueued: measures the squared errors of all layers at `ranks`, which is not empty. All layers must have the same
+/// seed. Layers share launches while these need at most `together` bytes of workspace. The results of the layers lie
+/// one after another, and must be zeros before.
 pub(crate) fn measure(
     gpu: &mut Gpu,
     layers: &[Layer<'_>],
@@ -320,7 +324,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// The squared errors from the words that [`measure`] wrote.
+/// Writes the squared errors to `row`, from the words that [`measure`] wrote.
 pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]) {
     let distinct = distinct_ranks(shape, ranks);
     for (place, &rank) in row.iter_mut().zip(ranks) {
@@ -329,8 +333,8 @@ pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]
     }
 }
 
-/// Enqueued: writes all of `payload` except the header. The first word of `status` becomes the largest magnitude; the
-/// second is the argument of [`fault`].
+/// Enqueued: writes all of `payload` except the header. The first word of `status` becomes the largest magnitude;
+/// [`fault`] interprets the second.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     layer: &Layer<'_>,
@@ -353,7 +357,7 @@ pub(crate) fn encode(
     gpu.launch(kernel("check_product"), params, &[status, body, q, faults], looping_pieces(params.tiles.into()))
 }
 
-/// The error of a payload, from the second word of its status.
+/// Returns the error of a payload, from the second word of its status.
 pub(crate) fn fault(faults: u32) -> Result<()> {
     let what = match faults {
         0 => return Ok(()),
@@ -378,7 +382,7 @@ pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, targ
     gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], u64::from(params.tiles))
 }
 
-/// Enqueued: makes the columns of a factor orthonormal, as for `P`.
+/// Enqueued: makes the columns of a factor orthonormal, as an encoder does for `P`.
 #[cfg(test)]
 pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<()> {
     let shape = Shape::new(rows as usize, columns as usize)?;

@@ -1,11 +1,12 @@
 //! QSGD: launches of `buckets.cu` and `qsgd.cu`.
 //!
 //! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
-//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row that has 1 bit and
-//! other widths takes two reads. Codes of 1 bit have no sign, so they need another grid than the other widths. A CUDA
-//! block holds 4096 values in shared memory and finds the grids of their buckets. Then it computes the errors for the
-//! table's row when measuring, or the codes when encoding. Expected errors are summed in closed form, as
-//! n/4 − Σ (f − 1/2)². Rounding changes this by up to 2^-24 of a squared level distance per value.
+//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row that has both 1 bit
+//! and larger widths takes two reads. Codes of 1 bit have no sign, so they need another grid than the other widths. A
+//! CUDA block holds 4096 values in shared memory and finds the grids of their buckets. Then it computes the errors for
+//! the table's row when measuring, or the codes when encoding. The sum of the expected errors of n values has a closed
+//! form: n/4 − Σ (f − 1/2)², in units of the squared distance between two levels. Here f is the position of a value
+//! between its two levels, from 0 to 1. Rounding changes this sum by up to 2^-24 units per value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.
@@ -73,16 +74,17 @@ impl Params {
     ];
 }
 
-/// Least number of values that is worth a further reading block, and numbers of values per thread: of an encoder and of
-/// a decoder.
+/// Number of values per block that measures, up to the limit on the number of blocks.
 const PER_READER: u64 = 4 * SPAN;
+/// Number of values per thread of an encoder.
 const PER_ENCODER: u64 = 16;
+/// Number of values per thread of a decoder.
 const PER_DECODER: u64 = 4;
 /// Number of values in a span. A CUDA block holds one span at a time.
 const SPAN: u64 = 4096;
 /// The bucket size that a warp holds in registers.
 const TILE: u32 = 512;
-/// Bit widths in a record of sums.
+/// Number of bit widths in a record of sums.
 const WIDTHS: u32 = 8;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -117,24 +119,24 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
     }
 }
 
-/// Result words of [`measure`]: the largest magnitude if it is not finite, and two records of sums. The first record is
-/// for widths with a sign, the second for widths without.
+/// Number of result words of [`measure`]: one for the largest magnitude if it is not finite, and two records of sums.
+/// The first record is for widths with a sign, the second for widths without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
-/// Number of blocks that read the values; each writes a record of sums.
+/// Number of blocks that read the values. Each block writes one record of sums.
 fn reading_blocks(tensor: &Tensor) -> u64 {
     summing_blocks(u64::from(tensor.elements).div_ceil(PER_READER))
 }
 
-/// Widths that are measured together: those with a sign, or those without.
+/// Widths that are measured together: either widths whose codes have a sign, or widths whose codes have none.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     /// The setting, with one of the widths.
     qsgd: Qsgd,
     widths: u32,
-    /// Where the record of sums is in the results.
+    /// Offset in bytes of the record of sums in the results.
     record: u64,
 }
 
@@ -179,9 +181,9 @@ fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
     Layer { values: part.address, dtype: dtype as u32, count: elements, first_block, blocks }
 }
 
-/// Enqueued: writes the records of one kind for every tensor; results follow each other. If the largest magnitude of a
-/// tensor is not finite, the first word of its results is raised to at least this magnitude. The kernel for the usual
-/// case rounds sums differently at the end of a layer.
+/// Enqueued: writes the records of one kind for every tensor. The results of the tensors lie one after another. If the
+/// largest magnitude of a tensor is not finite, the kernel raises the first word of its results to at least this
+/// magnitude. The kernel for the usual case rounds the sums at the end of a layer differently from the general kernel.
 fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
@@ -198,7 +200,8 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
     Ok(())
 }
 
-/// Enqueued: measures `bits`, at least one, for every tensor; results follow each other.
+/// Enqueued: measures every tensor at the widths `bits`, which is not empty. The results of the tensors lie one after
+/// another.
 pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<()> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
         let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == with_sign;
@@ -209,7 +212,7 @@ pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8]
     Ok(())
 }
 
-/// The squared errors of `bits` from the words that [`measure`] wrote.
+/// Returns the squared errors at the widths `bits`, from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
         let record = if (Qsgd { bits, ..base }).sign_magnitude() { 0 } else { WIDTHS as usize };
@@ -217,13 +220,13 @@ pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl I
     })
 }
 
-/// Where the codes begin in a payload.
+/// Offset in bytes of the codes in a payload.
 fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
     (HEADER_LEN + elements.div_ceil(qsgd.bucket) as usize * qsgd.scale_bytes()) as u64
 }
 
-/// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the first word of
-/// `result` is raised to at least this magnitude.
+/// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the kernel raises the
+/// first word of `result` to at least this magnitude.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,

@@ -21,7 +21,7 @@ use lgreco::gradient::Dtype;
 ///
 /// ```
 /// use lgreco_cuda::Call;
-/// let on_the_wire = [Call::EncodeToDevice, Call::DecodeOnDevice]; // what goes through NCCL
+/// let on_the_wire = [Call::EncodeToDevice, Call::DecodeOnDevice]; // the calls around NCCL's collectives
 /// assert!(!on_the_wire.contains(&Call::Measure));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Call {
 }
 
 impl CudaBackend {
-    /// Bytes of workspace that these calls need for `jobs`. A new backend holds that much after
+    /// Bytes of workspace that these calls need for `jobs`. A new backend holds this number of bytes after
     /// [`reserve`](CudaBackend::reserve). The call neither uses the device nor reads a gradient.
     ///
     /// ```no_run
@@ -48,12 +48,12 @@ impl CudaBackend {
     /// use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let backend = CudaBackend::new(0)?;
-    /// // SAFETY: the values are not asked for.
+    /// // SAFETY: `workspace_bytes` does not read the values.
     /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
     /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     /// let jobs = [DeviceJob { gradient, candidates, stream: Stream::default() }];
     /// assert!(backend.workspace_bytes(&jobs, &[Call::Measure])? < 1 << 20);
-    /// // The payloads themselves, of at least half a byte per value.
+    /// // This includes the payload, which takes at least half a byte per value.
     /// assert!(backend.workspace_bytes(&jobs, &[Call::Encode])? > 1 << 19);
     /// # Ok(())
     /// # }
@@ -69,13 +69,13 @@ impl CudaBackend {
     }
 
     /// Done: allocates the workspace of [`workspace_bytes`](CudaBackend::workspace_bytes), and loads the kernels of
-    /// these calls. For these jobs and their candidates the calls then allocate and load nothing. So calls that only
-    /// enqueue never wait.
+    /// these calls. These calls, for these jobs and their candidates, then allocate and load nothing. So calls that
+    /// only enqueue never wait.
     ///
     /// ```no_run
     /// use lgreco_cuda::Call;
     /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
-    /// // At the start of a training run, with all layers in place of none.
+    /// // A trainer passes all layers at the start of a run; here there are none.
     /// assert_eq!(backend.reserve(&[], &[Call::Measure, Call::EncodeToDevice, Call::DecodeOnDevice]), Ok(()));
     /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
@@ -90,7 +90,7 @@ impl CudaBackend {
     }
 }
 
-/// The workspace after the calls, and the kernels that they launch.
+/// Returns the workspace after the calls, and the kernels that the calls launch.
 fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
     let kernels = Kernels::default();
     let mut gpu = Gpu::new(Box::new(Counting { kernels: kernels.clone(), ..Counting::default() }));
@@ -120,7 +120,7 @@ fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Er
 fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Setting) -> Result<(), Error> {
     let (input, shape) = (Input::Device(job.gradient), job.gradient.shape());
     let len = |dtype: Dtype| setting.payload_len(shape, dtype);
-    // Memory that the caller provides; it needs no workspace.
+    // Memory that the caller provides, so it needs no workspace.
     let of_caller = |bytes: u64| Part { address: 0, bytes };
     let values = Tensor::of_part(of_caller(4 * shape.elements() as u64));
     match call {
@@ -138,7 +138,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),
-                // An unaligned payload, which is copied to the workspace.
+                // Assumes an unaligned payload, which `decode_on_device` copies to the workspace.
                 _ => (gpu.scratch(Scratch::Payload, len)?, Pending::default().status(gpu)?),
             };
             enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)

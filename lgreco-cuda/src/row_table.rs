@@ -1,4 +1,4 @@
-//! Tables of layers whose rows share launches; each layer has its own blocks.
+//! Tables of layers that are measured in shared launches. Each block of a launch belongs to one layer.
 
 use crate::Result;
 use crate::device::Part;
@@ -35,7 +35,7 @@ impl RowTable {
         Ok(RowTable { layers, layer_of, count, blocks })
     }
 
-    /// Number of layers, from the first on, that share one launch.
+    /// Returns how many of the first layers share one launch.
     pub(crate) fn together<T>(layers: &[T], blocks: impl Fn(&T) -> u64) -> usize {
         let mut all = 0;
         let fits = |&(index, layer): &(usize, &T)| {

@@ -15,7 +15,8 @@ use lgreco::gradient::Dtype;
 /// The error for methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
 
-/// Result words of a job, of 8 bytes each. The first begins with the bits of the largest magnitude.
+/// Number of result words of a job, of 8 bytes each. The first four bytes of the first word have the bits of the
+/// largest magnitude.
 fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
@@ -46,8 +47,8 @@ fn check(work: &Work<'_>) -> Result<()> {
     ranks.iter().try_for_each(|&rank| powersgd::check(shape, rank))
 }
 
-/// Whether a job is under QSGD with buckets that no kernel supports. The core measures host gradients with such
-/// buckets.
+/// Whether a job is under QSGD with buckets that no kernel supports. The core measures gradients in host memory under
+/// such settings.
 fn is_of_other_buckets(work: &Work<'_>) -> bool {
     matches!(work.candidates, Candidates::Qsgd { base, .. } if !qsgd::holds(base.bucket))
 }
@@ -66,7 +67,7 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
     refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
-/// `Err` unless `rows` has one place per candidate.
+/// `Err` unless `rows` has one element per candidate.
 fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<()> {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();
     Ok(expect_len("rows, one place per candidate", total, rows.len())?)
@@ -82,7 +83,7 @@ pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
     jobs.iter().map(|job| 8 * result_words(job) as u64).sum()
 }
 
-/// Index of the first result word of each job. Jobs that share launches have their words one after another.
+/// Index of the first result word of each job. The words of jobs that share launches lie one after another.
 fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     let (mut places, mut first) = (vec![0; jobs.len()], 0);
     for index in groups(jobs).into_iter().flatten() {
@@ -116,8 +117,8 @@ pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result
     Ok(())
 }
 
-/// Makes rows from the words of all jobs' results. It uses the device only if a gradient is not finite or nearly too
-/// large, to find the error and its position.
+/// Makes rows from the words of all jobs' results. It uses the device only if a gradient is not finite, or so large
+/// that a payload might overflow. In that case it searches for the error and its position.
 pub(crate) fn take_rows(
     gpu: &mut Gpu,
     jobs: &[Work<'_>],
@@ -146,9 +147,9 @@ fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Whether two jobs can share launches. Both must be in device memory. Under QSGD, EDEN or PowerSGD they must have the
-/// same candidates, and for PowerSGD the same seed. Under TopK they must send values in the same type, and sending must
-/// round the values of both or of neither.
+/// Whether two jobs can share launches. Both must be in device memory. Jobs under QSGD, EDEN or PowerSGD must have the
+/// same candidates, and under PowerSGD also the same seed. Jobs under TopK must send values in the same type. Also,
+/// sending must round the values of both jobs or of neither.
 fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     let some = |job: &Work<'_>| {
         let is_device = matches!(job.gradient, Input::Device(_));
@@ -173,7 +174,7 @@ fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     }
 }
 
-/// The type in which TopK sends values, for candidates whose row is made by TopK's kernels.
+/// Returns the type in which TopK sends values, if TopK's kernels measure these candidates.
 fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
     match *candidates {
         Candidates::TopK { values, .. } => Some(values),
@@ -224,7 +225,7 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
     }
 }
 
-/// Done: encodes at PowerSGD's largest rank, to find out whether anything overflows.
+/// Done: encodes the gradient at PowerSGD's largest rank, to find out whether a factor or the product overflows.
 fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };

@@ -1,24 +1,26 @@
-//! TopK's payloads, for all layers of an exchange or for one, and their means: launches of `selection.cu`,
-//! `few_bits.cu`, `kept.cu` and `kept_means.cu`.
+//! Makes TopK's payloads, for one layer or for all layers of an exchange, and their means. It launches the kernels of
+//! `selection.cu`, `few_bits.cu`, `kept.cu` and `kept_means.cu`.
 //!
-//! All values are read once. Before that, a kernel samples each layer: a random sixteenth, at most 65,536 values, drawn
-//! anew in each step of an exchange. The sample gives the bound, a magnitude that slightly more than k values reach.
-//! The chance that fewer than k values reach it is below 1 in 10^8. Values that reach the bound are gathered, in order,
-//! and counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four powers of two. The values in the bin
-//! of the k-th largest are then counted by exact magnitude. All later work uses the gathered values. There is room for
-//! k values, a 32nd of the layer and the sampling error. In a layer of up to eight spans there is room for all values.
+//! All values are read once. Before that, a kernel draws a random sample of each layer: a sixteenth of the values, at
+//! most 65,536. Each step of an exchange draws a new sample. The sample gives the bound, a magnitude that slightly more
+//! than k values reach. The probability that fewer than k values reach the bound is below 1 in 10^8. Values that reach
+//! the bound are gathered, in order, and counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four
+//! powers of two. The values in the bin of the k-th largest value are then counted by exact magnitude. All later work
+//! uses the gathered values. The memory for gathered values has space for k values, a 32nd of the layer and the
+//! sampling error. For a layer of up to eight spans it has space for all values.
 //!
-//! Values that do not fit are not gathered: the next residuals hold them as sums of gradient and residual. Each of the
-//! three launches that follow reads these sums again, so such values are read four times in all. This happens for
-//! layers of more than eight spans that keep more than 7 of 32 values. It also happens if many values are equal or if
-//! fewer than k values are nonzero, and otherwise only with that small probability.
+//! Values that do not fit into this memory are not gathered. The next residuals hold the sums of gradient and residual
+//! of these values. Each of the three launches that follow reads these sums again, so such values are read four times
+//! in all. This happens for layers of more than eight spans that keep more than 7 of 32 values. It also happens if many
+//! values are equal, or if fewer than k values are nonzero. For other layers, it happens only with the small
+//! probability above.
 //!
 //! The bits do not depend on the sample. The fast path fails if the k-th largest value is below the bound, or if its
-//! bin is not a narrow one. Then one block finds the cut, which is the k-th largest magnitude. If the bound was too
-//! high, or the gathered values did not fit, this block reads all values three times, without help from other
-//! multiprocessors. Otherwise it reads the gathered values. The latter happens for layers so small that the sample has
-//! hardly any of the k largest values. In few bits, one block may read the kept values once more. It does so if a bin
-//! spans seven powers of two or more, and there are no values in the upper four of them.
+//! bin is not a narrow one. In these cases one block finds the cut, which is the k-th largest magnitude. If the bound
+//! is too high, or the gathered values do not fit, this block alone reads all values three times. If only the bin is
+//! not narrow, it reads the gathered values. That happens for layers so small that the sample has hardly any of the k
+//! largest values. For TopK in few bits, one block may read the kept values once more. It does so if a bin spans seven
+//! powers of two or more, and the upper four of these powers have no values.
 
 use crate::Result;
 use crate::device::Part;
@@ -30,9 +32,9 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 
-/// Blocks that draw a layer's sample.
+/// Number of blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
-/// Spans under QSGD that a block checks together.
+/// Number of spans under QSGD that a block checks together.
 const WARP: u64 = 32;
 /// Bytes of `Program`.
 pub(crate) const PROGRAM: u64 = 128;
@@ -42,7 +44,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 /// Enqueued, in three launches: finds the cut of each layer, its k-th largest magnitude. `common` has the first
-/// arguments of all kernels: the tables, the program, values, residuals and cuts.
+/// arguments of all kernels: both tables, the program, the values, the residuals and the cuts.
 pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,
@@ -85,9 +87,9 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The first word of
-/// `status` becomes at least the largest magnitude; the second becomes the k-th largest. `keep` must keep at least one
-/// element.
+/// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The call raises the
+/// first word of `status` to at least the largest magnitude, and sets the second to the k-th largest. `keep` must keep
+/// at least one element.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
@@ -111,7 +113,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
 /// The kernel that checks the payloads of all exchanges, with or without layers under TopK.
 pub(crate) const CHECK: Kernel = kernel("check_payloads");
 
-/// The other entry points, which are loaded before there is work.
+/// The other kernels of this module. They are loaded before the first step.
 pub(crate) const KERNELS: [Kernel; 7] = [
     kernel("sample"),
     kernel("offer"),
@@ -123,14 +125,14 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 ];
 
 impl Tops {
-    /// Enqueued, in five launches: writes all payloads, the next residuals, and last this rank's status for the other
-    /// ranks.
+    /// Enqueued, in five launches: writes all payloads and the next residuals. At the end, it writes this rank's status
+    /// for the other ranks.
     pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<()> {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
     }
 
-    /// Like [`encode`](Tops::encode), but without residuals. Their place in `parts` has two words for the largest
-    /// magnitudes.
+    /// Like [`encode`](Tops::encode), but without residuals. In `parts`, a part of two words for the largest magnitudes
+    /// replaces the residuals.
     pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<()> {
         let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
         self.write(gpu, params, (1, memory), parts)
@@ -150,7 +152,7 @@ impl Tops {
 
     /// Enqueued: checks that encoders wrote all payloads. For layers under TopK, it also finds where the kept values of
     /// each window of 1024 positions begin. It also checks the payloads of `spans` spans under QSGD; `of_layers` and
-    /// `layer_of` are their tables. It runs before any mean is written.
+    /// `layer_of` are the tables of these spans. The check must run before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,

@@ -5,7 +5,8 @@ use crate::kernels::Module;
 use crate::{Error, Result};
 use std::sync::OnceLock;
 
-/// The compiler's options for every module. The bits of payloads depend on arithmetic, so it must follow IEEE 754.
+/// The compiler's options for every module. The arithmetic must follow IEEE 754, because the bits of payloads depend on
+/// it.
 pub(crate) const OPTIONS: [&str; 6] = [
     "--std=c++17",
     "--fmad=false",
@@ -34,23 +35,24 @@ impl Architecture {
     }
 }
 
-/// A compute capability as text; 80 is 8.0.
+/// Formats a compute capability as text: 80 becomes `8.0`.
 pub(crate) fn capability(number: u32) -> String {
     version((number / 10, number % 10))
 }
 
 /// The archive: one entry per group of architectures that are [compressed together](TOGETHER). An entry is the length
-/// of a name, the name, the length of the content, and the content. The content is compressed by LZMA. Decompressed, it
-/// consists of entries of the same form, one per module, with the module's code as content.
+/// of a name, the name, the length of the content, and the content. The content is compressed by LZMA. After
+/// decompression it consists of entries of the same form, one per module and architecture. The content of such an entry
+/// is the module's code.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
 /// Compute capabilities with machine code.
 pub(crate) const SASS: [u32; 6] = [70, 75, 80, 90, 100, 120];
-/// The compute capability of the PTX. Drivers compile it for this and all later devices.
+/// The compute capability of the PTX. Drivers compile the PTX for devices of this and later compute capabilities.
 pub(crate) const PTX: u32 = 75;
 
-/// Architectures that are compressed together. Modules of neighbouring architectures are similar, so two together take
-/// five sixths of their separate size.
+/// Architectures that are compressed together. The code of a module is similar for adjacent architectures. Two such
+/// architectures take five sixths of their separate size.
 pub(crate) const TOGETHER: [&[Architecture]; 4] = [
     &[Architecture::Sass(70), Architecture::Sass(75)],
     &[Architecture::Sass(80), Architecture::Sass(90)],
@@ -62,15 +64,16 @@ pub(crate) const TOGETHER: [&[Architecture]; 4] = [
 /// version.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
-/// The oldest driver that loads the machine code.
+/// The CUDA version of the oldest driver that loads the machine code.
 pub(crate) const DRIVER: (u32, u32) = (12, 0);
-/// The oldest driver that reads the PTX, and the version of the PTX.
+/// The CUDA version of the oldest driver that reads the PTX.
 const PTX_DRIVER: (u32, u32) = (12, 9);
+/// The version of the PTX.
 #[cfg(test)]
 const PTX_VERSION: &str = ".version 8.8";
 
-/// The architecture that a device of compute capability `device` runs. `driver` is the driver's CUDA version, at least
-/// [`DRIVER`].
+/// Returns the architecture whose code a device of compute capability `device` runs. `driver` is the driver's CUDA
+/// version, at least [`DRIVER`].
 pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architecture> {
     let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
     if let Some(number) = SASS.into_iter().filter(runs).max() {
@@ -90,8 +93,8 @@ pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architectu
     Ok(Architecture::Ptx(PTX))
 }
 
-/// The name of a module's code. It contains a hash of the sources and the options, so code from other sources is not
-/// found.
+/// The name of a module's code. The name contains a hash of the sources and the options, so code from other sources has
+/// another name.
 pub(crate) fn name(module: Module, architecture: Architecture) -> String {
     let hash = hash(format!("{}{OPTIONS:?}", module.source()).as_bytes());
     format!("{} {} {hash:016x}", module.name(), architecture.name())
@@ -109,7 +112,7 @@ pub(crate) fn names(architectures: &[Architecture]) -> String {
     names.join(" ")
 }
 
-/// An entry of the archive.
+/// Returns the bytes of an entry of the archive.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
     let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
@@ -125,7 +128,7 @@ pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'stati
     code.ok_or_else(|| Error::NoKernels { module: module.name(), architecture: architecture.name() })
 }
 
-/// The decompressed entries of an architecture's group. They are kept in memory.
+/// Returns the decompressed entries of an architecture's group. They stay in memory after the first call.
 fn modules(architecture: Architecture) -> Option<&'static [u8]> {
     static OPENED: [OnceLock<Vec<u8>>; TOGETHER.len()] = [const { OnceLock::new() }; TOGETHER.len()];
     let has = |together: &[Architecture]| together.iter().any(|known| known.name() == architecture.name());
@@ -150,7 +153,7 @@ fn find<'a>(mut archive: &'a [u8], wanted: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// The bytes of a field with a length prefix, and the rest.
+/// Splits off the bytes of a field with a length prefix. Returns these bytes and all later bytes.
 fn part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)

@@ -1,4 +1,4 @@
-//! A device on the processor: g++ compiles the kernels' own sources against `simt/cuda_shim.h`.
+//! A device that runs kernels on the CPU. g++ compiles the unchanged sources of the kernels against `simt/cuda_shim.h`.
 
 mod library;
 
@@ -17,18 +17,18 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// Reports that a check cannot run here. Fails if `LGRECO_REQUIRE` names cuda.
+/// Reports that a check cannot run on this machine. Panics if `LGRECO_REQUIRE` names cuda.
 pub(crate) fn unavailable(reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
-        // Not `eprintln!`, because libtest captures its output.
+        // Does not use `eprintln!`, because libtest captures its output.
         writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
     }
 }
 
-/// How kernels are compiled, as chosen by the environment variable `LGRECO_SIMT`.
+/// Returns how kernels are compiled. The environment variable `LGRECO_SIMT` decides this.
 pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
@@ -54,7 +54,7 @@ pub(crate) struct Simt {
     libraries: HashMap<Module, Library>,
 }
 
-/// The shim has one scheduler per library, so launches take turns.
+/// Held during a launch, because the shim can run only one launch per library at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
 /// The struct `cuda_shim_launch` of the shim, with the same layout.
@@ -72,14 +72,14 @@ struct ShimLaunch {
     chosen_count: usize,
 }
 
-/// Returns the blocks of a kernel's grid that run; `None` for all.
+/// A function that returns the numbers of the blocks of a launch that run, or `None` if all blocks run.
 pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 
 impl Simt {
     /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
-    /// more). At random, several blocks run at a time, and block `order - 2` comes last. An edited module is compiled
-    /// immediately. So a test cannot mistake a compile error for a fault that it has found. Returns `None` if there is
-    /// no g++, and reports it.
+    /// more). In random order, several blocks run at the same time, and block `order - 2` comes last. An edited module
+    /// is compiled immediately, so that a test cannot mistake a compile error for a detected fault. If there is no g++,
+    /// reports this and returns `None`.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }
@@ -98,8 +98,8 @@ impl Simt {
         Some(device)
     }
 
-    /// A device for very large tensors. Only chosen blocks run. Memory begins as zeros, which take no space until they
-    /// are written to.
+    /// A device for very large tensors. Only chosen blocks run. Memory begins as zeros. A page of it takes no physical
+    /// memory until something is written to it.
     pub(crate) fn sparse(edits: Vec<Edit>, chosen: Chosen) -> Option<Self> {
         Some(Simt { chosen: Some(chosen), ..Simt::edited(Flavour::Plain, 0, edits)? })
     }
@@ -136,7 +136,7 @@ fn layout(bytes: u64) -> Layout {
 /// Bytes of a memory page.
 const PAGE: u64 = 4096;
 
-/// Memory that begins as zeros, and takes no space until it is written to.
+/// Memory that begins as zeros. A page of it takes no physical memory until something is written to it.
 pub(crate) struct Sparse(Part);
 
 unsafe extern "C" {
@@ -165,7 +165,7 @@ impl Sparse {
         }
     }
 
-    /// The pages of a part that take space; all others are zeros.
+    /// Returns the pages of a part that take physical memory. All other pages are zeros.
     pub(crate) fn touched(part: Part) -> impl Iterator<Item = Part> {
         let (start, end) = (part.address / PAGE * PAGE, part.address + part.bytes);
         // A word per page. Its two highest bits say whether the page is present or swapped out.
@@ -204,7 +204,8 @@ impl Device for Simt {
             let memory = Sparse::new(bytes);
             return Ok(std::mem::ManuallyDrop::new(memory).part());
         }
-        // SAFETY: the size is not 0. The fill value makes reads of undefined memory visible.
+        // SAFETY: the size is not 0. The memory is filled with a value that makes reads of undefined memory visible in
+        // results.
         let address = unsafe {
             let start = alloc(layout(bytes));
             assert!(!start.is_null());
@@ -222,7 +223,7 @@ impl Device for Simt {
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(part.address as usize), layout(part.bytes)) }
     }
 
-    /// Nothing to do: kernels are compiled at their first launch.
+    /// Does nothing, because kernels are compiled at their first launch.
     fn prepare(&mut self, _: Kernel) -> Result<(), Error> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Page-locked memory through which host bytes go to the device. Callers may free their memory as soon as a call
+//! Page-locked memory through which host bytes are uploaded. Callers may free their own memory as soon as a call
 //! returns, even on systems where devices read pageable memory directly. No enqueued copy waits for pageable memory.
 
 use crate::Error;
@@ -9,7 +9,8 @@ use std::ptr::null_mut;
 /// Least size of each half, in bytes.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
-/// Two halves: the host writes one while the device reads the other. The context must be current in all calls.
+/// Page-locked memory in two halves. The host writes one half while the device reads the other. The context must be
+/// current in all calls.
 pub(crate) struct Staging {
     cuda: &'static Cuda,
     memory: *mut u8,
@@ -52,7 +53,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Enqueued: uploads `bytes` to device memory of the same length. It waits if both halves are full.
+    /// Enqueued: uploads `bytes` to device memory of the same length. The call waits while both halves are full.
     pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: CUstream) -> Result<(), Error> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -61,8 +62,8 @@ impl Staging {
             }
             let (now, later) = rest.split_at(rest.len().min(self.half - self.used));
             let at = self.current * self.half + self.used;
-            // SAFETY: the range lies inside the half. The device has read the old content, because `turn` waited for
-            // it. Nothing else writes the range until `turn` or `all_read`.
+            // SAFETY: the range lies inside the half. The device has read the old content of the range, because `turn`
+            // waited for it. Nothing else writes the range until `turn` or `all_read`.
             unsafe {
                 let place = self.memory.add(at);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len());
@@ -75,7 +76,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Switches to the other half, after the device has read it.
+    /// Waits until the device has read the other half, and switches to that half.
     fn turn(&mut self, stream: CUstream) -> Result<(), Error> {
         // SAFETY: event and stream are alive.
         unsafe { self.cuda.cuEventRecord(self.read[self.current], stream) }?;

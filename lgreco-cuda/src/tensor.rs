@@ -12,7 +12,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements
 /// use lgreco::gradient::{Dtype, Shape};
 /// use lgreco_cuda::DeviceGradient;
 /// let shape = Shape::new(4, 1024)?;
-/// // SAFETY: nothing is done with it.
+/// // SAFETY: nothing reads the gradient's values.
 /// let gradient = unsafe { DeviceGradient::new(0x7f00_0000_0000, Dtype::Bf16, shape) };
 /// assert_eq!(gradient.map(|gradient| gradient.shape()), Ok(shape));
 /// # Ok::<(), lgreco::Error>(())
@@ -25,8 +25,8 @@ pub struct DeviceGradient {
 }
 
 impl DeviceGradient {
-    /// The gradient whose first value is at `address`, in row-major order without gaps. For an empty gradient the
-    /// address is ignored.
+    /// Describes the gradient whose first value is at `address`. The values have row-major order, without gaps. For an
+    /// empty gradient the address is ignored.
     ///
     /// # Errors
     /// [`Error::Memory`] if the address is 0 or not a multiple of the values' size.
@@ -40,7 +40,7 @@ impl DeviceGradient {
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
     }
 
-    /// A gradient in the backend's own memory.
+    /// Describes a gradient in memory of the backend.
     pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
         DeviceGradient { part, dtype, shape }
     }
@@ -69,7 +69,8 @@ impl DeviceGradient {
 /// ```
 pub type DeviceJob<'a> = Job<'a, DeviceGradient>;
 
-/// The memory of `bytes` bytes at `address`; `Err` unless the address is nonzero and aligned to `align`.
+/// Returns the memory of `bytes` bytes at `address`. `Err` unless `bytes` is 0 or the address is nonzero and a multiple
+/// of `align`.
 pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part> {
     if bytes == 0 {
         return Ok(Part { address: 0, bytes });
@@ -108,7 +109,7 @@ impl From<DeviceGradient> for Input<'_> {
 /// A job that measures a row, for values on the host or the device.
 pub(crate) type Work<'a> = Job<'a, Input<'a>>;
 
-/// Converts the jobs, wherever their gradients are.
+/// Converts jobs with gradients on the host or on the device.
 pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
     let work =
         |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
@@ -140,13 +141,13 @@ impl<'a> Input<'a> {
         same_place && self.dtype() == other.dtype()
     }
 
-    /// The values on the device; host values are uploaded.
+    /// Returns the values on the device. Host values are uploaded first.
     pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {
             Input::Host(gradient) => {
                 let part = gpu.upload(Scratch::Values, bytes_of(gradient))?;
-                // The wait also frees the page-locked memory for further uploads.
+                // After the wait, further uploads can use all page-locked memory.
                 gpu.synchronise()?;
                 part
             }

@@ -1,12 +1,12 @@
-//! For checking programs: a backend that runs the kernels on the CPU. For the program that compiles kernels: their
-//! sources.
+//! Functions for other programs: a backend that runs the kernels on the CPU, for checks, and the sources of the
+//! kernels, for the program that compiles them.
 
 use crate::CudaBackend;
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
 use crate::simt::{Flavour, Simt};
 
-/// A backend that runs the kernels on the processor. g++ compiles them once.
+/// Returns a backend that runs the kernels on the CPU. g++ compiles the kernels on first use.
 ///
 /// # Panics
 /// At its first call, if there is no g++.
@@ -16,21 +16,21 @@ pub fn on_the_processor() -> CudaBackend {
 
 /// One module for one architecture, as `examples/compile_kernels` compiles it.
 pub struct KernelSource {
-    /// Its name in `compiled/kernels`.
+    /// The name of the code in `compiled/kernels`.
     pub name: String,
     /// The module's file.
     pub file: &'static str,
-    /// Its complete source text.
+    /// The module's complete source text.
     pub text: String,
     /// The compiler's options.
     pub options: Vec<String>,
-    /// Whether its code is PTX rather than machine code.
+    /// Whether the code is PTX rather than machine code.
     pub is_ptx: bool,
-    /// Its code in `compiled/kernels`, if there is any.
+    /// The code in `compiled/kernels`, if there is any.
     pub shipped: Option<&'static [u8]>,
 }
 
-/// All modules for all architectures, in the groups that are compressed together, with the groups' names in
+/// Returns all modules for all architectures, in the groups that are compressed together. Each group has its name in
 /// `compiled/kernels`.
 pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     let group = |together: &[Architecture]| {
@@ -52,7 +52,7 @@ fn source(module: Module, architecture: Architecture) -> KernelSource {
     }
 }
 
-/// An entry of `compiled/kernels`.
+/// Returns the bytes of an entry of `compiled/kernels`.
 pub fn named(name: &str, bytes: &[u8]) -> Vec<u8> {
     shipped::entry(name, bytes)
 }

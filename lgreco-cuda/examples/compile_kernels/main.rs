@@ -18,7 +18,8 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// NVRTC 13 supports only compute capability 7.5 and later. Newer versions of PTX need newer drivers.
+/// The version of NVRTC that the kernels are compiled with. NVRTC 13 cannot compile for compute capability 7.0. A newer
+/// version also writes newer PTX, which needs newer drivers.
 const VERSION: (i32, i32) = (12, 9);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +60,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compresses bytes to LZMA with the program `xz`. Its options suit instructions of 16 bytes.
+/// Compresses bytes to LZMA with the program `xz`. The options `lc=4,pb=4` suit GPU code, whose instructions have 16
+/// bytes each.
 fn compressed(bytes: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut xz = Command::new("xz");
     let xz = xz.args(["--format=lzma", "--lzma1=preset=9e,lc=4,pb=4"]);

@@ -83,7 +83,7 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// The function is of this type.
+    /// The function `name` has the type `T`.
     unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, String> {
         // SAFETY: the caller guarantees the type.
         unsafe { self.0.get::<T>(name) }.map(|function| *function).map_err(|error| error.to_string())

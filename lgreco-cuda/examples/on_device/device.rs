@@ -1,5 +1,5 @@
-//! Device memory, and a stream for both copies and calls, so that they run in order. The null stream would not do,
-//! because a backend's stream does not wait for it.
+//! Device memory, and one stream for both the copies and the backend's calls, so that these run in order. The null
+//! stream cannot serve for the copies, because a backend's stream does not wait for it.
 
 use super::{Outcome, runs};
 use cudarc::driver::result::{self, stream::StreamKind};
@@ -22,7 +22,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this owns the memory. The work that used it has been waited for, unless a call failed. Errors are
+        // SAFETY: this owns the memory. The host has waited for all work that used it, unless a call failed. Errors are
         // ignored, because nothing can be done about them.
         let _ = unsafe { result::free_sync(self.0) };
     }
@@ -46,7 +46,7 @@ impl Clock {
         self.stream
     }
 
-    /// Enqueues a copy on the device.
+    /// Enqueues a copy from device memory to device memory.
     pub(super) fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome<()> {
         // SAFETY: both are device memory of at least this length, and only this stream uses them.
         Ok(unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }?)
@@ -54,7 +54,7 @@ impl Clock {
 
     /// Copies values to the device, and waits.
     pub(super) fn upload<T>(&self, to: u64, values: &[T]) -> Outcome<()> {
-        // SAFETY: the memory has room for the values, and only this stream uses it.
+        // SAFETY: the memory is large enough for the values, and only this stream uses it.
         unsafe { result::memcpy_htod_async(to, values, self.stream) }?;
         self.wait()
     }

@@ -33,17 +33,18 @@ impl Bench {
         let start = Instant::now();
         setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
-        // The first payload begins after the message's head of 16 bytes.
+        // The first payload begins after the message's header of 16 bytes.
         clock.download(messages.at() + 16, &mut found)?;
         assert!(found == expected, "{model}{name}: the exchange's payload");
-        // Bytes moved: gradients and residuals are read, residuals and payloads are written.
+        // Counts the bytes that the exchange moves: it reads gradients and residuals, and writes residuals and
+        // payloads.
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: feedback and {name}");
         let size = self.dtype.bytes();
         self.line_of_exchange(model, &line, ((8 + size) * total + message, encode, cpu));
 
-        // A step ends only with messages of its own step number, so each step copies this rank's message to the other
-        // ranks.
+        // A message has the number of its step, and a step accepts no message with another number. So each step copies
+        // its own message into the slots of the other ranks.
         let mut finish = f64::INFINITY;
         for step in 0..=runs()? as u32 {
             // SAFETY: the addresses are valid for the gradients and for all messages.
@@ -52,7 +53,7 @@ impl Bench {
                 clock.copy(messages.at() + rank * message as u64, messages.at(), message)?;
             }
             let took = clock.once(|| {
-                // SAFETY: the addresses are valid for all messages, and for as many means as gradients.
+                // SAFETY: the addresses are valid for all messages, and for one mean per gradient value.
                 Ok(unsafe { self.backend.finish_exchange(&exchange, messages.at(), self.other.at()) }?)
             })?;
             finish = finish.min(took);

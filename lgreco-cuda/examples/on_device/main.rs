@@ -3,11 +3,12 @@
 //! the later ones. The exit status is 1 if any section failed.
 //!
 //! Sections are either suites (conformance, exchanges, graphs) or figures. Figures are times of rows, payloads,
-//! exchanges and tables, as shares of the bandwidth of a copy. Every result is compared with the CPU's; of a model's
-//! table, the rows of two layers are compared.
+//! exchanges and tables, and shares of the bandwidth of a copy. Every result is compared with the CPU's. For the table
+//! of a model, only the rows of two layers are compared.
+//!
 //! Environment variables: `LGRECO_BENCH_ELEMENTS` sets the number of values (default 2^26). With fewer than 2^20, the
 //! suites damage fewer bytes, and each time is measured once. `LGRECO_BENCH_RUNS` sets the number of runs (default 6);
-//! the fastest counts.
+//! the time of the fastest run is printed.
 
 #[path = "../../tests/checks/mod.rs"]
 mod checks;
@@ -38,8 +39,9 @@ use std::time::Instant;
 
 /// Number of calls enqueued before the host waits for the device.
 const CALLS: usize = 8;
-/// Largest relative difference of rows from the CPU's.
+/// Largest accepted relative difference between an error in a row and the CPU's error.
 const ROWS: f64 = 1e-4;
+/// Largest accepted norm of the difference of two matrices, relative to the norm of one of them.
 const NORM: f64 = 1e-4;
 /// Bound on the relative rounding error of a bf16 value.
 const SENT: f32 = 1.0 / 256.0;
@@ -68,7 +70,7 @@ fn is_few() -> Outcome<bool> {
     Ok(elements()? < FEW)
 }
 
-/// Number of runs per measurement. The fastest counts.
+/// Number of runs per measurement. The time of the fastest run is the result.
 fn runs() -> Outcome<usize> {
     number("LGRECO_BENCH_RUNS", if is_few()? { 1 } else { 6 })
 }
@@ -89,7 +91,7 @@ fn host_seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
 enum Section {
     Suite(fn(bool) -> Outcome<()>),
     Figures(fn(&mut Bench) -> Outcome<()>),
-    /// Figures with gradients in bf16.
+    /// Like `Figures`, but with gradients in bf16.
     Narrow(fn(&mut Bench) -> Outcome<()>),
 }
 
@@ -184,7 +186,7 @@ fn run(chosen: &[String]) -> Outcome<bool> {
     Ok(failed.is_empty())
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()

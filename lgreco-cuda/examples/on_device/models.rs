@@ -7,8 +7,9 @@ use lgreco_testing::models::resnet_50;
 
 impl Bench {
     /// The layer shapes of ResNet-50 and of a transformer with GPT-2's shapes. `tests/peers/gpu.py` measures the
-    /// published method on the latter. If the bench has too few values, there are only a few layers of ResNet-50, and
-    /// one block of the transformer with an eighth of each dimension.
+    /// published method on the same transformer. If the bench has fewer than 3072 · 768 values, the models are smaller:
+    /// the first six layers of ResNet-50, and one block of the transformer with an eighth of each dimension. Layers
+    /// with more values than the bench are left out.
     fn models(&self) -> Outcome<[(&'static str, Vec<Shape>); 2]> {
         let is_small = self.values.len() < 3072 * 768;
         let (blocks, part) = if is_small { (1, 8) } else { (37, 1) };

@@ -1,10 +1,10 @@
-//! Gradients in bf16: the same values, rounded, in the same memory.
+//! Gradients in bf16. They are the f32 gradients, rounded, and use the same device memory.
 
 use super::*;
 use lgreco::gradient::{Bf16, Element, Gradient, Values};
 
 impl Bench {
-    /// Switches all gradients to bf16, and so the sums of exchanges.
+    /// Switches all gradients to bf16. Exchanges then send and add bf16 values, too.
     pub(super) fn narrow(&mut self) -> Outcome<()> {
         self.narrow = self.values.iter().map(|&x| Bf16::from_f32(x)).collect();
         self.values = self.narrow.iter().map(|x| x.to_f32()).collect();
@@ -12,12 +12,12 @@ impl Bench {
         self.clock.upload(self.gradient.at(), &self.narrow)
     }
 
-    /// The label of a line.
+    /// Returns the label of a printed line. It includes the type of the gradients unless that is f32.
     pub(super) fn named(&self, name: &str) -> String {
         if self.dtype == Dtype::F32 { name.into() } else { format!("{name}, bf16") }
     }
 
-    /// The first values of the gradient, in the device's type.
+    /// Returns the first values of the gradient, in the type that it has on the device.
     pub(super) fn host(&self, shape: Shape) -> Outcome<Gradient<'_>> {
         let count = shape.elements();
         let values = match self.dtype {
@@ -27,7 +27,7 @@ impl Bench {
         Ok(Gradient::new(values, shape)?)
     }
 
-    /// A mean rounded to the gradient's type.
+    /// Rounds a mean to the gradient's type.
     pub(super) fn rounded(&self, mean: f32) -> f32 {
         if self.dtype == Dtype::F32 { mean } else { Bf16::from_f32(mean).to_f32() }
     }

@@ -1,5 +1,5 @@
 //! The suites: conformance, exchanges of several ranks with one stream per rank, means of gradients for plans, and
-//! steps captured into graphs. With `few`, fewer bytes are damaged.
+//! steps captured into graphs. If the argument `few` is true, fewer bytes are damaged.
 
 use super::{Outcome, ROWS};
 use crate::checks::graphs::check_graphs;

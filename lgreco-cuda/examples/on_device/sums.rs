@@ -1,4 +1,5 @@
-//! Measures exchanges by sums, of one layer or of a model: uncompressed values and PowerSGD's factors.
+//! Measures exchanges of one layer or of a model in which ranks add up values: uncompressed layers, or PowerSGD's
+//! factors.
 
 use super::*;
 use lgreco::compress::powersgd;
@@ -47,15 +48,16 @@ impl Bench {
         };
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: {name}, a whole step");
-        // Bytes per value: the gradient and the residual are read, the mean and the residual are written. For
-        // uncompressed layers, the sum is also written and read. For PowerSGD, the residual first holds its sum with
-        // the gradient; it is read twice and written again.
+        // Counts the bytes per value. The step reads the gradient and the residual, and writes the mean and the
+        // residual. For uncompressed layers, it also writes and reads the sum over the ranks. For PowerSGD, it first
+        // writes the sum of gradient and residual in place of the residual. It reads that sum twice and then writes the
+        // new residual.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
         self.line_of_exchange(model, &line, (of_value * total, here, cpu));
         Ok(())
     }
 
-    /// Asserts that the means are the product of the factors. Returns the CPU's seconds for such a step.
+    /// Asserts that the means are the product of the factors. Returns the seconds that the CPU takes for such a step.
     fn check_factors(&self, shape: Shape, [p, q]: [&[f32]; 2], means: &[f32]) -> Outcome<f64> {
         let rank = powersgd::effective_rank(shape, 4) as u32;
         let (p, q) = (&p[..shape.rows() * rank as usize], &q[..shape.cols() * rank as usize]);
@@ -65,7 +67,7 @@ impl Bench {
         powersgd::orthonormalise(shape, rank, &mut workspace, &mut own_p)?;
         powersgd::reconstruct(shape, rank, &own_p, q, &mut expected)?;
         let apart = norm(means.iter().zip(&expected).map(|(found, expected)| found - expected));
-        // The device adds products in another order, and rounds means to bf16.
+        // The device adds products in another order, and rounds means to the gradient's type.
         let within = if self.dtype == Dtype::F32 { NORM } else { f64::from(SENT) };
         assert!(apart <= within * norm(expected.iter().copied()), "the exchange's means of factors");
         let host = self.host(shape)?;

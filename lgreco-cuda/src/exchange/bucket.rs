@@ -29,14 +29,14 @@ const ALIGN: u64 = 16;
 pub struct DeviceMemory {
     /// Address of the first byte, a multiple of 16.
     pub address: u64,
-    /// Length in bytes; if the values are summed, the number of f32 or bf16 values.
+    /// For sums, the number of f32 or bf16 values. For other collectives, the length in bytes.
     pub len: usize,
 }
 
-/// A collective on device memory. The caller enqueues it on the backend's stream, or after the work in that stream. It
-/// is an all-gather or a sum over all ranks. For a bucket with [shards](DeviceLayer::shards) it is an all-to-all or a
-/// reduce-scatter. The receive buffer of an all-to-all lies directly before this rank's message to itself, which has
-/// the length of each received message.
+/// A collective on device memory. The caller enqueues it on the backend's stream, or on another stream after the work
+/// in that stream. It is an all-gather or an all-reduce that adds up values. For a bucket with
+/// [shards](DeviceLayer::shards) it is an all-to-all or a reduce-scatter. The receive buffer of an all-to-all lies
+/// directly before this rank's message to itself, which has the length of each received message.
 pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
@@ -51,41 +51,43 @@ pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemor
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLayer<'a> {
-    /// Index of the layer in the model. With seed, step and rank it selects the random words.
+    /// Index of the layer in the model. The index, the seed, the step and the rank select the random words.
     pub index: u32,
     /// Rows and columns.
     pub shape: Shape,
     /// How the layer is compressed.
     pub setting: Setting,
-    /// Where each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank gets the means of its
-    /// own shards only ([`Route::Sharded`](lgreco_train::exchange::Route)). Empty otherwise. Either all layers of a
-    /// bucket have shards, or none has.
+    /// Index at which each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank gets only the
+    /// means of its own shards ([`Route::Sharded`](lgreco_train::exchange::Route)). Empty if each rank gets all means.
+    /// Either all layers of a bucket have shards, or none has.
     pub shards: &'a [u64],
 }
 
 /// Layers that are exchanged together, with gradients, residuals and messages in device memory.
 ///
 /// A step is [`submit`](DeviceBucket::submit), then repeated calls of [`next`](DeviceBucket::next), each followed by
-/// the collective that it requests. When `next` returns `None`, the means are enqueued to replace the gradients. A step
-/// neither waits, nor allocates, nor uploads from the host. So a step may be captured into a CUDA graph together with
-/// its collectives, and replayed. The device counts the steps, which select the random words. Different buckets may be
-/// in flight at the same time, on one backend or on streams of their own.
+/// the collective that it requests. When `next` has returned `None`, the work that replaces the gradients by the means
+/// is enqueued. A step neither waits, nor allocates, nor uploads from the host. So a step may be captured into a CUDA
+/// graph together with its collectives, and replayed. The device counts the steps, which select the random words. Steps
+/// of different buckets may run at the same time, on one backend or on several backends with separate streams.
 ///
-/// Each rank's device finds bad values and reports them in the rank's message. On every rank, the means then get the
-/// value that [`OnFault`](crate::OnFault) says, and residuals stay as they were. All ranks also find a mean that leaves
-/// the range of its type. In that case residuals stay and the step counts as failed, but only that mean is infinite or
-/// NaN; the others are valid. [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
+/// Each rank's device finds values that are not finite and reports them in the rank's message. Every rank then sets the
+/// means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. All ranks also notice a mean
+/// that exceeds the range of its type. In that case the ranks keep their residuals and the step has failed, but only
+/// that mean is infinite or NaN; the other means are valid. [`outcome`](DeviceBucket::outcome) reports failures to the
+/// host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
 /// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
-/// of its shards may leave the range of its type. In both cases only this rank [knows](ExchangeOutcome::alone), and
-/// only its residuals stay as they were. It should tell the others by [`submit_failure`](DeviceBucket::submit_failure).
+/// of its shards may leave the range of its type. In both cases only this rank [knows of the
+/// fault](ExchangeOutcome::alone), and only this rank keeps its residuals. It should report the fault to the other
+/// ranks by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, ExchangeConfig};
 /// use lgreco_train::exchange::Request;
-/// /// `allocate` gives device memory; the stream of `backward` and of the collectives is the backend's.
+/// /// `allocate` returns new device memory. `backward` and the collectives use the backend's stream.
 /// fn train(
 ///     cuda: &mut CudaBackend,
 ///     allocate: impl Fn(u64) -> u64,
@@ -95,7 +97,7 @@ pub struct DeviceLayer<'a> {
 ///     let (config, setting) = (ExchangeConfig { world: 8, ..ExchangeConfig::default() }, Setting::Qsgd(Qsgd::default()));
 ///     let layers = [DeviceLayer { index: 0, shape: Shape::new(64, 64)?, setting, shards: &[] }];
 ///     let memory = allocate(DeviceBucket::bytes(&layers, config)?);
-///     // SAFETY: all is large enough, and used on the backend's stream alone.
+///     // SAFETY: all memory is large enough, and only work on the backend's stream uses it.
 ///     unsafe {
 ///         let mut bucket = DeviceBucket::new(cuda, &layers, config, memory)?;
 ///         for step in 0..1000 {
@@ -123,7 +125,7 @@ pub struct DeviceBucket {
     wire: Wire,
     pub(super) gradients: u64,
     flight: Option<Flight>,
-    /// The error of the device in this step. The other ranks are told that there was one.
+    /// The error of the device in this step, which is reported to the other ranks.
     pub(super) refused: Option<Error>,
 }
 
@@ -191,19 +193,19 @@ impl DeviceBucket {
         Ok(DeviceBucket { exchange, layers, moment, wire, gradients: 0, flight: None, refused: None })
     }
 
-    /// Enqueued: compresses the gradients of a step, with the residuals added. The gradients must stay where they are
+    /// Enqueued: compresses the gradients of a step, with the residuals added. The gradients must stay at this address
     /// until [`next`](DeviceBucket::next) has returned `None`. Then the means replace them.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if a step is under way; [`Error::Memory`] if the address is 0 or
-    /// not a multiple of the size of a value. The bucket is then unchanged. All ranks are told of any other error, and
-    /// `next` returns it.
+    /// not a multiple of the size of a value. The bucket is then unchanged. Any other error is reported to all ranks,
+    /// and `next` returns it.
     ///
     /// # Safety
     /// `gradients` is valid memory of all layers' values in the backend's context. Nothing else uses it, except work
-    /// that is ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or
-    /// one on another stream of the same context. In the latter case, all earlier work on this bucket is ordered before
-    /// this call's work.
+    /// that is ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or a
+    /// backend on another stream of the same context. In the latter case, all earlier work on this bucket is ordered
+    /// before this call's work.
     pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<()> {
         if self.flight.is_some() {
             return Err(order("a step of the bucket is under way", "one that has ended"));
@@ -218,8 +220,8 @@ impl DeviceBucket {
     }
 
     /// Enqueued: reports, instead of [`submit`](DeviceBucket::submit), that this rank has no gradients for this step.
-    /// All ranks are told, and the step fails on all of them. On this rank [`next`](DeviceBucket::next) returns
-    /// `failure` in place of `None`.
+    /// The device reports this to all ranks, and the step fails on all of them. On this rank
+    /// [`next`](DeviceBucket::next) returns `failure` in place of `None`.
     ///
     /// # Errors
     /// The errors of [`submit`](DeviceBucket::submit).
@@ -245,8 +247,9 @@ impl DeviceBucket {
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.
     ///
     /// An error of the device is returned in place of `None`, after all ranks have made the same collectives. The step
-    /// has then failed on all ranks, unless the error came after the last collective; then only this rank knows of it.
-    /// If the device can no longer report the error to the other ranks, it is returned at once, and the other ranks wait.
+    /// has then failed on all ranks, unless the error came after the last collective. In that case only this rank knows
+    /// of the error. If the device cannot even report the error to the other ranks, `next` returns it at once, and the
+    /// other ranks wait in the collective.
     ///
     /// # Safety
     /// The conditions of [`submit`](DeviceBucket::submit). The previously requested collective is enqueued before the
@@ -267,7 +270,7 @@ impl DeviceBucket {
         Ok(Some(self.wire.request(part, self.moment.reduce_dtype)))
     }
 
-    /// Calls `work` with the bucket as the memory of an exchange. Returns the device's own error if there is one.
+    /// Calls `work` with the bucket as the memory of an exchange. If the device has failed, returns the device's error.
     fn enqueue<T>(
         &mut self,
         cuda: &mut CudaBackend,
@@ -284,15 +287,15 @@ impl DeviceBucket {
         self.moment.world_size
     }
 
-    /// The address of an f32 that is 1 after a step that failed on any rank, else 0. PyTorch's `GradScaler` calls it
-    /// `found_inf`.
+    /// Returns the address of an f32. It is 1 after a step that failed on any rank, and 0 after other steps. PyTorch's
+    /// `GradScaler` calls it `found_inf`.
     pub fn found_inf_address(&self) -> u64 {
         self.exchange.found_inf_address()
     }
 
     /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. There
-    /// are two halves, the second directly after the first. The u32 says which half is valid after the enqueued work: 0
-    /// or 1. Use them only in work that is enqueued between two steps.
+    /// are two copies of them (halves), one directly after the other. The u32 says which half is valid after the
+    /// enqueued work: 0 for the first, 1 for the second. Use them only in work that is enqueued between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
@@ -300,7 +303,7 @@ impl DeviceBucket {
 
     /// Device address and length in bytes of the bucket's outcome. When [`next`](DeviceBucket::next) has returned
     /// `None`, enqueue a copy to page-locked memory. [`outcome_of`](DeviceBucket::outcome_of) reads the outcome of that
-    /// step from the copy, whatever has been enqueued since.
+    /// step from the copy, even if later steps have been enqueued.
     pub fn outcome_address(&self) -> (u64, usize) {
         self.exchange.outcome_address()
     }
@@ -325,15 +328,15 @@ impl DeviceBucket {
     /// Done: copies the residuals of all layers to `values`, in f32, one layer after the other, for a saved state.
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) unless `values` has one place per element; errors of the device.
+    /// [`Length`](lgreco::Error::Length) unless `values` has one value per element; errors of the device.
     pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
-    /// Done: the residuals of all layers as they were before step `step`, the last one submitted, whether or not it has
-    /// ended. A caller that gives up the step because a collective has failed needs them. If `step` has not been
-    /// submitted, the result is that of [`residuals`](DeviceBucket::residuals).
+    /// Done: copies the residuals of all layers as they were before step `step` to `values`. That step must be the last
+    /// one submitted; it need not have ended. A caller needs these residuals to abandon a step in which a collective
+    /// has failed. If `step` has not been submitted, the result is that of [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors
     /// The errors of [`residuals`](DeviceBucket::residuals).
@@ -349,8 +352,8 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(before, bytemuck::cast_slice_mut(values))
     }
 
-    /// Enqueued: sets the residual of a layer to zeros, between two steps. It does nothing if there is no such layer.
-    /// Call it after each successful step for layers without error feedback.
+    /// Enqueued: sets the residual of a layer to zeros, between two steps. If no layer has this number, the call does
+    /// nothing. Call it after each successful step for layers without error feedback.
     ///
     /// # Errors
     /// Errors of the device.
@@ -377,11 +380,13 @@ impl DeviceBucket {
         cuda.synchronise()
     }
 
-    /// Done: takes over the residuals and the step number of another bucket of the same layers, between two steps. So
-    /// layers can get other settings. PowerSGD's factors start anew.
+    /// Done: takes over the residuals and the step number of another bucket of the same layers, between two steps. A
+    /// caller does this to change the settings of layers. PowerSGD's remembered factors are not taken over; they start
+    /// from the random matrices.
     ///
     /// # Errors
-    /// [`Length`](lgreco::Error::Length) if the layers have other numbers of elements; errors of the device.
+    /// [`Length`](lgreco::Error::Length) if the layers of the two buckets differ in their numbers of elements; errors
+    /// of the device.
     ///
     /// # Safety
     /// Both buckets were made on this backend.

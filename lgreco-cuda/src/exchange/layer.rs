@@ -127,8 +127,8 @@ const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
-    /// Completes `place` with the fields that depend on the setting. Uncompressed layers and layers under PowerSGD have
-    /// no such fields.
+    /// Sets the fields of `place` that depend on the setting. For uncompressed layers and layers under PowerSGD, no
+    /// field depends on it.
     pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {

@@ -1,7 +1,7 @@
 //! The outcome of an exchange's steps, decoded from the status on the device.
 //!
 //! The status is a struct in device memory, which every step updates. A copy that is enqueued after a step has that
-//! step's outcome, even if later steps are already enqueued. So the host learns of faults one step later, and waits
+//! step's outcome, even if later steps are already enqueued. So the host can read the outcome one step later, and waits
 //! only for the copy.
 
 use super::{DeviceExchange, Program};
@@ -33,9 +33,9 @@ pub enum ExchangeFault {
         /// Index of the layer in the program.
         layer: usize,
     },
-    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, its header is not the
-    /// layer's, a scale is not finite, or positions are out of order. It was damaged in transit, or the sender is not a
-    /// valid rank of this exchange.
+    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header belongs to
+    /// another layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
+    /// sender is not a valid rank of this exchange.
     Payload {
         /// Index of the layer in the program.
         layer: usize,
@@ -47,7 +47,7 @@ pub enum ExchangeFault {
 pub struct ExchangeOutcome {
     /// The number of the next step.
     pub step: u32,
-    /// Steps that failed since the beginning; residuals stayed as they were.
+    /// Number of steps that have failed since the beginning. A failed step leaves the residuals unchanged.
     pub failed: u32,
     /// Whether the last step failed on any rank.
     pub has_failed: bool,
@@ -55,14 +55,15 @@ pub struct ExchangeOutcome {
     /// another program, or it sent a payload that no encoder wrote.
     pub rank: Option<u32>,
     /// The fault on this rank in the last step, if any: the first layer and element at fault. If no encoder wrote a
-    /// payload, all ranks report the same fault; with shards only the rank that received it does.
+    /// payload, all ranks report the same fault. With shards, only the rank that received the payload reports it.
     pub fault: Option<ExchangeFault>,
-    /// With shards: whether only this rank knows of the fault, because it found it in the messages for its own shards.
+    /// Whether only this rank knows of the fault. This can happen with shards, if the fault is in the messages for this
+    /// rank's own shards.
     pub alone: bool,
     /// The address of the valid half of the residuals: f32, layer after layer.
     pub residuals: u64,
-    /// The address of the valid half of PowerSGD's remembered `Q`: f32, column after column, layer after layer; zeros
-    /// at first.
+    /// The address of the valid half of PowerSGD's remembered `Q`: f32, column after column, layer after layer. All
+    /// values are 0 before the first step.
     pub factors: u64,
 }
 
@@ -76,8 +77,8 @@ impl DeviceExchange {
         (self.head().address, BYTES)
     }
 
-    /// Decodes a copy of the status. Other bytes of this length decode to a meaningless outcome, with layers and
-    /// addresses that the exchange may not have.
+    /// Decodes a copy of the status. If `bytes` are anything else, the result is meaningless: it may name layers and
+    /// addresses that the exchange does not have.
     ///
     /// # Errors
     /// [`Length`](lgreco::Error::Length) unless `bytes` has the length that

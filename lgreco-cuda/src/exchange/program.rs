@@ -14,7 +14,7 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
-/// Number of values in a span, the unit of work of a CUDA block; `SPAN` in `buckets.cu`.
+/// Number of values in a span, the unit of work of a CUDA block. `SPAN` in `buckets.cu` has the same value.
 const SPAN: usize = 4096;
 /// Length of a message's header in bytes. Payloads begin at multiples of this length.
 const MESSAGE_HEADER: u64 = 16;
@@ -45,10 +45,10 @@ pub struct ExchangeConfig {
     pub reduce_dtype: Dtype,
     /// Number of ranks, at least 1.
     pub world: u32,
-    /// Selects the random words of the first layer in the first step. The layer number counts up with the layers, and
-    /// the step number with the steps. All ranks have the same seed and step.
+    /// Selects the random words of the first layer in the first step. Each further layer increases the layer number by
+    /// 1, and each further step increases the step number by 1. All ranks have the same seed and step.
     pub stream: Stream,
-    /// Share of the error that becomes the residual, in (0, 1].
+    /// The fraction of the compression error that becomes the residual, in (0, 1].
     pub gain: f32,
     /// Value of the means after a rank has failed.
     pub on_fault: OnFault,
@@ -70,20 +70,22 @@ impl Default for ExchangeConfig {
 /// A unit that is compressed separately and goes to one owner or to all ranks: a layer, or a rank's shard of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Number of its layer in the bucket.
+    /// Number of the piece's layer in the bucket.
     pub(super) layer: u32,
-    /// Layer number and rank for its random words.
+    /// The layer number that selects the piece's random words.
     pub(super) id: u32,
+    /// The rank that selects the piece's random words.
     pub(super) rank: u32,
-    /// Index of its first value among the values of all layers.
+    /// Index of the piece's first value among the values of all layers.
     pub(super) first: u64,
-    /// Index of its first value in the layer.
+    /// Index of the piece's first value in the layer.
     pub(super) start: u32,
     pub(super) shape: Shape,
     pub(super) setting: Setting,
 }
 
-/// The layers of a bucket and how each is compressed: all that an exchange needs, except its memory.
+/// Describes the exchange of a bucket: its layers, their settings, and the layout of its memory, which the caller
+/// provides.
 ///
 /// ```
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -98,8 +100,9 @@ pub(super) struct Piece {
 pub struct ExchangeProgram {
     pub(super) head: Program,
     pub(super) layers: Vec<Layer>,
-    /// The layer of each span under QSGD, and of each span under EDEN.
+    /// The layer of each span under QSGD.
     pub(super) layer_of: Vec<u32>,
+    /// The layer of each span under EDEN.
     pub(super) rotated_of: Vec<u32>,
     pub(super) tops: Tops,
     pub(super) params: Params,
@@ -111,19 +114,19 @@ pub struct ExchangeProgram {
     /// Bytes of the message for each owner.
     #[cfg(feature = "train")]
     pub(super) messages: Vec<u64>,
-    /// Where each owner's message begins, relative to this rank's own. Where each owner's status records begin: after
-    /// its summed values.
+    /// Offset of each owner's message in bytes, relative to the message for this rank itself.
     pub(super) heads: Vec<u64>,
+    /// Index in the buffer of the first sum at which each owner's status records begin, after its summed values.
     pub(super) slips: Vec<u64>,
 }
 
 impl ExchangeProgram {
-    /// The program for `layers`. Their gradients follow one another without gaps, as in a DDP bucket.
+    /// Makes the program for `layers`. The gradients of the layers follow one another without gaps, as in a DDP bucket.
     ///
     /// # Errors
     /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK with full values or in few bits, PowerSGD and
-    ///   [`Setting::Dense`]. Also for QSGD whose buckets are not powers of two from 64 to 4096, and for ranks and sides
-    ///   of PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes).
+    ///   [`Setting::Dense`]. The same error for QSGD whose buckets are not powers of two from 64 to 4096, and for ranks
+    ///   and sides of PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes).
     /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
     ///   and `reduce_dtype` is f32 or bf16.
     /// * [`TooManyElements`](lgreco::Error::TooManyElements) if a layer has 2^32 elements or more, or all layers
@@ -149,8 +152,9 @@ impl ExchangeProgram {
         Self::of_pieces(&[pieces], elements, config)
     }
 
-    /// Like [`new`](Self::new), but for the pieces of each owner. With one owner, all ranks get all pieces. With
-    /// several owners, each rank gets the pieces of its shards. `elements` is the number of elements of all layers.
+    /// Like [`new`](Self::new), but for the pieces of each owner. `owners` has one list of pieces per rank, for the
+    /// shards of this rank. If every rank averages all pieces, `owners` has a single list. `elements` is the number of
+    /// elements of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
@@ -280,14 +284,14 @@ impl ExchangeProgram {
         })
     }
 
-    /// Bytes of the memory for the program, which begins at a multiple of 16. It consists of:
+    /// Bytes of the memory for the program. This memory begins at a multiple of 16. It consists of:
     /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
     /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
-    ///   element kept and a quarter of a byte per element. It also takes 288 times the square root of the number kept,
-    ///   and 1,280. A larger layer that keeps more than 7 of 32 elements takes no bytes for selected values.
+    ///   kept element, 0.25 bytes per element, 288 bytes times the square root of the number of kept elements, and
+    ///   1,280 bytes. If it keeps more than 7 of 32 elements, it takes no bytes for selected values.
     /// * For each span of 4096 elements: 24 bytes, and 16 per rank. For each chunk of 1 KiB of positions: 4 bytes, and
     ///   8 per rank.
-    /// * For each layer under PowerSGD: its factors, the remembered factors twice, and its products.
+    /// * For each layer under PowerSGD: its factors, two copies of the remembered factors, and its products.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }
@@ -300,7 +304,7 @@ impl ExchangeProgram {
         (PROGRAM + tables as u64).next_multiple_of(MESSAGE_HEADER)
     }
 
-    /// Bytes of the memory for residuals, which begins at a multiple of 16: f32, twice.
+    /// Bytes of the memory for residuals: two copies in f32. This memory begins at a multiple of 16.
     pub fn residual_bytes(&self) -> u64 {
         2 * 4 * self.head.elements
     }
@@ -320,7 +324,7 @@ impl ExchangeProgram {
     }
 
     /// Length of each owner's part of the buffer of the first sum, in values, including status records. An owner is a
-    /// rank that averages its own part; without shards, all ranks average one part.
+    /// rank that averages a part of its own. Without shards there is only one part, which every rank averages.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
@@ -333,7 +337,8 @@ impl ExchangeProgram {
         self.head.rank
     }
 
-    /// Whether ranks exchange messages. Then the messages end the step; otherwise the sums do.
+    /// Whether ranks exchange messages. If so, the averaging of the messages ends the step; if not, the averaging of
+    /// the sums ends it.
     pub(super) fn is_gathered(&self) -> bool {
         self.sums_params.ends == 0
     }
@@ -354,7 +359,7 @@ impl ExchangeProgram {
     }
 }
 
-/// Where each owner's summed values begin. Its status records follow the values.
+/// Returns the index at which each owner's summed values begin. The owner's status records follow its values.
 fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     let mut next = 0;
     let start = |pieces: &Vec<Piece>| {

@@ -30,7 +30,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeEden, entry }
 }
 
-/// The entry points, which are loaded before there is work.
+/// The kernels of this module. They are loaded before the first step.
 pub(super) const KERNELS: [Kernel; 3] = [kernel("encode_offered"), kernel("check_rotated"), kernel("average_rotated")];
 
 /// Enqueued: launches a kernel for `pieces` pieces of work. Its arguments are the tables and then `parts`.
@@ -39,8 +39,8 @@ fn launch(gpu: &mut Gpu, exchange: &DeviceExchange, entry: &'static str, parts: 
     gpu.launch_capturable(kernel(entry), exchange.program.rotated_params, &parts, looping_pieces(pieces))
 }
 
-/// Enqueued: makes the payloads and the next residuals of layers under EDEN. Takes one launch, or none without such
-/// layers.
+/// Enqueued: makes the payloads and the next residuals of layers under EDEN. Takes one launch, or none if no layer is
+/// under EDEN.
 pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, message: Part) -> Result<()> {
     let spans = u64::from(exchange.program.head.rotated);
     if spans == 0 {

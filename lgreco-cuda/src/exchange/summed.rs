@@ -99,10 +99,12 @@ pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
     pub(super) matrices: Table,
     dense_spans: u64,
-    /// Numbers of uncompressed pieces, and of their spans, that this rank averages. They come first.
+    /// The number of uncompressed pieces that this rank averages, and the number of their spans. These pieces come
+    /// first.
     own: Option<[u64; 2]>,
-    /// Where the next values go in the buffer of the first sum, and the number of values so far.
+    /// Index in the buffer of the first sum at which the next values begin.
     sum: u64,
+    /// Number of values so far in the buffer of the first sum.
     values: u64,
 }
 
@@ -114,8 +116,9 @@ pub(super) struct Places {
     pub(super) counters: Part,
     /// The orthonormal factors `P`.
     pub(super) of_rows: Part,
-    /// The `Q` from which `P` is made, and both halves of the remembered `Q`.
+    /// The `Q` from which `P` is made.
     pub(super) q: Part,
+    /// Both halves of the remembered `Q`.
     pub(super) remembered: Part,
     pub(super) partial: Part,
     pub(super) grams: Part,
@@ -123,14 +126,14 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// Call this before adding the pieces of an owner, the rank that averages them. Their values begin at `start` in
-    /// the first sum.
+    /// Call this before adding the pieces of an owner, the rank that averages them. The values of the pieces begin at
+    /// `start` in the first sum.
     pub(super) fn begin(&mut self, start: u64) {
         self.sum = start;
     }
 
-    /// Call this after adding the pieces of an owner. Returns where their values end in the first sum. The first call
-    /// must be for this rank's own pieces, and records their number.
+    /// Call this after adding the pieces of an owner. Returns the index at which the values of these pieces end in the
+    /// first sum. The first call must be for this rank's own pieces. It records the number of these pieces.
     pub(super) fn end(&mut self) -> u64 {
         self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
         self.sum
@@ -161,7 +164,7 @@ impl Summed {
         Ok(())
     }
 
-    /// Number of values of both sums, without status records.
+    /// Number of values of the first and of the second sum, without status records.
     pub(super) fn lens(&self) -> [u64; 2] {
         [self.values, self.matrices.totals.q]
     }

@@ -1,9 +1,9 @@
-//! Layers of a bucket that are summed by collectives: uncompressed layers, and PowerSGD's factors. Launches of
-//! `exchange_sums.cu`.
+//! Launches `exchange_sums.cu` for layers of a bucket that are summed by collectives: uncompressed layers and layers
+//! under PowerSGD.
 //!
 //! The buffers of both sums have the layout of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers. The
-//! first has uncompressed values and `P`, the second has `Q`. Behind the values comes a status record for each rank, of
-//! one f32 or three bf16. All ranks read these records.
+//! first has uncompressed values and `P`, the second has `Q`. After the values, each buffer has a status record for
+//! each rank: one f32 or three bf16. All ranks read these records.
 
 use super::DeviceExchange;
 use super::layer::PROGRAM;
@@ -37,7 +37,7 @@ pub(super) const KERNELS: [Kernel; 10] = [
 impl ExchangeProgram {
     /// Number of values of the first buffer that all ranks sum, including status records: uncompressed values and
     /// PowerSGD's `P`, in the order of the layers. They are summed in the [reduce
-    /// type](crate::ExchangeConfig::reduce_dtype). 0 if there is no such layer.
+    /// type](crate::ExchangeConfig::reduce_dtype). 0 if no layer is uncompressed or under PowerSGD.
     ///
     /// ```
     /// use lgreco::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
@@ -53,8 +53,8 @@ impl ExchangeProgram {
         if self.summed.lens()[0] == 0 { 0 } else { self.slips.last().map_or(0, |&last| self.with_slips(last)) }
     }
 
-    /// Number of values of the second buffer that all ranks sum, including status records: PowerSGD's `Q`. 0 if there
-    /// is none.
+    /// Number of values of the second buffer that all ranks sum, including status records: PowerSGD's `Q`. 0 if no
+    /// layer is under PowerSGD.
     pub fn factor_values(&self) -> usize {
         if self.summed.lens()[1] == 0 { 0 } else { self.with_slips(self.summed.lens()[1]) }
     }
@@ -88,11 +88,11 @@ impl DeviceExchange {
 
 impl CudaBackend {
     /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
-    /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is that sum and `Q` is the last
-    /// step's mean `Q`. If a column of that mean is zero, the column of the random start matrix replaces it. The
-    /// columns of `Q` are scaled to magnitudes around one. The part also has this rank's status. If the program has
-    /// layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if no layer is
-    /// summed. It may be captured into a graph.
+    /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is `residual + gradient` and `Q` is
+    /// the mean `Q` of the last step. If a column of that mean is zero, the same column of the random start matrix
+    /// replaces it. The columns of `Q` are scaled to magnitudes around 1. The part also has this rank's status. If the
+    /// program has layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if
+    /// no layer is summed. It may be captured into a graph.
     ///
     /// Then all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) values of
     /// the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
@@ -106,13 +106,13 @@ impl CudaBackend {
     ///     [gradients, sums, factors]: [u64; 3],
     ///     all_reduce: impl Fn(u64),
     /// ) -> Result<(), Error> {
-    ///     // SAFETY: all is large enough, and used on the backend's stream alone.
+    ///     // SAFETY: all memory is large enough, and only work on the backend's stream uses it.
     ///     unsafe {
     ///         cuda.project_exchange(exchange, gradients, sums)?;
     ///         all_reduce(sums);
     ///         cuda.back_project_exchange(exchange, sums, factors)?;
     ///         all_reduce(factors);
-    ///         cuda.average_exchange(exchange, sums, factors, gradients) // the means take the gradients' places
+    ///         cuda.average_exchange(exchange, sums, factors, gradients) // the means replace the gradients
     ///     }
     /// }
     /// ```
@@ -123,8 +123,8 @@ impl CudaBackend {
     /// [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank), four columns at a time;
-    /// from rank 17 on, it reads matrices again for every 16 columns.
+    /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank) operations, for four
+    /// columns at a time. From rank 17 on, it reads the matrices again for every 16 columns.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and `sums` of
@@ -207,15 +207,15 @@ impl CudaBackend {
         launch("tell_factors", params, &[head, sums, factors], 1)
     }
 
-    /// Enqueued, in two launches: makes the means of uncompressed layers and of layers under PowerSGD. The latter are
-    /// `P Qᵀ` with the mean `Q`, which is remembered. It also ends the step, unless the program has layers under QSGD:
-    /// then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
+    /// Enqueued, in two launches: makes the means of uncompressed layers and of layers under PowerSGD. The means of a
+    /// layer under PowerSGD are `P Qᵀ` with the mean `Q`, which the next step uses. It also ends the step, unless the
+    /// program has layers under QSGD: then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
     ///
-    /// A step fails if a rank has failed, is at another step, or has another program. Then, on all ranks, the means get
-    /// the value that [`OnFault`](crate::OnFault) says, and residuals and remembered factors stay as they were.
-    /// Residuals and factors also stay if a sum over the ranks, or a mean, leaves the range of its type. All ranks get
-    /// the same bits. The means may replace the gradients in place. It does nothing if no layer is summed. It may be
-    /// captured into a graph.
+    /// A step fails if a rank has failed, is at another step, or has another program. In a failed step, all ranks set
+    /// the means to the value that [`OnFault`](crate::OnFault) defines, and keep their residuals and remembered
+    /// factors. All ranks also keep them if a sum over the ranks, or a mean, exceeds the range of its type. The means
+    /// have the same bits on all ranks. The means may replace the gradients in place. It does nothing if no layer is
+    /// summed. It may be captured into a graph.
     ///
     /// # Errors
     /// The errors of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under

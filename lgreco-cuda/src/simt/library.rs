@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// How kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// Optimised.
+    /// With optimisation, without checks.
     Plain,
     /// With the check for data races.
     Races,
@@ -19,10 +19,10 @@ pub(crate) enum Flavour {
     Sanitized,
 }
 
-/// Locked during a compilation.
+/// Held during a compilation.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// The names of a source's kernels.
+/// Returns the names of the kernels in a source text.
 pub(crate) fn entries(source: &str) -> Vec<&str> {
     let after = source.split("__global__ ").skip(1);
     after
@@ -46,12 +46,12 @@ const COMMON: &str =
 struct Shim {
     folder: &'static Path,
     header: Vec<u8>,
-    /// The flavour's check, if any. It replaces the sanitizer's library.
+    /// Name and source of the flavour's check, if any. The check is linked in place of the sanitizer's library.
     check: Option<(&'static str, Vec<u8>)>,
 }
 
 /// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled with fewer
-/// optimisations, to save time.
+/// optimisations. This saves time.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
     let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");
@@ -93,7 +93,7 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
 }
 
 impl Shim {
-    /// A header file for these options. g++ finds its compiled form next to it.
+    /// Returns a header file for these options. g++ finds the precompiled header next to it.
     fn precompiled(&self, options: &[&str]) -> PathBuf {
         let text = format!("#define CUDA_SHIM\n#include {:?}\n", self.folder.join("cuda_shim.h"));
         let options_text = options.join(" ");
@@ -105,7 +105,7 @@ impl Shim {
         header
     }
 
-    /// The compiled check.
+    /// Returns the object file of the flavour's check, if there is a check.
     fn compiled_check(&self) -> Option<PathBuf> {
         let (name, text) = self.check.as_ref()?;
         let source = self.folder.join(name).with_extension("cpp");
@@ -116,7 +116,7 @@ impl Shim {
     }
 }
 
-/// A file whose name is derived from the content of these parts. `make` creates it unless it exists.
+/// Returns the path of a file whose name contains a hash of `parts`. If the file does not exist, `make` creates it.
 fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> PathBuf {
     let hash = parts
         .concat()
@@ -124,8 +124,9 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let path = target().join(format!("{name}-{hash:016x}{ending}"));
     if !path.exists() {
-        // Other processes may make the same file at the same time. It gets its name when it is complete, and is never
-        // replaced: a process that loads a library under two names would otherwise get two libraries.
+        // Other processes may make the same file at the same time. So the file gets its final name only when it is
+        // complete, and an existing file is never replaced. A replaced library would be a different file, and a process
+        // that loads it again would get a second library.
         let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
         make(&unfinished);
         match std::fs::hard_link(&unfinished, &path) {
@@ -137,7 +138,7 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
     path
 }
 
-/// Compiles a source of the folder `simt` to a library, with these definitions. `Err` if there is no g++.
+/// Compiles a source file in the folder `simt` to a library, with these macro definitions. `Err` if there is no g++.
 #[cfg(test)]
 pub(crate) fn stand_in(source: &str, definitions: &[&str]) -> Result<PathBuf, std::io::Error> {
     Command::new("g++").arg("--version").output()?;

@@ -1,6 +1,7 @@
-//! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in memory that takes no space. In large
-//! grids only the first and the last blocks run; the others would write zeros, which are already there. If a kernel's
-//! last block waits for all parts, an edit changes the number of parts.
+//! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in pages that take no physical memory. In
+//! large grids, only the first and the last blocks run. The other blocks would write only zeros, which the memory
+//! already contains. If the last block of a kernel waits for all other blocks, an edit of the kernel reduces the number
+//! of blocks that it waits for.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -26,18 +27,19 @@ const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding:
 
 pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
 
-/// Number of nonzero values, and of all values.
+/// Number of nonzero values, which are at the end.
 const TAIL: usize = 1 << 20;
+/// Number of all values.
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
-/// Grids of more blocks run only in part.
+/// Largest number of blocks of a grid that runs completely.
 const LARGE: u64 = 3000;
-/// Numbers of blocks that run: first blocks, which process this rank's own shards, and last blocks, which process the
-/// tail.
+/// Number of first blocks that run in larger grids. They process this rank's own shards.
 const FIRST_BLOCKS: u64 = 16;
+/// Number of last blocks that run in larger grids. They process the tail.
 const LAST: u64 = 600;
 
-/// The blocks of a grid that run; `None` for all.
+/// Returns the numbers of the blocks of a launch that run, or `None` if all blocks run.
 fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     let blocks = u64::from(launch.blocks);
     let of_sums = launch.kernel.module == Module::ExchangeSums;
@@ -45,23 +47,23 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         // Each block works on one stretch.
         "count_exact" => Some(vec![blocks - 1]),
         _ if blocks <= LARGE => None,
-        // Chunks are numbered first. Of 16 chunks, the last one has all nonzero rows. In an exchange there are 512, and
-        // a small matrix follows.
+        // The numbers of blocks count the chunks first. With 16 chunks, only the last chunk has nonzero rows. In an
+        // exchange there are 512 chunks, and the blocks of a small matrix follow.
         "back_project" if of_sums => Some((511..blocks - 2).step_by(512).chain(blocks - 2..blocks).collect()),
         "back_project" => Some((15..blocks).step_by(16).collect()),
-        // A block takes two spans.
+        // Each block processes two spans.
         "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
-        // All tiles of the last 64 rows.
+        // These blocks compute all tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
-        // A block takes 1024 values.
+        // Each block decodes 1024 values.
         "decode" => Some((0..FIRST_BLOCKS).chain(blocks - 2 * LAST..blocks).collect()),
         "project" if !of_sums => Some((blocks - 9..blocks).collect()),
         _ => Some((0..FIRST_BLOCKS).chain(blocks - LAST..blocks).collect()),
     }
 }
 
-/// Edits for kernels that wait for blocks which do not run. These kernels count spans of a layer under TopK, chunks of
-/// a transposed product, or blocks.
+/// Edits of kernels whose last block waits for blocks that do not run. The kernels count finished spans of a layer
+/// under TopK, finished chunks of a transposed product, or finished blocks.
 const WAITS: [(Module, &str, &str); 4] = [
     (
         Module::Selection,
@@ -77,14 +79,14 @@ const WAITS: [(Module, &str, &str); 4] = [
     ),
 ];
 
-/// A backend that launches a block for every piece of work, with further edits.
+/// Returns a backend that launches a block for every piece of work. `more` are further edits of the kernels.
 pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'static str)>) -> Option<CudaBackend> {
     MOST.set(1 << 20);
     let edits = WAITS.into_iter().chain(more).map(|(module, from, to)| Edit { module, from, to });
     Some(CudaBackend::on(Box::new(Simt::sparse(edits.collect(), ends)?)))
 }
 
-/// Makes `elements` values: zeros, and `tail` at the end.
+/// Makes `elements` values. The last ones are `tail`, and all others are zeros.
 pub(super) fn filled(elements: usize, dtype: Dtype, tail: &[f32]) -> Sparse {
     let (mut values, (tail, _)) = (Sparse::new((elements * dtype.bytes()) as u64), narrowed(tail, dtype));
     let bytes = values.values::<u8>();
@@ -105,7 +107,7 @@ fn measured(
     row
 }
 
-/// Whether the row equals the core's row for another gradient with the same errors.
+/// Whether the row agrees with the row that the core measures for `gradient`, a shorter gradient with the same errors.
 fn is_row(found: &[f64], gradient: Gradient<'_>, candidates: Candidates<'_>) -> bool {
     let jobs = [Job { gradient, candidates, stream: Stream::default() }];
     let (mut workspace, mut expected) = (vec![0; Portable.workspace_len(&jobs)], vec![0.0; candidates.len()]);
@@ -134,7 +136,8 @@ fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Settin
     found
 }
 
-/// Decodes the tail of a payload in the core, as if the tail were the whole layer. Buckets have 512 codes of two bits.
+/// Decodes the end of a payload with the core, as a payload of a layer of `tail` values. Buckets have 512 codes of two
+/// bits.
 pub(super) fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
     let shape = Shape::new(tail, 1).unwrap();
     let (scales, codes) = payload[16..].split_at(4 * ALL / 512);
@@ -201,7 +204,8 @@ fn topk() {
     }
 }
 
-/// Signs depend on positions, so the row is compared with the decoded payload.
+/// EDEN's signs depend on positions, so the expected row cannot come from the last values alone. The row is compared
+/// with the error of the decoded payload.
 #[test]
 fn eden() {
     let tail = uniform(TAIL, 9);
@@ -229,7 +233,7 @@ fn eden() {
     }
 }
 
-/// Rows, payloads and decoded values must equal those of the last values alone.
+/// Rows, payloads and decoded values must equal those of a gradient that has only the last values.
 #[test]
 #[ignore = "slow"]
 fn values_of_16_bits() {
@@ -327,10 +331,10 @@ fn powersgd() {
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(check_powersgd);
 }
 
-/// Number of last values that the last blocks process, however few a block has.
+/// Number of last values that the last blocks process in every kernel.
 pub(super) const FEW: usize = 1 << 17;
 
-/// Plants faults: positions are counted in 31 bits.
+/// Plants faults: edited kernels count positions in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

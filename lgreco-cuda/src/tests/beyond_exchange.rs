@@ -1,5 +1,5 @@
-//! Tests exchanges with a layer of more than 2^31 elements and small layers after it, in memory as in `beyond`. The
-//! results for the last values must equal those of an exchange of only these values.
+//! Tests exchanges with a layer of more than 2^31 elements and small layers after it, in sparse memory as in the tests
+//! of `beyond`. The results for the last values must equal those of an exchange of only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FIRST, by_the_core, decoded_tail, filled, sparse};
@@ -63,8 +63,8 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     .map(Sparse::new);
     let [memory, to, sums, factors, residuals_at, own, means] =
         [&memory, &message, &sums, &factors, &residuals, &gradients, &averaged].map(|memory| memory.part().address);
-    // SAFETY: the memory has the sizes of the program, and lives until all work is done. There is one rank, so its
-    // message is all messages.
+    // SAFETY: the memory has the sizes of the program, and lives until all work is done. There is only one rank, so its
+    // message is also the gathered messages.
     let outcome = unsafe {
         let exchange = backend.begin_exchange(program, memory, residuals_at).unwrap();
         backend.encode_exchange(&exchange, own, to).unwrap();
@@ -98,7 +98,7 @@ fn at(layer: u32) -> ExchangeConfig {
     ExchangeConfig { world: 1, stream: Stream { layer, ..config.stream }, ..config }
 }
 
-/// Runs on a backend with the usual number of blocks.
+/// Calls `run` with a backend that has the number of blocks of other tests.
 pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     let most = MOST.replace(3);
     let found = super::backend(Flavour::Plain, 0).map(|mut backend| run(&mut backend));
@@ -106,8 +106,8 @@ pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     found
 }
 
-/// Exchanges small layers after a layer of `ALL` elements. Checks that their results equal those of an exchange without
-/// that layer, and returns its payload and means.
+/// Exchanges small layers after a layer of `ALL` elements. Checks that the results of the small layers equal those of
+/// an exchange without the large layer. Returns the results of the step.
 fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static str> {
     let (small, first) = (layers(), (Shape::new(ALL, 1).unwrap(), Setting::Qsgd(FIRST)));
     let found = step(backend, &[&[first], &small[..]].concat(), at(3), values);
@@ -137,7 +137,8 @@ fn exchanges() {
     assert_eq!(means[..4 * KNOWN], narrowed(&decoded_tail(&expected, FIRST, KNOWN), Dtype::F32).0);
 }
 
-/// Compares a first layer of all elements with one that has only the last values, under the same setting.
+/// Compares an exchange whose first layer has all elements with an exchange whose first layer has only the last values.
+/// Both use the same setting.
 fn check_first(
     backend: &mut CudaBackend,
     setting: Setting,
@@ -158,7 +159,8 @@ fn check_first(
     if same { Ok(()) } else { Err(format!("{setting}, {:?}", config.dtype)) }
 }
 
-/// Signs depend on positions, so payload and means are compared with those of the layer alone.
+/// EDEN's signs depend on positions. So the payload and the means are compared with those of the same layer encoded
+/// alone.
 #[test]
 #[ignore = "slow"]
 fn first_layers_of_eden() {
@@ -183,7 +185,8 @@ fn first_layers_of_eden() {
     assert!(found.means[..4 * KNOWN] == *bytemuck::cast_slice::<f32, u8>(decoded) && decoded.iter().any(|&x| x != 0.0));
 }
 
-/// Seven fewer spans of the layer run, because small layers follow it. All blocks that run count themselves as done.
+/// Edits for an exchange with a large first layer under TopK. Seven fewer spans of that layer run, because small layers
+/// follow it. All 616 blocks that run count themselves as done.
 const OF_TOPS: [(Module, &str, &str); 3] = {
     let (from, to) = ("is_last(&program->done, 1, gridDim.x)", "is_last(&program->done, 1, min(616u, gridDim.x))");
     [(Module::Selection, "all - 616", "all - 609"), (Module::Selection, from, to), (Module::Selection, from, to)]
@@ -225,7 +228,7 @@ fn first_layers_of_every_method_in_every_type() {
     }
 }
 
-/// Plants faults: positions are counted in 31 bits.
+/// Plants faults: edited kernels count positions in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

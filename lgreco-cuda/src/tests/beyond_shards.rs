@@ -23,7 +23,7 @@ const WORLD: usize = 2;
 /// Number of values in the last rank's shard of the first layer.
 const OWN: usize = 3 * 4096;
 
-/// The first layer, of `elements` elements, and the layers after it.
+/// Returns the layers: the first, of `elements` elements, and small ones after it.
 fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD])> {
     let halves = |setting, elements: usize| (setting, elements, [elements as u64 / 2, elements as u64]);
     vec![
@@ -53,7 +53,8 @@ impl Rank {
     }
 }
 
-/// Adds the other rank's values in this range to this rank's. Pages that take no space are zeros, so they are skipped.
+/// Adds the other rank's values in this range to this rank's values. Pages that take no physical memory are zeros, so
+/// they are skipped.
 fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     let size = size_of::<T>();
     let part = Part { address: other + (range.start * size) as u64, bytes: (range.len() * size) as u64 };
@@ -66,7 +67,7 @@ fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     }
 }
 
-/// Performs the collective of both ranks.
+/// Performs the collective that both ranks have requested.
 fn perform(requests: &[DeviceRequest<'_>]) {
     for own in 0..WORLD {
         let [request, other] = [&requests[own], &requests[1 - own]];
@@ -99,8 +100,8 @@ fn shard(lens: &[u64], rank: usize) -> std::ops::Range<usize> {
     start as usize..(start + lens[rank]) as usize
 }
 
-/// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN. They
-/// are means, residuals, the rank at fault, and the position of the fault after the first layer's end.
+/// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN:
+/// means, residuals, the rank at fault, and the position of the fault relative to the end of the first layer.
 type Left = (Vec<u8>, Vec<u32>, Option<u32>, Option<isize>);
 
 fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, reduce_dtype]: [Dtype; 2]) -> Vec<Left> {
@@ -186,7 +187,7 @@ fn check(cuda: &mut CudaBackend, setting: Setting, dtypes: [Dtype; 2]) -> Result
     Ok(())
 }
 
-/// After a failed step only the last means are filled. The others are zeros already.
+/// Edits with which a failed step fills only the last means. All other means are zeros already.
 const FILLED: [(Module, &str, &str); 3] = {
     let (from, to) = (
         "for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < program.elements;",
@@ -209,7 +210,7 @@ fn shards() {
     }
 }
 
-/// Plants faults: positions are counted in 31 bits.
+/// Plants faults: edited kernels count positions in 31 bits.
 #[test]
 #[ignore = "slow"]
 fn faults_are_found() {

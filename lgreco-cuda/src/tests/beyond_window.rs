@@ -1,4 +1,5 @@
-//! Tests the mean of gradients of more than 2^31 values, and its norm, in memory as in `beyond`.
+//! Tests the mean of gradients of more than 2^31 values, and the norm of the mean, in sparse memory as in the tests of
+//! `beyond`.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, filled, sparse};

@@ -1,4 +1,4 @@
-//! Compares buckets on the device with lgreco-train's exchange in host memory. Both request the same collectives.
+//! Compares buckets on the device with lgreco-train's exchange in host memory. Both must request the same collectives.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -102,13 +102,13 @@ impl Rank {
 /// The values in a collective's memory.
 ///
 /// # Safety
-/// No enqueued work uses it.
+/// No enqueued work uses the memory.
 pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
     // SAFETY: the simulated device's memory is the CPU's, and belongs to the bucket.
     unsafe { slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(memory.address as usize), memory.len) }
 }
 
-/// Performs the collective of all ranks.
+/// Performs the collective that all ranks have requested.
 fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     cuda.synchronise().unwrap();
     match requests[0] {
@@ -184,12 +184,12 @@ fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     layers.iter().map(cut).collect()
 }
 
-/// PowerSGD's factors of the last step on the host, by rank and layer; `None` at first.
+/// The factors that PowerSGD on the host has kept from the last step, by rank and layer. `None` before the first step.
 type Factors = Vec<Option<Vec<Vec<f32>>>>;
 
-/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. Bits must be equal; under
-/// PowerSGD values must be close, and all ranks' means must have the same bits. Each step takes one collective per part
-/// of the bucket.
+/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. The bits must be equal.
+/// Under PowerSGD, the values must only be close, but the means must have the same bits on all ranks. Each step must
+/// take `collectives` collectives.
 fn same_as_on_the_host(
     cuda: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -245,7 +245,7 @@ fn same_as_on_the_host(
     }
 }
 
-/// Checks that values agree up to the rounding of f32 products in another order.
+/// Checks that values agree up to the rounding errors of f32 sums in another order.
 fn near(found: &[f32], expected: &[f32], what: &str) {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
@@ -276,7 +276,7 @@ fn means_and_residuals_are_those_of_the_hosts_exchange() {
     }
 }
 
-/// Layers of all kinds together, in a step with nonzero residuals.
+/// Runs a bucket with layers of all kinds, with nonzero residuals.
 #[test]
 fn no_race_is_found() {
     let Some(mut cuda) = backend(Flavour::Races, 2) else { return };
@@ -322,9 +322,9 @@ fn other_settings_go_on_with_residuals_and_steps() {
         let bytes = 4 * old.residuals(&mut cuda).len() as u64;
         assert_eq!(first + u64::from(second[0]) * bytes, old.bucket.outcome(&mut cuda).unwrap().residuals);
     }
-    // PowerSGD's factors start anew.
+    // PowerSGD starts without factors of earlier steps.
     same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), Dtype::F32, &mut vec![None; WORLD]);
-    // A saved state continues in the same way.
+    // Residuals can also be read and set, as for a saved state.
     let mut third = Rank::new(&mut cuda, &after, 0);
     let values = new[0].residuals(&mut cuda);
     third.bucket.set_residuals(&mut cuda, &values).unwrap();
@@ -348,7 +348,7 @@ fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
         rank.bucket.residuals_before(cuda, step, &mut values).unwrap();
         bits(&values)
     };
-    // Residuals before step 5 are read before the step, during it, after it, and after a failed step.
+    // Reads the residuals before step 5 four times: before the step, during it, after it, and after a failed step.
     let of_step_5 = bits(&ranks[0].residuals(&mut cuda));
     assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
     let gradients = draw(900);
@@ -430,7 +430,7 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         }
         step(&mut cuda, &mut ranks, &[draw(6), draw(7), draw(8)]);
         assert!(ranks.iter().all(|rank| rank.means().iter().all(|mean| mean.is_finite())));
-        // The call is out of order, and its failure must not be kept.
+        // This call is out of order, so the bucket must not keep its failure.
         ranks[0].submit(&mut cuda, &draw(9));
         let Rank { bucket, gradients, .. } = &mut ranks[0];
         // SAFETY: the call is refused before it uses memory.
@@ -463,7 +463,8 @@ fn steps_have_an_order() {
     assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
 }
 
-/// No rank may wait for a rank whose device has refused work. That rank reports the error at the end of the step.
+/// If a device refuses work, its rank must still take part in all collectives, so that no other rank waits forever. At
+/// the end of the step, that rank returns the error.
 #[test]
 fn what_the_device_refuses_changes_no_collective() {
     let of_device = Arc::new(Calls::default());
@@ -493,7 +494,8 @@ fn what_the_device_refuses_changes_no_collective() {
     }
 }
 
-/// A status record after the summed values tells the other ranks. It may begin anywhere in a word.
+/// A status record after the summed values reports the error to the other ranks. In bf16, it may begin in the middle of
+/// a word.
 #[test]
 fn what_the_device_refuses_is_told_to_the_others() {
     let of_device = Arc::new(Calls::default());

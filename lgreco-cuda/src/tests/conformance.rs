@@ -16,7 +16,7 @@ use lgreco_testing::backend::{
 };
 use lgreco_testing::powersgd::uniform;
 
-/// A backend that asserts that its kernels, and not the core, decode every payload except dense ones.
+/// A backend that asserts that kernels decode every payload except dense ones, which the core decodes.
 struct DecodedByKernels(CudaBackend);
 
 impl Backend for DecodedByKernels {
@@ -49,8 +49,8 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Runs a check with threads and blocks in random order. In full runs without sanitizers, it also runs them forwards
-/// and backwards.
+/// Runs a check with threads and blocks in random order. In full runs without sanitizers, it runs the check two more
+/// times, forwards and backwards.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
     let orders = if is_full() && flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {

@@ -1,5 +1,5 @@
-//! Tests several contexts and threads with the stand-in for the driver. Each device has a context, and each thread a
-//! stack of contexts.
+//! Tests several contexts and threads with the stand-in for the driver. Each device has one context, and each thread
+//! has a stack of contexts.
 #![allow(unsafe_code)]
 
 use super::driver::{is_child, run_in_all_orders, state, trainer};
@@ -74,8 +74,8 @@ fn shared_modules() {
     let mut first = CudaBackend::new(0).unwrap();
     let own = decode(&mut first);
     assert!(own > 0);
-    // Backends of the same context and of another one. They are created after others were dropped, and outlive the one
-    // that loaded the modules.
+    // Creates backends of the same context and of another context, after other backends were dropped. They outlive the
+    // backend that loaded the modules.
     let mut second = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut second), own);
     let mut other = CudaBackend::new(1).unwrap();
@@ -86,7 +86,7 @@ fn shared_modules() {
     assert_eq!(state().left[3], own, "what is left: the other context's");
     drop(other);
     assert_eq!(state().left, [0; 6], "what is left");
-    // A context that is created again has lost its modules.
+    // A context that is created again has no modules yet.
     let mut again = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut again), own);
     // A backend that is dropped while its stream is captured leaves its modules loaded, and no later backend gets them.
@@ -118,7 +118,7 @@ fn another_context() {
     let (mut memory, mut event) = (0, null_mut());
     // SAFETY: the pointers are valid for the results of the stand-in, which refuses wrong handles.
     unsafe {
-        // These belong to the second context, which is current.
+        // The memory and the event belong to the second context, which is current.
         sys::cuMemAlloc_v2(&mut memory, 64).result().unwrap();
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         assert_eq!(sys::cuEventRecord(event, own), CUresult::CUDA_ERROR_INVALID_HANDLE);

@@ -1,7 +1,7 @@
 //! Tests of `driver.rs` through `simt/fake_driver.cpp`, a stand-in for the driver's library.
 //!
-//! Programs that load the stand-in are separate processes. They run this program's tests that are marked as ignored,
-//! with the stand-in on the library path.
+//! Each test starts another process of this program, which runs one test that is marked as ignored. In that process,
+//! the stand-in is on the library path.
 #![allow(unsafe_code)]
 
 use super::simt::{Flavour, build, entries, stand_in, target};
@@ -18,24 +18,25 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The orders of enqueued work that tests use: both extremes for unordered work, and random ones.
+/// Returns the orders of enqueued work that tests use: the extreme orders of unordered work, and random orders.
 fn orders() -> Vec<String> {
     let seeds = if is_full() { 16 } else { 1 };
     let random = (1..=seeds).map(|seed| format!("random:{seed}"));
     ["latest", "others", "earliest"].into_iter().map(String::from).chain(random).collect()
 }
 
-/// A folder with the stand-in under the driver's names, compiled with these definitions. `None` if there is no g++.
+/// Returns a folder with the stand-in under the names of the driver's library, compiled with these macro definitions.
+/// `None` if there is no g++.
 fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
     let library = stand_in("fake_driver.cpp", definitions)
         .map_err(|error| unavailable(&format!("no g++ for an imitation of the driver: {error}")))
         .ok()?;
     let folder = library.with_extension("driver");
     std::fs::create_dir_all(&folder).unwrap();
-    // Tests call the driver through cudarc, which looks for the second name first.
+    // Tests also call the driver through cudarc, which looks for the second name first.
     for name in ["libcuda.so.1", "libcuda.so"] {
         if std::fs::symlink_metadata(folder.join(name)).is_err() {
-            // Another process may make the link too.
+            // Another process may make the same link at the same time.
             let linked = std::os::unix::fs::symlink(&library, folder.join(name));
             assert!(linked.is_ok() || folder.join(name).exists(), "{linked:?}");
         }
@@ -43,7 +44,7 @@ fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
     Some(folder)
 }
 
-/// The environment that programs need to find the stand-in and its kernels.
+/// Returns the environment variables that programs need to find the stand-in and its kernels.
 fn build_fake() -> Option<[(&'static str, String); 2]> {
     static MODULES: OnceLock<String> = OnceLock::new();
     let folder = folder_of_fake(&[])?.to_str().unwrap().to_owned();
@@ -51,7 +52,7 @@ fn build_fake() -> Option<[(&'static str, String); 2]> {
     Some([("LD_LIBRARY_PATH", folder), ("FAKE_CUDA_MODULES", modules)])
 }
 
-/// The libraries of kernels, each with the name of a kernel that no other library has.
+/// Returns the libraries of kernels. Each is listed with the name of a kernel that no other library has.
 fn modules_of_fake() -> String {
     let modules = Module::ALL.map(|module| {
         let source = module.source();
@@ -82,13 +83,13 @@ pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str
     orders().into_iter().map_while(run_in).collect()
 }
 
-/// Whether [`run`] has started this process. Otherwise an ignored test does nothing, for example under
+/// Whether [`run`] has started this process. An ignored test does nothing in other processes, for example under
 /// `--include-ignored`.
 pub(super) fn is_child() -> bool {
     std::env::var_os("LGRECO_CHILD").is_some()
 }
 
-/// Like [`run`], but with only these variables.
+/// Like [`run`], but sets only these environment variables.
 fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
@@ -99,7 +100,7 @@ fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     text
 }
 
-/// Prints the environment for programs of other crates. `lgreco-ffi/tests/run` uses it.
+/// Prints the environment variables for programs of other crates. `lgreco-ffi/tests/run` reads them.
 #[test]
 #[ignore = "prints an environment"]
 fn environment() {
@@ -118,7 +119,7 @@ pub(super) struct State {
     pub(super) left: [i32; 6],
     pub(super) waits: i32,
     pub(super) launches: i32,
-    /// Uploads from memory that is not page-locked.
+    /// Number of uploads from memory that is not page-locked.
     pub(super) pageable: i32,
 }
 
@@ -133,8 +134,8 @@ pub(super) fn state() -> State {
     state
 }
 
-/// A trainer for the lifetime of the process. It retains the device's primary context and makes it current on this
-/// thread. Returns the context and a new stream.
+/// Simulates a trainer that lives as long as the process. It retains the device's primary context and makes it current
+/// on this thread. Returns the context and a new stream.
 pub(super) fn trainer(device: i32) -> (sys::CUcontext, sys::CUstream) {
     let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the pointers are valid for handles, and the driver is loaded.
@@ -233,7 +234,7 @@ fn beside_a_trainer() {
     if !is_child() {
         return;
     }
-    // SAFETY: no context is current, which is refused.
+    // SAFETY: no context is current, so the call is refused.
     assert!(matches!(unsafe { CudaBackend::with_stream(std::ptr::null_mut()) }, Err(Error::NoDevice { .. })));
     let (_, stream) = trainer(0);
     // SAFETY: the stream and its context stay alive.
@@ -285,7 +286,7 @@ fn failures_of_the_driver_are_said() {
         (("FAKE_CUDA_FAIL", "cuModuleLoadData=222"), "the driver failed in cuModuleLoadData: code 222"),
         (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in usual_encode: code 719"),
         (("FAKE_CUDA_FAIL", "cuStreamSynchronize=700"), "the driver failed in cuStreamSynchronize: code 700"),
-        // The code of a newer driver: it is not in the headers, and the driver does not describe it.
+        // A code of a newer driver. The headers do not have it, and the driver does not describe it.
         (
             ("FAKE_CUDA_FAIL", "cuStreamSynchronize=4321"),
             "the driver failed in cuStreamSynchronize: the unknown code 4321",
@@ -321,7 +322,7 @@ fn encoding() {
     println!("left: {:?}", state().left);
 }
 
-/// Devices and drivers without kernels in the crate get an error that says what is missing.
+/// If the crate has no kernels for a device or a driver, the error says what is missing.
 #[test]
 fn devices_get_kernels_or_a_reason() {
     for (driver, device, expected) in [

@@ -28,7 +28,8 @@ fn tensor(elements: usize, magnitude: f32) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// Number of values: more chunks than a grid has blocks, so that blocks loop, and then EDEN blocks of every length.
+/// Number of values. There are more chunks than a grid has blocks, so that blocks loop. At the end there are EDEN
+/// blocks of every length.
 const MANY: usize = 5 * 4096 + 4095;
 
 #[test]
@@ -42,7 +43,7 @@ fn every_width_of_every_length_of_block_is_as_in_the_core() {
     }
 }
 
-/// Norms, inverse norms and some decoded values leave the range of f32.
+/// Norms, inverse norms and some decoded values exceed the range of f32.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -102,7 +103,7 @@ fn the_first_block_at_fault_is_told() {
     }
 }
 
-/// If payloads stay on the device, the later check reports the faults of the gradients.
+/// If payloads stay on the device, a later call of `check` reports the faults of the gradients.
 #[test]
 fn faults_are_told_later() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -132,7 +133,7 @@ fn damaged_payloads_on_the_device_are_told() {
     let mut sound = vec![0; setting.payload_len(shape, tensor.gradients()[0].values().dtype()).unwrap()];
     setting.encode(&tensor.gradients()[0], Stream::default(), &mut [], &mut sound).unwrap();
     let last = sound.len() - 1;
-    // There are four blocks; the damage is in the second and the fourth.
+    // There are four EDEN blocks. The damage is in the second or the fourth.
     let scale = |block: usize, scale: f32| (24 + 4 * block, scale.to_le_bytes().to_vec());
     for ((at, bytes), good) in [
         (scale(1, 2.0), true),
@@ -208,7 +209,8 @@ fn layers_in_device_memory_share_launches() {
     check_layers(&mut backend);
 }
 
-/// Blocks whose coordinates are nearly grid points are measured by decoding. Some layers have magnitudes far from 1.
+/// If the coordinates of a block are nearly grid points, its error is measured by decoding. Some layers have magnitudes
+/// far from 1.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -253,7 +255,7 @@ fn no_kernel_has_a_data_race() {
     check_encode(&mut backend, &setting(8, Scale::Unbiased), &faulty()[1].gradients()[0], Stream::default());
 }
 
-/// The message with which [`check`] fails for an edited kernel.
+/// Returns the message with which [`check`] fails for an edited kernel.
 fn said(flavour: Flavour, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Eden, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));

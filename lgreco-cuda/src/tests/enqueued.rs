@@ -1,5 +1,5 @@
-//! Tests what may happen between an enqueuing call and the wait. The stand-in for the driver runs enqueued work in
-//! every order.
+//! Tests what may happen between the return of an enqueuing call and the wait for its work. The stand-in for the driver
+//! runs enqueued work in several orders.
 #![allow(unsafe_code)]
 
 use super::driver::{State, is_child, run_in_all_orders, state, trainer};
@@ -31,9 +31,9 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
     run_in_all_orders("enqueued", test, variables);
 }
 
-/// A function of the stand-in driver.
+/// Returns a function of the stand-in for the driver.
 fn fake<T: Copy>(name: &str) -> T {
-    // SAFETY: the stand-in is loaded, and stays; the callers ensure that `T` is the function's type.
+    // SAFETY: the stand-in is loaded and stays loaded. The callers ensure that `T` is the function's type.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
         let function = *fake.get::<T>(name.as_bytes()).unwrap();
@@ -58,7 +58,7 @@ pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
     }
 }
 
-/// Enqueues a call that returns an error code; 0 is success.
+/// Enqueues a call of `call`. The function returns an error code, or 0 for success.
 fn enqueue(call: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void, stream: sys::CUstream) {
     type Enqueue = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void, sys::CUstream) -> i32;
     // SAFETY: the function has this type; the callers keep the argument's memory.
@@ -85,7 +85,7 @@ pub(super) fn payload(setting: &Setting) -> Vec<u8> {
     payload
 }
 
-/// Device memory aligned to 256 bytes, for the lifetime of the process.
+/// Allocates device memory, aligned to 256 bytes, which is never freed.
 pub(super) fn device(bytes: usize) -> u64 {
     let mut address = 0;
     // SAFETY: a context is current, and the pointer is valid for an address.
@@ -99,7 +99,7 @@ pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
 
-/// A backend on a trainer's stream.
+/// Returns a backend on a trainer's stream, and the stream.
 pub(super) fn beside_a_trainer() -> (CudaBackend, sys::CUstream) {
     let (_, stream) = trainer(0);
     // SAFETY: the stream and its context stay alive.
@@ -186,9 +186,9 @@ fn captured() {
     let gradient = unsafe { DeviceGradient::new(gradient, Dtype::F32, shape) }.unwrap();
     for setting in settings() {
         for round in 0..2 {
-            // The first round runs before any kernel is loaded, the second one after.
+            // The first round runs before the setting's kernels are loaded, and the second round after that.
             capture(stream, true);
-            // SAFETY: the memory has room for payloads and values of this shape.
+            // SAFETY: the memory is large enough for payloads and values of this shape.
             let (encoded, decoded) = unsafe {
                 let encoded = backend.encode_to_device(&setting, &gradient, Stream::default(), sent);
                 (encoded, backend.decode_on_device(&setting, shape, sent, back))
@@ -228,7 +228,7 @@ fn fresh_thread() {
         }
         assert!(values(target, expected.len()) == expected);
     };
-    // On the first thread no context is current; on the second, another device's is.
+    // On the first thread, no context is current. On the second, the context of another device is current.
     std::thread::spawn(decode).join().unwrap();
     let beside_another = move || {
         let (other, _) = trainer(1);
@@ -259,7 +259,7 @@ fn failing_check() {
         values[5] = f32::NAN;
     }
     let shape = Shape::new(8, 8).unwrap();
-    // SAFETY: the memory has this many values, and room for more than a payload.
+    // SAFETY: both memories are large enough for the values and for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, shape).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
@@ -290,12 +290,12 @@ fn failing_work() {
         700
     }
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: the memory has this many values, and room for more than a payload.
+    // SAFETY: both memories are large enough for the values and for more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
     }
-    // Another backend with a separate stream, in the same context.
+    // Opens another backend in the same context, with a separate stream.
     let left = state().left;
     let mut own = CudaBackend::new(0).unwrap();
     own.decode(&payload(&qsgd(4)), &mut vec![0.0; ROWS * COLS]).unwrap();
@@ -342,7 +342,7 @@ fn a_graph_of_an_exchange_replays_as_steps_do() {
     with_the_fake("replayed", &[]);
 }
 
-/// An all-reduce of the buffers at two addresses, in the stream's order.
+/// Arguments of an all-reduce of the buffers at two addresses, which runs in the order of a stream.
 struct AllReduce {
     buffers: [u64; 2],
     count: usize,
@@ -435,7 +435,7 @@ fn replayed() {
         let (mut seen, mut remembered) = (Vec::new(), [0; 2]);
         for number in 1u32..=3 {
             if number == 3 {
-                // For the first layer this step then equals the first step, except for random words.
+                // After this, the third step equals the first step for the first layer, except for random words.
                 for residuals in remembered {
                     // SAFETY: the memory has this many values, and begins with the first layer's values.
                     unsafe { sys::cuMemsetD8Async(residuals, 0, 4 * ROWS * COLS, stream).result().unwrap() };

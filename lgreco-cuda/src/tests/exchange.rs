@@ -18,7 +18,7 @@ use lgreco_testing::powersgd::uniform;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Number of ranks; some tests treat one of them differently.
+/// Number of ranks. Some tests treat one rank differently from the others.
 pub(super) const WORLD: usize = 3;
 
 /// Simulated device memory on the CPU: aligned to 16 bytes, with arbitrary content.
@@ -48,7 +48,8 @@ impl Memory {
     }
 }
 
-/// Layers of every kind: of several spans, with odd ends, with values at unaligned addresses, and without elements.
+/// Returns layers of every kind: with several spans, with a number of values that is no multiple of a bucket, with
+/// values at unaligned addresses, and without elements.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
@@ -62,7 +63,7 @@ pub(super) fn layers() -> Vec<(Shape, Setting)> {
     settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec()
 }
 
-/// The bytes of values in a type, and the values that these bytes represent.
+/// Returns the bytes of the values in the type `dtype`, and the values that these bytes represent.
 pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     match dtype {
         Dtype::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
@@ -116,7 +117,7 @@ impl Rank {
         let offered: Vec<f32> = self.expected.iter().zip(&values).map(|(residual, x)| residual + x).collect();
         let (mut payloads, mut residuals, mut at) = (Vec::new(), Vec::new(), 0);
         for (&(shape, setting), number) in layers.iter().zip(0..) {
-            // Uncompressed values have no residual: -0 stays -0.
+            // The residual is not added to uncompressed values, so that -0 stays -0.
             let own = if setting == Setting::Dense { &values } else { &offered };
             let own = &own[at..at + shape.elements()];
             let stream = Stream { layer: self.stream.layer + number, ..self.stream };
@@ -157,7 +158,7 @@ pub(super) fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], conf
     (0..config.world).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
 }
 
-/// All ranks' messages one after another, as after an all-gather.
+/// Returns the messages of all ranks, one after another, as after an all-gather.
 pub(super) fn gathered(ranks: &[Rank]) -> Memory {
     let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.message.bytes().to_vec()).collect();
     let mut messages = Memory::new(bytes.len() as u64);
@@ -205,7 +206,7 @@ pub(super) fn steps_of(
         let mut means = Vec::new();
         for (number, &(shape, setting)) in layers.iter().enumerate() {
             let mut sum = vec![0.0; shape.elements()];
-            // TopK adds the kept values to zeros.
+            // Under TopK, the sum begins with zeros.
             let begins = !matches!(setting, Setting::TopK(_) | Setting::QuantisedTopK(_));
             for (rank, payloads) in all.iter().enumerate() {
                 let first = begins && rank == 0;
@@ -249,8 +250,8 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// The kernel adds four ranks at a time; here some ranks are left over. Codes have all widths, and begin anywhere in a
-/// word. Magnitudes are usual or subnormal.
+/// The kernel adds four ranks at a time; here the number of ranks is not a multiple of four. Codes have all widths, and
+/// may begin at any bit of a word. Magnitudes are usual or subnormal.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (3, 7), (65, 64)];
@@ -281,7 +282,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
         ("ranks -= 2;", "ranks = 0;"),
     ];
     let of_bits = |bits| Setting::Qsgd(Qsgd { bits, bucket: 64, ..Qsgd::default() });
-    // With 2 bits there are elements for which all ranks send zero with a sign.
+    // With 2 bits, there are elements for which all ranks send a zero with a sign.
     let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
     let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
     for (from, to) in edits {
@@ -292,7 +293,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
     }
 }
 
-/// Runs a step in which the values at `at` are `value` on these ranks, and checks its outcome.
+/// Runs a step in which the value at position `at` is `value` on the ranks `spoiled`, and checks the outcome.
 pub(super) fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -325,7 +326,8 @@ pub(super) fn spoiled_step(
         let told = fault.map(|(overflow, layer, index)| {
             (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)
         });
-        // Every rank detects a mean that is out of range for its type. Only the rank with a bad gradient detects that.
+        // Every rank detects a mean that exceeds the range of its type. A value that is not finite is detected only by
+        // its own rank.
         assert_eq!(told, spoiled.contains(&number).then_some((is_finite, at)), "{outcome:?}");
         if fails {
             let means = bytemuck::cast_slice::<u8, u32>(rank.gradients.bytes());
@@ -344,7 +346,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Checks faults with these layers, which have the lengths of [`layers`].
+/// Checks faults in exchanges of `layers`, which must have the lengths of [`layers`].
 pub(super) fn check_faults(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
@@ -376,7 +378,7 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
     for (second, config) in [(&layers, late), (&others, at_home)] {
-        // Messages of another program have another length, so there is room for the longest.
+        // Messages of another program have another length, so the memory is large enough for the longest.
         let mut ranks = [Rank::new(&mut backend, &layers, ExchangeConfig { world: 2, ..at_home })];
         let mut peer = Rank::new(&mut backend, second, ExchangeConfig { world: 2, ..config });
         let values = uniform(peer.expected.len(), 1);
@@ -463,13 +465,13 @@ fn planted_faults_are_found() {
     }
 }
 
-/// The result of a check, or the message of its panic.
+/// Returns the result of a check, or the message of its panic as `Err`.
 pub(super) fn told(check: impl FnOnce() -> Result<usize, String>) -> Result<usize, String> {
     let said = |panic: Box<dyn Any + Send>| panic.downcast::<String>().map_or_else(|_| String::new(), |said| *said);
     catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| Err(said(panic)))
 }
 
-/// The race check covers buckets that several warps share, several spans per block, and means of three ranks.
+/// Runs the race check on buckets that several warps share, on several spans per block, and on means of three ranks.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {

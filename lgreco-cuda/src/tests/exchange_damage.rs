@@ -1,5 +1,5 @@
-//! Tests damaged payloads under QSGD. The kernels must find every payload that the core's decoder refuses before they
-//! write a mean.
+//! Tests damaged payloads under QSGD. Before they write a mean, the kernels must find every payload that the core's
+//! decoder refuses.
 
 use super::backend;
 use super::exchange::{Memory, Rank, bits, config, gathered};
@@ -13,7 +13,8 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
-/// Layers with two spans of one scale each, two scales per bucket, no elements, and a full last byte.
+/// Returns four layers: one with two spans of one scale each, one with two scales per bucket, one without elements, and
+/// one whose last byte is full.
 fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd { bucket: 64, ..Qsgd::default() };
     let settings = [
@@ -25,14 +26,14 @@ fn layers() -> Vec<(Shape, Setting)> {
     settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec()
 }
 
-/// Changed bytes of a layer's payload: the layer, the first byte, and the new bytes.
+/// A change of a layer's payload: the layer, the position of the first changed byte, and the new bytes.
 pub(super) type Damage = (usize, usize, Vec<u8>);
 
 fn float(x: f32) -> Vec<u8> {
     x.to_le_bytes().to_vec()
 }
 
-/// Changed scales. A place is a layer and a byte of its payload.
+/// Returns changes of scales. `places` has a layer and the position of a scale in its payload.
 pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
     let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
     scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()
@@ -46,7 +47,7 @@ fn of_qsgd() -> Vec<Damage> {
     all
 }
 
-/// The damages in `of_scales`, and changes of every header byte and last byte.
+/// Returns the changes in `of_scales`, and changes of every header byte and of the last byte of each payload.
 fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
     let mut all = of_scales.to_vec();
     for layer in 0..layers {
@@ -59,8 +60,8 @@ fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u
     all
 }
 
-/// Runs steps of a rank with damaged payloads of the other rank, for four or more layers. Returns the numbers of
-/// decoded and of refused messages.
+/// Runs steps of one rank of two, with damaged payloads of the other rank. There must be at least four layers. Returns
+/// the numbers of decoded and of refused messages.
 pub(super) fn damaged(
     backend: &mut CudaBackend,
     layers: &[(Shape, Setting)],
@@ -108,8 +109,8 @@ pub(super) fn damaged(
             expected => return Err(format!("{damage:?}: {outcome:?}, decoded by the core: {}", expected.is_some())),
         }
     }
-    // The first faulty layer is reported, whichever rank sent it. A rank that reports its own failure comes before any
-    // payload.
+    // The first faulty layer is reported, regardless of the rank that sent it. If a rank reports a failure of its own,
+    // that rank is reported instead of a faulty payload.
     let mut two = original.clone();
     two[place_of(layers, 3).0] ^= 1;
     two[apart + place_of(layers, 1).0] ^= 1;

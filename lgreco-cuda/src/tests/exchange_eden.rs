@@ -16,7 +16,7 @@ fn eden(bits: u8, scale: Scale) -> Setting {
     Setting::Eden(Eden { bits, scale })
 }
 
-/// Layers of several chunks, of short blocks, of one value and of no values. They have the lengths of
+/// Returns layers with several chunks, with short blocks, with one value and without values. They have the lengths of
 /// [`exchange::layers`].
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let settings = [
@@ -39,7 +39,7 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// Layers under EDEN, TopK in full and in few bits, and QSGD, in turn.
+/// Mixes layers under EDEN with layers under TopK with full values, TopK in few bits, and QSGD.
 #[test]
 fn so_they_are_among_other_layers() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -50,7 +50,8 @@ fn so_they_are_among_other_layers() {
     assert_eq!(steps_of(&mut backend, &all, config(Dtype::F32, 0.6), 2, uniform), Ok(2 * of(&all)));
 }
 
-/// With these widths, codes begin anywhere in a word. Tests even and odd numbers of ranks, and values of all kinds.
+/// Some of these widths let codes begin at any bit of a word. Tests even and odd numbers of ranks, and values of all
+/// kinds.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (65, 64), (1, 1)];
@@ -68,9 +69,9 @@ fn means_of_many_ranks_are_the_cores() {
     }
 }
 
-/// Makes values of any kind from a position and a value between -1 and 1. The kinds are usual values, scales that round
-/// to 0, subnormal numbers, and values that may overflow when decoded. There are also blocks of zeros of both signs,
-/// and one value among zeros.
+/// Returns functions that make values of one kind from a position and a value between -1 and 1. The kinds are usual
+/// values, scales that round to 0, subnormal numbers, values that may overflow when decoded, blocks of zeros of both
+/// signs, and one nonzero value among zeros.
 fn kinds() -> [fn((usize, f32)) -> f32; 6] {
     [
         |(_, x)| x,
@@ -94,14 +95,14 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Damages scales of a full block and of short blocks, headers, and last bytes. One last byte is full and one has
-/// unused bits.
+/// Damages scales of a full block and of short blocks, headers, and last bytes. One of these last bytes is full, and
+/// another has unused bits.
 fn damage(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
     let sides = [(4099, 1), (77, 1), (0, 5), (70, 3)];
     let settings = [3, 5, 1, 8].map(|bits| eden(bits, Scale::Unbiased));
     let layers = sides.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).into_iter().zip(settings);
     let mut scales = scales(&[(0, 24), (0, 28), (0, 32), (1, 24), (3, 36)]);
-    // Decoded values leave the range of f32.
+    // With this scale, decoded values exceed the range of f32.
     scales.push((0, 24, f32::MAX.to_le_bytes().to_vec()));
     damaged(backend, &layers.collect::<Vec<_>>(), &scales)
 }

@@ -1,5 +1,5 @@
-//! Tests failures in exchanges by sums: on one rank, on all ranks, and between ranks that disagree. Also tests for data
-//! races.
+//! Tests failures in exchanges whose layers are summed: on one rank, on all ranks, and between ranks that disagree.
+//! Also checks such exchanges for data races.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, narrowed};
@@ -16,12 +16,12 @@ use lgreco_testing::powersgd::uniform;
 use lgreco_train::CoreError;
 use lgreco_train::exchange::Slip;
 
-/// Layers of all kinds; some make the step end with messages.
+/// Returns layers of all kinds. The layer under QSGD makes the step end with messages.
 fn layers() -> Layers {
     of(&[(30, 20, power(4)), (50, 1, Setting::Dense), (33, 31, Setting::Qsgd(Qsgd::default())), (25, 300, power(3))])
 }
 
-/// The values of all ranks' status records in a buffer. Only one rank has written its record.
+/// Returns the values of the status records of all ranks in a buffer.
 fn slips(memory: &Memory, reduce_dtype: Dtype) -> Vec<Vec<f32>> {
     let (values, len) = (summed(memory, reduce_dtype), Slip::values(reduce_dtype));
     values[values.len() - WORLD * len..].chunks(len).map(<[f32]>::to_vec).collect()
@@ -50,8 +50,8 @@ fn a_gradient_that_is_not_finite_has_the_code_of_training() {
     assert_eq!(NOT_FINITE, u64::from(NON_FINITE_GRADIENT));
 }
 
-/// Runs a step in which the values at `at` are `value` on these ranks. `code` is the status that they report with the
-/// first sum, and `fault` is the fault that they find.
+/// Runs a step in which the value at position `at` is `value` on the ranks `spoiled`. Asserts that these ranks report
+/// `code` with the sums and find `fault`.
 fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -114,11 +114,12 @@ fn faults_of_one_rank_change_nothing_on_any() {
             ((&[][..], 0, 0.0), (0, None)),
             ((&[1][..], 123, f32::NAN), not_finite(0, 123)),
             ((&[0, 2][..], 607, f32::INFINITY), not_finite(1, 7)),
-            // The fault is in the layer whose payload is gathered. Both its message and the sums report it.
+            // The fault is in the layer whose payload is gathered. Both the rank's message and its sums report the
+            // fault.
             ((&[2][..], 650, f32::NAN), not_finite(2, 0)),
             ((&[], 0, 0.0), (0, None)),
             ((&[1][..], 9172, f32::NEG_INFINITY), not_finite(3, 7499)),
-            // Columns of Q have magnitudes from 1 to 2, so that one value is too large for P.
+            // The largest magnitude of each column of Q is from 1 to 2. So this value makes an element of P too large.
             ((&[2][..], 5, 3.4e38), (OVERFLOW, Some(ExchangeFault::Factor { layer: 0 }))),
             ((&[], 0, 0.0), (0, None)),
         ]) {
@@ -135,7 +136,7 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     let mut ranks = ranks(&mut backend, &layers, config);
     for rank in &mut ranks {
         let mut values = vec![0.0f32; rank.elements];
-        // Each row selects another element of Q. The largest element is from 1 to 2.
+        // Each row of the matrix selects another element of Q. The largest element of a column is from 1 to 2.
         (0..40).for_each(|row| values[30 * row + row % 30] = 1.6e38);
         rank.gradients.fill(bytemuck::cast_slice(&values));
     }
@@ -182,7 +183,8 @@ fn ranks_that_disagree_fail_on_all() {
             rank.gradients.fill(bytemuck::cast_slice(&values));
         }
         step(&mut backend, &mut ranks, |_, _, _| ());
-        // The other ranks report the rank that differs from them. That rank reports the first one that differs from it.
+        // The other ranks report the rank that differs from them. That rank reports the first rank that differs from
+        // it.
         for (rank, first) in ranks.iter().zip([1, 0, 1]) {
             let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
             assert_eq!((outcome.rank, outcome.failed, outcome.fault), (Some(first), 1, None));
@@ -210,7 +212,7 @@ fn what_cannot_be_summed_is_refused() {
     assert_eq!((program.sum_values(), program.factor_values()), (0, 0));
 }
 
-/// Runs the three calls of a single rank, and returns the device's error.
+/// Runs the three calls of a step with a single rank. Returns the device's error, if any.
 fn alone(backend: &mut CudaBackend) -> Result<(), Error> {
     let layers = of(&[(45, 300, power(40)), (300, 50, power(70)), (50, 1, Setting::Dense), (300, 20, power(3))]);
     let config = ExchangeConfig { world: 1, ..config(Dtype::F32, 0.5) };
@@ -231,7 +233,7 @@ fn no_race_is_found_until_one_is_planted() {
     let run = |edit| Some(alone(&mut CudaBackend::on(Box::new(Simt::new(Flavour::Races, 2, edit)?))));
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
-    // Tests of rows plant further faults in the code that rows and exchanges share.
+    // The tests of rows plant more faults in the code that rows and exchanges share.
     for (from, to) in planted([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),

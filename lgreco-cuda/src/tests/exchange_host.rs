@@ -1,4 +1,5 @@
-//! Compares exchanges by sums with the exchange of `lgreco-train` in host memory, over steps with warm start.
+//! Compares exchanges whose layers are summed with the exchange of `lgreco-train` in host memory. In later steps,
+//! PowerSGD starts from the factors of the previous step.
 
 use super::backend;
 use super::exchange_sums::{Layers, WORLD, config, floats, layers, near, places, ranks, step};

@@ -1,4 +1,4 @@
-//! Tests buckets whose ranks average shards. These checks are not in the common suite (`space`).
+//! Tests buckets with shards: checks that the common suite (`space`) does not have.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -25,7 +25,7 @@ const WORLD: usize = 3;
 const QSGD: Setting =
     Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic });
 
-/// A layer of one column with these shards.
+/// Returns a layer of one column with the shards `shards`.
 fn layer(setting: Setting, elements: usize, shards: &[u64]) -> DeviceLayer<'_> {
     DeviceLayer { index: elements as u32, shape: Shape::new(elements, 1).unwrap(), setting, shards }
 }
@@ -62,7 +62,7 @@ impl Rank {
     }
 }
 
-/// The range of each rank's part of a memory.
+/// Returns the range of each rank's part of a memory, from the lengths of the parts.
 fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     let mut start = 0;
     lens.iter().map(move |&len| {
@@ -71,7 +71,7 @@ fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     })
 }
 
-/// Performs the collective of all ranks.
+/// Performs the collective that all ranks have requested.
 fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     cuda.synchronise().unwrap();
     // SAFETY: all enqueued work is done.
@@ -117,8 +117,8 @@ fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
     }
 }
 
-/// A sum of payloads leaves the range of f32 in the last rank's shard. Only that rank knows this until it tells the
-/// others.
+/// A sum of payloads exceeds the range of f32 in the last rank's shard. Only that rank knows of the fault until it
+/// reports it to the others.
 fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let layers = [layer(QSGD, 96, &[32, 64, 96]), layer(Setting::Dense, 5, &[5, 5, 5])];
     let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(cuda, &layers, config(rank))).collect();
@@ -239,7 +239,8 @@ fn what_cannot_be_sharded_is_refused() {
     }
 }
 
-/// The error is reported in the header of each message, and after each summed shard.
+/// A rank whose device fails reports the error in the header of each message, and after the values of each summed
+/// shard.
 #[test]
 fn what_the_device_refuses_is_told_to_all_owners() {
     let of_device = Arc::new(Calls::default());
@@ -257,14 +258,14 @@ fn what_the_device_refuses_is_told_to_all_owners() {
             .map(|(&at, &word)| (at - from, word))
             .collect()
     };
-    /// The next collective.
+    /// Returns the request for the next collective.
     fn next<'r>(rank: &'r mut Rank, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'r>>, Error> {
         // SAFETY: a counting device uses no address.
         unsafe { rank.bucket.next(cuda) }
     }
     let Ok(Some(Request::ReduceScatterSum { lens, values })) = next(&mut rank, &mut cuda) else { panic!("not a sum") };
     assert_eq!(lens, [2 + 3, 3, 5 + 3]);
-    // This rank's status record is the second of each shard.
+    // This rank's status record is the second one after the values of each shard.
     let told: Vec<_> = words(values.address, 4 * values.len);
     assert_eq!(told.iter().map(|&(at, _)| at).collect::<Vec<_>>(), [4 * 3, 4 * 6, 4 * 14]);
     let code = u64::from(refused.to_core().code());

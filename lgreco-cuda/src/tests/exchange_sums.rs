@@ -17,11 +17,11 @@ use lgreco_testing::powersgd::{check_orthonormal, uniform};
 
 pub(super) type Layers = Vec<(Shape, Setting)>;
 
-/// Number of ranks; some tests treat one of them differently.
+/// Number of ranks. Some tests treat one rank differently from the others.
 pub(super) const WORLD: usize = 3;
-/// Factor of uncompressed values before they are summed.
+/// The factor by which uncompressed values are multiplied before they are summed.
 const SHARE: f32 = 0.25;
-/// Tolerance of numbers, relative to the largest of their kind.
+/// Tolerance of a number, relative to the largest number in the same list.
 const NEAR: f64 = 1e-4;
 
 pub(super) fn power(rank: u32) -> Setting {
@@ -32,9 +32,9 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
-/// Layers of every kind. They cover each width of a product, products with several panels, and chunks of both products.
-/// One Gram matrix is too large for shared memory. Some ranks exceed the sides, some ends are odd, and one layer has no
-/// elements.
+/// Returns layers of every kind. They cover each width of a product, products with several panels, and chunks of both
+/// products. One Gram matrix is too large for shared memory. Some ranks exceed a side of the matrix, some sizes are
+/// odd, and one layer has no elements.
 pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),
@@ -50,8 +50,8 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// Ranges of a layer: of its values, of its `P` and `Q` (or its values) in the sums, and of its `P` among the
-/// orthonormal factors.
+/// The ranges of a layer: the range of its values, the ranges of its `P` and `Q` (or its values) in the sums, and the
+/// range of its `P` among the orthonormal factors.
 pub(super) struct Place {
     pub(super) shape: Shape,
     pub(super) setting: Setting,
@@ -98,7 +98,7 @@ pub(super) fn floats(memory: &Memory) -> Vec<f32> {
     bytemuck::cast_slice(memory.bytes()).to_vec()
 }
 
-/// The summed values and status records, as f32.
+/// Returns the summed values and the status records, as f32.
 pub(super) fn summed(memory: &Memory, dtype: Dtype) -> Vec<f32> {
     let halves = || memory.bytes().as_chunks().0.iter().map(|&bytes| Bf16(u16::from_ne_bytes(bytes)));
     if dtype == Dtype::F32 { floats(memory) } else { halves().map(Bf16::to_f32).collect() }
@@ -124,7 +124,7 @@ impl Rank {
         backend.gpu_mut().read(Part { address, bytes: 4 * values as u64 }).unwrap()
     }
 
-    /// The valid halves of residuals and factors.
+    /// Returns the valid half of the residuals and the valid half of the factors.
     pub(super) fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
         let ExchangeOutcome { residuals, factors, .. } = backend.exchange_outcome(&self.exchange).unwrap();
         let slip = if self.reduce_dtype == Dtype::F32 { 1 } else { 3 };
@@ -148,7 +148,7 @@ pub(super) fn ranks(backend: &mut CudaBackend, layers: &Layers, config: Exchange
     (0..WORLD as u32).map(|rank| Rank::new(backend, layers, of(rank))).collect()
 }
 
-/// The sum of all ranks' parts, rounded after each addition to the type in which they travel.
+/// Returns the sum of the parts of all ranks, rounded after each addition to the type in which the parts are sent.
 fn sum_of(parts: impl Iterator<Item = Vec<f32>>, dtype: Dtype) -> Vec<f32> {
     let add = |sum: Vec<f32>, part: Vec<f32>| {
         let both: Vec<f32> = sum.iter().zip(part).map(|(sum, x)| sum + x).collect();
@@ -164,7 +164,7 @@ fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
     ranks.iter_mut().for_each(|rank| which(rank).fill(&narrowed(&sum, dtype).0));
 }
 
-/// The point in a step at which a test inspects the ranks.
+/// The call after which a test inspects the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum After {
     Project,
@@ -212,12 +212,12 @@ pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     ExchangeConfig { dtype, world: WORLD as u32, stream, gain, ..ExchangeConfig::default() }
 }
 
-/// Returns an error text unless all numbers are close to the expected ones, relative to the largest.
+/// Returns an error text unless all numbers are close to the expected numbers, relative to the largest expected number.
 pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     near_as(what, found, expected, Dtype::F32)
 }
 
-/// Like [`near`], for numbers of this type. Rounding may change them to a neighbouring number.
+/// Like [`near`], for numbers of this type. Rounding to this type may change a number to an adjacent one.
 fn near_as(what: &str, found: &[f32], expected: &[f32], dtype: Dtype) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
     let apart = |x: f32| if dtype == Dtype::F32 { 0.0 } else { f64::from(x).abs() / 128.0 };
@@ -232,7 +232,7 @@ fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     if bits(found) == bits(expected) { Ok(()) } else { Err(what.into()) }
 }
 
-/// The last step's factor. Its zero columns are replaced by those of the start matrix.
+/// Returns the `Q` of the last step. Columns of the random start matrix replace its zero columns.
 fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0; last.len()];
     start_matrix(stream, place.shape.cols(), place.rank as u32, &mut q).unwrap();
@@ -294,7 +294,7 @@ impl Known<'_> {
         near_as("Q", q, &narrowed(&expected_q, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// The next residual for these factors.
+    /// Returns the next residual if these are the factors.
     fn residual(&self, gain: f32, p: &[f32], q: &[f32]) -> Vec<f32> {
         let (_, mut sent) = narrowed(self.offered, self.reduce_dtype);
         if self.place.setting != Setting::Dense {
@@ -390,7 +390,8 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
             compared += rank.elements;
         }
-        // Nothing is lost: the mean is the mean of all sent values, up to the rounding of the sum.
+        // The mean must equal the mean of all sent values, up to the rounding of the sum. A larger difference means
+        // that values are lost.
         let apart = if reduce_dtype == Dtype::F32 { 1e-5 } else { 3e-2 };
         let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < apart);
         if !kept {
@@ -417,7 +418,7 @@ fn sums_factors_residuals_and_means_are_the_cores() {
     }
 }
 
-/// There are more layers than a warp searches at a time.
+/// The bucket has more layers than a warp can search at the same time.
 #[test]
 fn many_small_layers_find_their_work() {
     let Some(mut backend) = backend(flavour(), 0) else { return };

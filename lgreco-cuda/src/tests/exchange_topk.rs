@@ -22,9 +22,10 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
-/// Layers with every layout of positions and every type of values. Some are gathered and some are not. They have
-/// several spans, odd ends, no elements, or keep all elements. The last three are so large that not all values have
-/// room; other layers lie between them.
+/// Returns layers with every layout of positions and every type of values. The kept values of some layers are gathered,
+/// and those of others are not. There are layers of several spans, of odd lengths and without elements, and layers that
+/// keep all elements. The last three layers are so large that the memory for gathered values cannot hold all of their
+/// values. Other layers lie between these three.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
@@ -89,8 +90,8 @@ pub(super) fn check_bytes(backend: &mut CudaBackend, layers: &[(Shape, Setting)]
     assert!(rest.is_empty());
 }
 
-/// Tests magnitudes that are equal, few, far apart, adjacent, or tiny. In some cases gathered values have no room. Ties
-/// end at all places.
+/// Tests magnitudes that are equal, few, far apart, adjacent, or tiny. In some cases the gathered values do not fit
+/// into their memory. The k-th largest value may be at any position among equal values.
 #[test]
 fn so_they_are_of_magnitudes_of_any_kind() {
     let layers = layers();
@@ -114,8 +115,8 @@ fn so_they_are_of_magnitudes_of_any_kind() {
     }
 }
 
-/// There are more ranks than a warp has lanes. Values of several ranks are fetched together, and some ranks are left
-/// over.
+/// There are more ranks than a warp has lanes. The kernel fetches the values of several ranks together, and the number
+/// of ranks is not a multiple of their number.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let layers = [top(130, 97, 126, Dtype::F32), few(97, 21, 301, 5), top(7, 1, 7, Dtype::F16), few(64, 65, 2001, 2)];
@@ -142,7 +143,7 @@ fn spoiled_steps(backend: &mut CudaBackend) {
     let layers = layers();
     let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
     let mut ranks = ranks(backend, &layers, config);
-    // The last two are in layers that are not gathered completely.
+    // The last two faults are in layers whose values are not all gathered.
     let steps: [(&[usize], usize, f32); 7] = [
         (&[], 0, 0.0),
         (&[1], 12_613, f32::NAN),
@@ -176,8 +177,8 @@ fn values_too_large_for_what_they_are_sent_in_are_faults() {
     }
 }
 
-/// The means must be those of the payloads that the core decodes, or the payload's rank must be reported. Nothing else
-/// may change.
+/// If the core decodes the damaged payload, the means must equal those from the core. If the core refuses it, the rank
+/// that sent it must be reported. Nothing else may change.
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -243,7 +244,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     assert!(good > 10 && broken > 20, "{good} decoded, {broken} broken");
 }
 
-/// The position and length of a layer's payload in a message.
+/// Returns the position and the length of a layer's payload in a message.
 pub(super) fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
     let len = |(shape, setting): &(Shape, Setting)| setting.payload_len(*shape, Dtype::F32).unwrap();
     let before = layers[..number].iter().map(|layer| len(layer).next_multiple_of(16));
@@ -276,7 +277,8 @@ fn edited(
     let edits = edits.into_iter().map(|(from, to)| Edit { module: Module::Selection, from, to });
     let mut backend = CudaBackend::on(Box::new(Simt::edited(flavour, 2, edits.collect())?));
     let layers = layers();
-    // There are more ties than room. In the layer with two bits, magnitudes are far apart.
+    // There are more equal magnitudes than the memory for gathered values can hold. In the layer with two bits,
+    // magnitudes are far apart.
     let two_bits = layers
         .iter()
         .position(|(_, setting)| matches!(setting, Setting::QuantisedTopK(few) if few.keep > 0 && few.bits == 2));
@@ -309,7 +311,7 @@ fn no_race_is_found_until_one_is_planted() {
 #[ignore = "slow"]
 fn planted_faults_are_found() {
     let edits = [
-        // Codes that cross into the next word lose their upper bits.
+        // With this edit, codes that cross into the next word are written without their upper bits.
         ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
         ("u32 size = fits ? positions.all : ", "u32 size = true ? positions.all : "),
         ("goes || has_all", "goes"),
@@ -323,7 +325,7 @@ fn planted_faults_are_found() {
         ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
-        // With a wrong sample, the gathered values have no room.
+        // With a wrong sample, the gathered values do not fit into their memory.
         let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
         let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));
         let Some(outcome) = edited(Flavour::Plain, 2, no_room.into_iter().chain([(from, to)])) else { return };

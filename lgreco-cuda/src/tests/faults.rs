@@ -1,4 +1,4 @@
-//! Tests that the kernels have no data races and no memory errors, and that planted ones are found.
+//! Tests that the kernels have no data races and no memory errors, and that planted races and errors are found.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
@@ -24,7 +24,7 @@ fn no_kernel_has_a_data_race() {
 fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     let library = Command::new("g++").arg("-print-file-name=libasan.so").output();
     let path = library.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    // If g++ has no such file, it repeats the name.
+    // If g++ has no such file, it prints the name without a folder.
     let Some(path) = path.filter(|path| path.contains('/')) else {
         unavailable("no g++ with an address sanitizer");
         return None;
@@ -34,7 +34,7 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     Some(command.env("ASAN_OPTIONS", "detect_leaks=0").output().unwrap())
 }
 
-/// All tests that can run under the sanitizers.
+/// The tests that run under the sanitizers.
 const SANITIZED: [&str; 29] = [
     "tests::conformance",
     "tests::exchange::payloads",
@@ -80,7 +80,7 @@ fn the_suites_pass_under_the_sanitizers() {
     }
 }
 
-/// A backend with an edited kernel.
+/// Returns a backend with an edited kernel.
 fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str) -> Option<CudaBackend> {
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
@@ -142,7 +142,7 @@ fn a_write_out_of_bounds_is_found() {
     assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
-/// Runs in the process of the test above: a kernel writes out of bounds.
+/// Runs in the process that the test above starts. A kernel writes out of bounds.
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {

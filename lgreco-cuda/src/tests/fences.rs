@@ -1,5 +1,5 @@
-//! Tests communication between blocks of one launch. There are fences on both sides of the atomic that finds the last
-//! block. The race check must find each missing fence, and the shipped PTX must contain all fences.
+//! Tests communication between blocks of one launch. Kernels have fences before and after the atomic operation that
+//! finds the last block. The race check must find each missing fence, and the shipped PTX must contain all fences.
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
@@ -14,19 +14,19 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 
-/// The work to run: a row, or one payload.
+/// The work to run: to measure a row, or to make one payload.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Row(Candidates<'a>),
     Payload(Setting),
 }
 
-/// Runs work with an edited module. In it, the last block reads results of other blocks. Returns the race that is
-/// found: `None` without g++, and an empty text if there is no race.
+/// Runs work in which the last block reads results of other blocks, with an edited module. Returns the text that
+/// describes the race. The text is empty if there is no race. Returns `None` if there is no g++.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
     let (rows, cols, what) = match module {
-        // There is more than one chunk. The last k drop few values, so that bins are refined.
+        // There is more than one chunk. The last values of k drop few values, so that bins are refined.
         Module::TopK => {
             (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
         }
@@ -46,7 +46,7 @@ fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> 
     Some(said)
 }
 
-/// Whether the work succeeds.
+/// Runs the work, and returns whether it succeeds.
 fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> bool {
     match what {
         What::Row(candidates) => {
@@ -61,7 +61,7 @@ fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> boo
     }
 }
 
-/// The code around the atomic, in both `is_last` and `comes_last`.
+/// The code before and after the atomic operation, in both `is_last` and `comes_last`.
 const BEFORE: &str = "    __threadfence();\n    __syncthreads();\n";
 const AFTER: &str = "    __syncthreads();\n    __threadfence();\n";
 
@@ -71,7 +71,8 @@ const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
 /// Edits that remove the release fence or the acquire fence.
 const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
 
-/// Edits with too weak an order: only one thread fences, or a barrier is missing between the writes and the atomic.
+/// Edits that leave too weak an order: only one thread executes the fence, or there is no barrier between the writes
+/// and the atomic operation.
 const WITH_TOO_LITTLE: [(&str, &str); 3] = [
     (BEFORE, "    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n    __syncthreads();\n"),
     (BEFORE, "    __threadfence();\n"),
@@ -98,8 +99,8 @@ fn a_fence_that_orders_too_little_is_found() {
     }
 }
 
-/// Either blocks read what others write later, which is also a race. Or a block wrongly takes itself for the last one,
-/// and clears what others read later.
+/// Edits kernels so that every block takes itself for the last one. In one kernel, blocks then read what other blocks
+/// write later. In another, blocks write what other blocks read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
     for (module, from, kind) in some([
@@ -111,8 +112,8 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// Fences are also enough if only the thread with the atomic executes them. The check accepts any load of data that
-/// fences order. So it cannot tell whether the compiler may omit or move the load in `fresh`.
+/// Fences also suffice if only the thread that executes the atomic operation executes them. The check accepts every
+/// load of data that fences order. So it cannot find out whether the compiler may omit or move the load in `fresh`.
 #[test]
 fn other_ways_that_are_right_are_no_races() {
     let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
@@ -127,8 +128,8 @@ fn other_ways_that_are_right_are_no_races() {
     }
 }
 
-/// The effect of a line of PTX on the order in which blocks see memory. Atomics are named by the register that has
-/// their address.
+/// The effect of a line of PTX on the order in which blocks see memory. An atomic operation has the name of the
+/// register with its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event<'p> {
     Fence,
@@ -151,8 +152,8 @@ fn event(line: &str) -> Option<Event<'_>> {
     }
 }
 
-/// The number of block counters of a kernel: words that are incremented and then reset to 0. Returns an error unless
-/// each atomic lies between two fences, with a barrier on either side.
+/// Returns the number of block counters of a kernel, which are words that are incremented and then reset to 0. Returns
+/// an error unless each atomic operation lies between two fences, and barriers separate it from both.
 fn counters(body: &str) -> Result<usize, String> {
     let events: Vec<Event<'_>> = body.lines().filter_map(event).collect();
     let is_order = |event: &&Event<'_>| matches!(event, Event::Fence | Event::Barrier);
@@ -171,8 +172,8 @@ fn counters(body: &str) -> Result<usize, String> {
     Ok(found)
 }
 
-/// Kernels whose last block reads the results of other blocks. For each kernel: the number of separately compiled
-/// counters, and whether the last block reads with `fresh`.
+/// Kernels whose last block reads the results of other blocks. Each entry has the module, the kernel, the number of
+/// counters in the compiled code, and whether the last block reads with `fresh`.
 const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::Exchange, "average", 1, false),
     (Module::ExchangeSums, "project", 1, false),
@@ -192,7 +193,7 @@ const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::PowerSgd, "gram", 1, false),
 ];
 
-/// Checks the order of blocks in a module's PTX, and returns an error text.
+/// Checks that the PTX of a module has all fences and barriers around its counters. Returns an error text if not.
 pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
         let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
@@ -208,7 +209,7 @@ pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The check of the PTX must notice missing lines.
+/// The check of the PTX must notice if a line is missing.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
     for module in [Module::TopK, Module::PowerSgd] {

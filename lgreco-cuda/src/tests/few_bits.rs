@@ -23,7 +23,7 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// The core's payload.
+/// Returns the core's payload.
 fn expected(setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, String> {
     let mut payload = vec![0xee; setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap()];
     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
@@ -31,13 +31,13 @@ fn expected(setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, Strin
     encoded.map(|_| payload).map_err(|error| error.to_string())
 }
 
-/// The payload that the device encodes to its memory.
+/// Returns the payload that the device encodes in device memory.
 fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) -> Result<Vec<u8>, String> {
     let held = Held::new(gradient, 0);
     let len = setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap();
     let mut words = vec![0xeeee_eeeeu32; len.div_ceil(4)];
     let address = words.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: there is room for the payload, which lives until the check.
+    // SAFETY: the memory is large enough for the payload, and lives until the check.
     let length =
         unsafe { backend.encode_to_device(setting, &held.gradient(gradient), Stream::default(), address) }.unwrap();
     assert_eq!(length, len);
@@ -45,7 +45,7 @@ fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>
     Ok(bytemuck::cast_slice(&words)[..len].to_vec())
 }
 
-/// The bits of the values that the device decodes.
+/// Returns the bits of the values that the device decodes.
 fn decoded(backend: &mut CudaBackend, setting: &Setting, shape: Shape, payload: &[u8]) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN.to_bits(); shape.elements()];
     let (from, to) = (payload.as_ptr().expose_provenance(), values.as_mut_ptr().expose_provenance());
@@ -54,7 +54,7 @@ fn decoded(backend: &mut CudaBackend, setting: &Setting, shape: Shape, payload: 
     backend.check().map(|()| values).map_err(|failed| failed.error.to_string())
 }
 
-/// The bits of the values that the core decodes.
+/// Returns the bits of the values that the core decodes.
 fn decoded_by_core(payload: &[u8], shape: Shape) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN; shape.elements()];
     let outcome = decode(payload, &mut values).map_err(|error| error.to_string());
@@ -69,7 +69,8 @@ fn check(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) 
     assert!(values == decoded_by_core(&payload, gradient.shape()), "{setting}: {:?}", values.err());
 }
 
-/// Layers keep from one value to all values, in every width and type, with magnitudes of all kinds.
+/// Encodes layers in every type, with magnitudes of all kinds. They keep from one value to all values, in codes of
+/// every width.
 #[test]
 fn payloads_on_the_device_are_the_cores() {
     for order in 0..3 {
@@ -89,7 +90,7 @@ fn payloads_on_the_device_are_the_cores() {
     }
 }
 
-/// Payloads have means even without elements.
+/// Payloads have means even if the layer has no elements.
 #[test]
 fn layers_without_elements_have_payloads() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -123,8 +124,8 @@ fn gradients_that_are_not_finite_are_told_of() {
     assert_eq!(told, 4 * (9 + 1 + 2), "the fourth is infinite in f16, and the last in bf16, too");
 }
 
-/// Changes up to three bits in the bodies of payloads with positions of every kind. Returns how many the core decodes
-/// and how many it refuses; the device must agree.
+/// Changes up to three bits in the bodies of payloads with positions of every kind. Returns how many payloads the core
+/// decodes and how many it refuses. The device must decode and refuse the same payloads.
 fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
     let of = |rows, cols, setting| (Shape::new(rows, cols).unwrap(), setting);
     let layers = [
@@ -143,7 +144,7 @@ fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
         for step in 0..if flavour() == Flavour::Plain { 120 } else { 30 } {
             let (random, mut payload) = (Stream { seed: 29, layer: number, step, ..Stream::default() }, good.clone());
             for flip in 0..1 + u64::from(random.word(0)) % 3 {
-                // Any byte of the body, or one of its first or last bytes.
+                // Chooses any byte of the body, or one of its first or last bytes.
                 let (at, body) = (random.word(2 + 2 * flip) as usize, payload.len() - HEADER_LEN);
                 let byte = [at % body, at % 16, body - 1 - at % 8, body - 1][random.word(1) as usize % 4];
                 payload[HEADER_LEN + byte] ^= 1 << (random.word(3 + 2 * flip) % 8);
@@ -222,14 +223,15 @@ fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
 }
 
 fn check_row(backend: &mut CudaBackend, gradient: Gradient<'_>) {
-    // If all values are kept, the only error comes from sending bin means. It is known more precisely.
+    // If all values are kept, the only error comes from sending the means of bins. Kernels compute this error more
+    // precisely.
     for (keeps, relative) in [(&KEEPS[..], ROWS), (&KEEPS[1..2], 1e-7)] {
         let candidates = Candidates::QuantisedTopK { keeps, bits: &[3, 8, 1, 2, 7, 4, 6, 5] };
         check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
     }
 }
 
-/// Magnitudes that are neighbours in one bin.
+/// Returns values with adjacent magnitudes in one bin.
 fn neighbours(i: usize, _: f32) -> f32 {
     if i == 7 { 1.0078125 } else { 1.0 + (i % 3) as f32 * f32::EPSILON }
 }
@@ -271,7 +273,8 @@ fn planted_faults_in_rows_are_found() {
     }
 }
 
-/// The result words of the rows of these layers. `together` is the workspace that layers may share.
+/// Returns the result words of the rows of these layers. `together` is the limit in bytes on the workspace that layers
+/// share.
 fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Vec<u64>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 2, edit)?));
     let mut word = 0;
@@ -288,8 +291,8 @@ fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Ve
     Some(gpu.read(results).unwrap())
 }
 
-/// Layers, and values of k, that are measured together must have the same rows as each of them alone, for any
-/// workspace.
+/// Layers and values of k that are measured together must have the same rows as if each were measured alone. This must
+/// hold for any size of the workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let values: Vec<Vec<f32>> =
@@ -309,7 +312,7 @@ fn rows_do_not_depend_on_other_layers() {
 fn no_row_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_row(&mut backend, Tensor::new(&values_of(KINDS[7]), 50, 100).gradients()[1]);
-    // Not all values are gathered.
+    // In this layer, not all values are gathered.
     let large = Tensor::new(&uniform(33_001, 3), 33_001, 1);
     let candidates = Candidates::QuantisedTopK { keeps: &[16_500, 33_001], bits: &[2] };
     check_rows(&mut backend, &[Job { gradient: large.gradients()[0], candidates, stream: Stream::default() }], ROWS);

@@ -22,8 +22,8 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 200, "only {decoded} of them by the kernels");
 }
 
-/// Headers are not read, and bodies are arbitrary. The kernels decode some values, or the check reports an error. The
-/// sanitizers find accesses outside the memory.
+/// Decodes arbitrary bodies; headers are not read. The kernels may decode any values, or the check reports an error.
+/// The sanitizers find accesses outside the memory.
 #[test]
 fn damaged_payloads_on_the_device_stay_where_they_are() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -51,7 +51,7 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
     assert!(good > 100 && refused > 10 && method > 10, "{good} decoded, {refused} refused, {method} of other methods");
 }
 
-/// Decodes the seeds of this backend's fuzz test, and inputs that once failed.
+/// Decodes the seeds of this backend's fuzz test, which include inputs that failed in the past.
 #[test]
 fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_cuda");

@@ -1,5 +1,6 @@
 //! Tests the memory layout of layers of more than 2^31 elements. Kernels count elements, spans and bits of positions in
-//! 64 bits. Quantities below 2^32, such as the sides of shapes, have 32 bits; `beyond` runs these kernels.
+//! 64 bits. Quantities below 2^32, such as the sides of shapes, have 32 bits. The tests of `beyond` run the kernels on
+//! such layers.
 
 use super::exchange::{WORLD, config};
 use crate::ExchangeProgram;
@@ -10,7 +11,7 @@ use lgreco::compress::topk::TopK;
 use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 
-/// All offsets are computed without overflow, up to the largest number of elements of a shape.
+/// The offsets of all layers must be computed without overflow, up to the largest number of elements of a shape.
 #[test]
 fn layers_of_more_than_2_31_elements_have_their_places() {
     let qsgd = Setting::Qsgd(Qsgd::default());

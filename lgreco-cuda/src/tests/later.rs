@@ -1,5 +1,5 @@
-//! Tests results that reach the host later. Calls do not wait, allocate or read back. The stand-in for the driver runs
-//! enqueued work only when the host waits.
+//! Tests calls whose results the host reads later. Such calls do not wait, allocate or download. The stand-in for the
+//! driver runs enqueued work only when the host waits.
 #![allow(unsafe_code)]
 
 use super::driver::{State, is_child, run, state};
@@ -15,7 +15,7 @@ fn with_the_fake(test: &str) {
     run("later", test, &[]);
 }
 
-/// The `count` values at `address`, as a slice to write to.
+/// Returns the `count` values at `address` as a mutable slice.
 fn values_mut(address: u64, count: usize) -> &'static mut [f32] {
     // SAFETY: `device` allocated this many values, and no enqueued work uses them yet.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
@@ -96,7 +96,7 @@ fn faults_later() {
     for (number, copy) in copies.iter().enumerate() {
         let outcome = exchange.outcome_of(bytemuck::cast_slice(copy.words())).unwrap();
         seen.push((outcome.step, outcome.failed, outcome.has_failed, outcome.rank, outcome.fault));
-        // The later copies have not been done yet.
+        // The copies after later steps have not run yet.
         let later = copies[number + 1..].iter().all(|copy| copy.words[0] == 0xeeee_eeee_eeee_eeee);
         assert!(later, "step {number}");
     }
@@ -108,7 +108,7 @@ fn faults_later() {
     assert_eq!(state().waits, before.waits, "nobody has waited for the stream");
     assert_eq!(backend.exchange_outcome(&exchange).unwrap().fault, fault(1, 3));
     assert!(exchange.outcome_of(&[0; 8]).is_err());
-    // Arbitrary bytes can be decoded too.
+    // Arbitrary bytes must also be decoded without a panic.
     let bytes = exchange.outcome_address().1;
     for seed in 0..100 {
         let words = uniform(bytes / 4, seed);
@@ -174,11 +174,11 @@ fn rows_later() {
         let norms = Copied::enqueue((window.norms_address(), 8 * 3), stream);
         (norms, Copied::enqueue((results, bytes.results as usize), stream))
     };
-    // The first call loads the kernels, and makes room for tables.
+    // The first call loads the kernels, and enlarges the page-locked memory for tables.
     let (_, first) = enqueue(&mut backend);
     let first = first.words();
     values_mut(results, bytes.results as usize / 4).fill(f32::NAN);
-    // Later enqueued work overwrites this value.
+    // The second enqueued work must overwrite this value.
     values_mut(memory, 1)[0] = 123.0;
     let before = state();
     let (norms, copy) = enqueue(&mut backend);
@@ -192,7 +192,7 @@ fn rows_later() {
     assert_eq!(state().waits, before.waits);
     assert!(values(workspace + bytes.workspace, 64).iter().all(|&x| x == 7.0), "beyond its memory");
     assert_eq!(backend.held_bytes(), 0);
-    // The bits must equal those of the waiting call, which uses the backend's memory.
+    // The bits must equal those of `measure_device`, which waits and uses the backend's own memory.
     let mut expected = rows.clone();
     expected.fill(0.0);
     backend.measure_device(&jobs, &mut expected).unwrap();
@@ -236,7 +236,7 @@ fn not_finite_later() {
         let words = Copied::enqueue((results, bytes.results as usize), stream).words();
         let found = backend.read_rows(&jobs, words, &mut rows);
         let expected = backend.measure_device(&jobs, &mut rows.clone());
-        // NaN does not equal itself, so texts are compared.
+        // NaN does not equal itself, so the texts of the errors are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         assert!(found.unwrap_err().to_string().contains("element 77"), "{damage}");
     }

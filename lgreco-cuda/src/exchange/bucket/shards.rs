@@ -1,5 +1,5 @@
-//! Which parts of a bucket's layers go to which rank. All layers go to all ranks or, with shards, each rank gets the
-//! pieces that it averages.
+//! Determines which pieces of a bucket's layers each rank averages: all layers or, with shards, the pieces that the
+//! rank owns.
 
 use super::DeviceLayer;
 use crate::exchange::program::{ExchangeConfig, ExchangeProgram, Piece};
@@ -41,7 +41,7 @@ fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
 
-/// The first step's [`Moment`], which has its rank, route, seed and number, and the program for the device.
+/// Returns the [`Moment`] of the first step (its rank, route, seed and number), and the program for the device.
 pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<(Moment, ExchangeProgram)> {
     let ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, .. } = config;
     let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
