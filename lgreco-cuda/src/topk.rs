@@ -1,14 +1,15 @@
 //! Measures TopK's rows, with the kernels of `bins.cu` and `topk.cu`.
 //!
-//! A row takes one pass over the values, for any number of k. Blocks count values by exponent and 7 bits of the
-//! significand in shared memory, and sum the lower bits. All sums are integers. If the k-th largest value lies within a
-//! bin, the first pass knows only the bin's count and mean. If an error is then uncertain by more than 2^-14 of itself
-//! (with ties or few values), a second pass divides such bins further. Otherwise the second pass ends immediately.
+//! A row takes one pass over the values, for any number of values of k. In shared memory, blocks count values by
+//! exponent and 7 bits of the significand, and add up the lower bits. All sums are integers. If the k-th largest value
+//! lies within a bin, the first pass knows only the bin's count and mean. This may leave an error uncertain by more
+//! than 2^-14 of its value, for example if many values are equal or if there are few values. In this case a second pass
+//! divides such bins further. In all other cases the second pass ends immediately.
 //!
-//! Layers share their three launches as long as their bins take at most 128 MiB. A layer takes 0.6 MB, or 0.9 MB if
-//! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are integers, and one block makes each
-//! row, so no bit depends on the number of layers. Bins are filled with zeros once. Kernels clear the bins that they
-//! have filled and touch no others: a small layer, such as a bias, has far more bins than values.
+//! Layers share three launches while their bins take at most 128 MiB in all. A layer takes 0.6 MB, or 0.9 MB if values
+//! are rounded before they are sent, and for each k 1 KiB, or 3 KiB with rounding. Sums are integers, and one block
+//! makes each row, so no bit depends on the number of layers. Bins are filled with zeros once. After that, kernels
+//! clear only the bins that they have filled, because a small layer, such as a bias, has far more bins than values.
 
 use crate::Result;
 use crate::device::Part;
@@ -60,14 +61,16 @@ impl Row {
     ];
 }
 
-/// Number of elements that a layer has in each array of `Bins` in `bins.cu`: one per bin, then one per exponent.
+/// Number of elements that a layer has in each array of `Bins` in `bins.cu`: first one per bin, and then one per
+/// exponent.
 const PLACES: u64 = (128 + 1) * 280;
 /// Number of parts into which a refined bin is divided.
 const PARTS: u64 = 256;
 /// Size of a `Cut`, in bytes.
 const CUT: u64 = 16;
-/// Number of threads in a block, and of values in a chunk.
+/// Number of threads in a block.
 const READERS: u32 = 1024;
+/// Number of values in a chunk.
 const CHUNK: u64 = 32 * READERS as u64;
 /// Largest number of blocks in a launch: enough to fill any device.
 const MOST: u64 = 512;
@@ -83,7 +86,7 @@ pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
 }
 
-/// Number of result words of [`measure`] for a layer: the largest magnitude, then one word per k.
+/// Number of result words of [`measure`] for a layer: one for the largest magnitude, and then one per k.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
@@ -135,8 +138,8 @@ pub(crate) struct Layer<'a> {
     pub(crate) words: usize,
 }
 
-/// Enqueued: measures all layers; their results follow one another. Sending must [round](rounds) the values of all
-/// tensors, or of none.
+/// Enqueued: measures all layers. The results of the layers lie one after another. Sending must [round](rounds) the
+/// values of all tensors or of none.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results: Part) -> Result<()> {
     let (mut rest, mut results) = (layers, results);
     while let Some(Layer { tensor, .. }) = rest.first() {
@@ -149,7 +152,7 @@ pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results:
     Ok(())
 }
 
-/// Number of layers, from the first on, that share launches.
+/// Returns how many of the first layers share launches.
 fn together(layers: &[Layer<'_>], rounds: bool) -> usize {
     let mut all_keeps = 0;
     let fits = |&(index, layer): &(usize, &Layer<'_>)| {

@@ -1,4 +1,4 @@
-//! Tables of layers under TopK, which `tops.cu` reads, and the layout of the memory for all of them.
+//! Tables of layers under TopK, which `tops.cu` reads, and the layout of the memory that TopK's kernels use.
 
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Blocks, Gpu, looping_pieces};
@@ -31,12 +31,12 @@ impl Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Parameters for rows. Each measured k counts as a layer. The measured values are f32.
+    /// Parameters for rows. Each measured k is one entry of the table of layers. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
 
-    /// Number of blocks; each takes spans in turn.
+    /// Number of blocks. Each block processes several spans, one after another.
     pub(crate) fn blocks(&self) -> Blocks {
         looping_pieces(self.spans.into())
     }
@@ -100,8 +100,8 @@ impl Top {
     ];
 }
 
-/// Position of a layer or a part of it: index of its first value, byte where its payload begins, and header. `start` is
-/// the offset of a part in its layer.
+/// Position of a layer, or of a part of it: the index of its first value, the offset of its payload in bytes, and the
+/// payload's header. `start` is the offset of the part in its layer, in values.
 pub(crate) struct Place {
     pub(crate) layer: u32,
     pub(crate) first: u64,
@@ -111,8 +111,8 @@ pub(crate) struct Place {
 }
 
 impl Top {
-    /// An entry that only measures `count` values, which begin at index `first`. Nothing is gathered. `errors` is the
-    /// index of the row's first error.
+    /// Returns an entry for the measurement of `count` values, which begin at index `first`. No values are gathered.
+    /// `errors` is the index of the row's first error.
     pub(crate) fn of_row(keep: u32, bits: u32, (first, count): (u64, u32), errors: u64) -> Top {
         let spans = u64::from(count).div_ceil(SPAN) as u32;
         Top { keep, bits, first, count, spans, payload: errors, ..Top::zeroed() }
@@ -123,7 +123,7 @@ impl Top {
         self.spans as usize
     }
 
-    /// The entry for `count` values, as if no other layer came before it.
+    /// Returns the entry for a layer of `count` values, as if it were the first layer.
     pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top> {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
@@ -159,23 +159,30 @@ impl Top {
     }
 }
 
-/// Constants of the kernels: values per span, windows per span, bytes of bitmap per chunk, bins per layer.
+/// Number of values per span, as in the kernels.
 const SPAN: u64 = 4096;
+/// Number of windows per span, as in the kernels.
 const WINDOWS: u64 = 4;
+/// Number of bytes of the bitmap per chunk, as in the kernels.
 const CHUNK: u64 = 4 * BLOCK as u64;
+/// Number of bins per layer, as in the kernels.
 pub(crate) const BINS: u64 = 1 << 13;
-/// Sizes in bytes: of `Cut`, of a span in `Spans`, of an entry, and of `Few`.
+/// Size of `Cut` in bytes.
 pub(crate) const CUT: u64 = 44;
+/// Size of a span in `Spans` in bytes.
 pub(crate) const KEPT: u64 = 20;
+/// Size of an entry in bytes. An entry is a gathered value.
 pub(crate) const ENTRY: u64 = 8;
+/// Size of `Few` in bytes.
 pub(crate) const FEW: u64 = 20 * 128;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
 
-/// Number of entries that a layer has room for. A layer of up to eight spans has room for all its values. A larger
-/// layer has room for k, a 32nd of the layer, and a margin. The margin is nine standard deviations of the sampling
-/// error: a sample of a sixteenth contains a random number of the k largest values. A layer gets no room if k plus the
-/// 32nd exceeds a quarter of the layer: entries of 8 bytes would then take more than 2 bytes per element of the layer.
+/// Returns the number of entries (gathered values) for which a layer gets memory. A layer of up to eight spans gets
+/// memory for all its values. A larger layer gets memory for k values, a 32nd of the layer, and a margin. The margin is
+/// nine standard deviations of the sampling error, which exists because a sample of a sixteenth contains a random
+/// number of the k largest values. A layer gets no memory if k plus the 32nd exceeds a quarter of the layer, because
+/// entries of 8 bytes would then take more than 2 bytes per element of the layer.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
@@ -191,14 +198,15 @@ fn room_of(keep: u32, count: u32) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tops {
     layers: Vec<Top>,
-    /// Number of the layer to which each span (`top_of`) and each chunk (`chunk_of`) belongs.
+    /// Number of the layer to which each span belongs.
     top_of: Vec<u32>,
+    /// Number of the layer to which each chunk belongs.
     chunk_of: Vec<u32>,
-    /// Number of entries that all layers have room for.
+    /// Number of entries for which all layers have memory.
     room: u64,
     /// Number of layers that send codes in few bits.
     few: u32,
-    /// Numbers of layers, spans and chunks that this rank averages; they come first.
+    /// Number of layers, of spans and of chunks that this rank averages. They come first.
     pub(crate) own: [u32; 3],
 }
 
@@ -233,7 +241,7 @@ impl Tops {
         self.own = self.lens();
     }
 
-    /// Numbers of layers, spans and chunks.
+    /// Returns the number of layers, of spans and of chunks.
     pub(crate) fn lens(&self) -> [u32; 3] {
         [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32)
     }
@@ -257,7 +265,8 @@ impl Tops {
         Ok(())
     }
 
-    /// Where the last layer's payload ends in a message, with zeros up to a multiple of 16.
+    /// Returns the offset at which the last layer's payload ends in a message, including the zeros up to a multiple of
+    /// 16.
     pub(crate) fn end(&self) -> u64 {
         self.layers.last().map_or(0, |layer| layer.payload + layer.end.div_ceil(128) * 16)
     }

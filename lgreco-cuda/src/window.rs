@@ -1,7 +1,8 @@
-//! The mean of a model's last gradients on the device, from which a plan is made: launches of `window.cu`.
+//! Keeps the mean of a model's last gradients on the device, from which a plan is made. It launches the kernels of
+//! `window.cu`.
 //!
-//! Means are f32 and have the same bits as those that a planner keeps on the host. Closing a window rounds the means of
-//! 16-bit layers to their type, as the host does before it measures. Rows are then measured on f32 values.
+//! Means are f32 and have the same bits as the means that a planner keeps on the host. Closing a window rounds the
+//! means of 16-bit layers to their type, as the host does before it measures. Rows are then measured on f32 values.
 
 use crate::Result;
 use crate::backend::CudaBackend;
@@ -50,7 +51,7 @@ impl Observed {
     ];
 }
 
-/// Least number of values that is worth a further block.
+/// Number of values per block, up to the limit on the number of blocks.
 const PER_BLOCK: u64 = 16384;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
@@ -66,15 +67,15 @@ fn blocks(shape: Shape) -> u64 {
 /// The mean of a model's last gradients in device memory, layer after layer, from which a plan is made.
 /// [`observe`](CudaBackend::observe) adds each step's gradients, without copying them.
 /// [`close_window`](CudaBackend::close_window) ends the window. [`enqueue_rows`](CudaBackend::enqueue_rows) then
-/// measures its [gradients](DeviceWindow::gradient). None of these waits, allocates or reads back.
+/// measures the window's [gradients](DeviceWindow::gradient). None of these calls waits, allocates or downloads.
 ///
 /// ```no_run
 /// use lgreco::gradient::{Dtype, Shape};
 /// use lgreco_cuda::{CudaBackend, DeviceWindow, Error};
-/// /// The mean of two steps; `allocate` gives device memory, and `backward` the address of a layer's gradient there.
+/// /// Averages two steps. `allocate` returns device memory, and `backward` the device address of a gradient.
 /// fn window(cuda: &mut CudaBackend, allocate: impl Fn(u64) -> u64, backward: impl Fn() -> u64) -> Result<DeviceWindow, Error> {
 ///     let layers = [(Shape::new(64, 64)?, Dtype::Bf16)];
-///     // SAFETY: the trainer's, as large, and used on the backend's stream alone.
+///     // SAFETY: the trainer's memory is large enough, and only work on the backend's stream uses it.
 ///     unsafe {
 ///         let window = cuda.begin_window(&layers, allocate(DeviceWindow::bytes(&layers)))?;
 ///         for step in 1..=2 {
@@ -102,18 +103,19 @@ impl DeviceWindow {
         layers.iter().map(|&(shape, _)| mean_bytes(shape)).sum::<u64>() + rest
     }
 
-    /// The mean of a layer, in f32; `None` if there is no such layer. Measure it after the window is closed.
+    /// Returns the mean of a layer, in f32, or `None` if no layer has this number. Measure the mean only after the
+    /// window is closed.
     pub fn gradient(&self, layer: usize) -> Option<DeviceGradient> {
         let (&part, &(shape, _)) = (self.means.get(layer)?, self.layers.get(layer)?);
         Some(DeviceGradient::of_part(part, Dtype::F32, shape))
     }
 
-    /// The address of one f64 per layer: the squared norms of the means, once the window is closed.
+    /// Returns the address of one f64 per layer: after the window is closed, the squared norm of the layer's mean.
     pub fn norms_address(&self) -> u64 {
         self.norms.address
     }
 
-    /// The rows of the table for `gradients`, then the layer of each block.
+    /// Returns the rows of the table for `gradients`, and the layer of each block.
     fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>)> {
         let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.layers.len()];
@@ -156,7 +158,7 @@ fn mean_bytes(shape: Shape) -> u64 {
     (4 * shape.elements() as u64).next_multiple_of(ALIGN)
 }
 
-/// Bytes of the tables, of partial sums and of norms.
+/// Returns the sizes of the tables, of the partial sums and of the norms, in bytes.
 fn sizes(layers: &[(Shape, Dtype)]) -> [u64; 3] {
     let blocks: u64 = layers.iter().map(|&(shape, _)| blocks(shape)).sum();
     let count = layers.len() as u64;
@@ -191,14 +193,14 @@ impl CudaBackend {
         Ok(DeviceWindow { layers: layers.to_vec(), means, table, partials, norms })
     }
 
-    /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means. `gradients` has layers and
-    /// the addresses of their gradients, in the layers' types. A mean becomes `mean · (steps - 1) / steps + gradient /
-    /// steps`. A layer that is not observed in a step keeps its mean.
+    /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means. `gradients` has pairs of a
+    /// layer's number and the address of its gradient, in the layer's type. A mean becomes `mean · (steps - 1) / steps
+    /// + gradient / steps`. A layer that is not observed in a step keeps its mean.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for an unknown or repeated layer, and if `steps` is 0.
     /// [`Memory`](crate::Error::Memory) if an address is 0 or not a multiple of the size of a value. Errors of the
-    /// device. After any other error, no work has been enqueued.
+    /// device. After any error except errors of the device, no work has been enqueued.
     ///
     /// # Complexity
     /// It reads gradients and means once, and writes the means once.
@@ -229,7 +231,7 @@ impl CudaBackend {
     /// # Complexity
     /// It reads the means once, and writes those of 16-bit layers once.
     pub fn close_window(&mut self, window: &DeviceWindow) -> Result<()> {
-        // No gradient is read: the means stand in for them.
+        // The kernel that closes a window reads no gradients, so the means' addresses take their place in the table.
         let means = window.means.iter().map(|mean| mean.address).enumerate();
         let (rows, layer_of) = window.table(means)?;
         let gpu = self.gpu_mut();

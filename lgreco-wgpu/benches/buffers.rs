@@ -1,10 +1,11 @@
-//! Benchmarks of rows (of one layer and of 150 layers), payloads and error feedback, for 2^26 f32 values in a buffer of
-//! the device. It prints the time in milliseconds, the bandwidth as a share of a copy's bandwidth in the same run, and
-//! the CPU's time as a multiple. The bandwidth counts the bytes that must be read and written. These 256 MiB exceed the
-//! caches of GPUs. `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
+//! Measures rows (of one layer and of 150 layers), payloads and error feedback, for 2^26 f32 values in a buffer of the
+//! device. The benchmark prints the time in milliseconds, the bandwidth as a share of a copy's bandwidth in the same
+//! run, and the CPU's time as a multiple of the GPU's. The bandwidth counts the bytes that must be read and written.
+//! The values take 256 MiB, more than the caches of GPUs can hold. The environment variable `LGRECO_BENCH_ELEMENTS`, a
+//! multiple of 4096, replaces 2^26.
 //!
 //! Every measured result is also checked. On llvmpipe, which runs shaders on the CPU, the times say nothing about GPUs.
-//! `tests/run` runs this bench there with few values, for the checks.
+//! `tests/run` runs this benchmark there with few values, only for the checks.
 
 use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::eden::Eden;
@@ -25,7 +26,7 @@ const LAYERS: usize = 150;
 /// Rank of PowerSGD's payloads.
 const RANK: u32 = 4;
 
-/// With fewer values than this, times mean nothing, so one run is enough.
+/// With fewer values than this, times are not meaningful, so one run is enough.
 const FEW: usize = 1 << 20;
 
 fn elements() -> usize {
@@ -79,7 +80,7 @@ impl Bench {
         4 * self.shape.elements() as u64
     }
 
-    /// Writes the gradient to its buffer again.
+    /// Writes the gradient's original values to its buffer.
     fn refill(&self) {
         self.backend.queue().write_buffer(&self.held, 0, bytemuck::cast_slice(&self.values));
     }
@@ -92,14 +93,14 @@ impl Bench {
         Gradient::new(Values::F32(&self.values), self.shape).expect("a value per element")
     }
 
-    /// Prints a line about an operation that must move this many bytes.
+    /// Prints a line about an operation that must read and write `bytes` bytes in all.
     fn line(&self, name: &str, bytes: u64, here: f64, cpu: f64) {
         let rate = bytes as f64 / here;
         let share = 100.0 * rate / self.bandwidth;
         println!("{name:<48} {:>10.3} {:>10.2} {share:>12.1} % {:>12.2}", 1e3 * here, rate / 1e9, cpu / here);
     }
 
-    /// The values in a buffer.
+    /// Returns the values in a buffer.
     fn read(&self, buffer: &wgpu::Buffer) -> Vec<f32> {
         let (device, queue) = (self.backend.device(), self.backend.queue());
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
@@ -189,7 +190,7 @@ fn payloads(bench: &mut Bench) {
     }
 }
 
-/// Asserts that values equal the expected ones, or nearly so unless `exact`.
+/// Asserts that values equal the expected values. Unless `exact`, they may differ slightly.
 fn check_near(name: &str, found: &[f32], expected: &[f32], exact: bool) {
     if exact {
         let differs = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());

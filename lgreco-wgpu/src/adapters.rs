@@ -4,7 +4,7 @@ use crate::Error;
 use crate::compiler::check_compiler;
 use crate::gpu::check_limits;
 
-/// An adapter, and whether the backend can use it.
+/// Describes an adapter, and says whether the backend can use it.
 ///
 /// ```
 /// for adapter in lgreco_wgpu::adapters() {
@@ -17,11 +17,11 @@ pub struct Adapter {
     pub info: wgpu::AdapterInfo,
     /// The adapter's limits.
     pub limits: wgpu::Limits,
-    /// `Ok`, or why the backend cannot use the adapter.
+    /// `Ok` if the backend can use the adapter, or the error that says why it cannot.
     pub usable: Result<(), Error>,
 }
 
-/// All adapters that wgpu finds, in its order; empty without a driver.
+/// Returns all adapters that wgpu finds, in wgpu's order. The list is empty if there is no driver.
 ///
 /// ```
 /// let usable = lgreco_wgpu::adapters().iter().filter(|adapter| adapter.usable.is_ok()).count();

@@ -1,4 +1,4 @@
-//! The backend: a device, and the core's interface.
+//! [`WgpuBackend`] implements the core's trait [`Backend`] on a device.
 
 use crate::Error;
 use crate::codec::{decode, encode};
@@ -36,8 +36,9 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
-    /// Whether the GPU measures and compresses gradients under this setting: QSGD, TopK (also in few bits), PowerSGD
-    /// and EDEN. Encoding under other settings is an error ([`Error::Method`]), except [`Setting::Dense`].
+    /// Whether the GPU measures and compresses gradients under this setting. It does so under QSGD, TopK (also in few
+    /// bits), PowerSGD and EDEN. Encoding under another setting returns [`Error::Method`], except under
+    /// [`Setting::Dense`].
     ///
     /// ```
     /// use lgreco::compress::{Setting, adacomp::AdaComp, eden::Eden};
@@ -52,7 +53,7 @@ impl WgpuBackend {
         )
     }
 
-    /// Opens the fastest adapter: WebGPU's choice for high performance.
+    /// Opens the adapter that WebGPU chooses for high performance.
     ///
     /// ```
     /// match lgreco_wgpu::WgpuBackend::new() {
@@ -107,7 +108,7 @@ impl WgpuBackend {
     /// ```
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
     /// # let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
-    /// let backend = WgpuBackend::with_device(device.clone(), queue.clone())?; // handles of the same device
+    /// let backend = WgpuBackend::with_device(device.clone(), queue.clone())?; // clones are handles of the same device
     /// assert_eq!(backend.device(), &device);
     /// # Ok::<(), lgreco_wgpu::Error>(())
     /// ```
@@ -130,9 +131,9 @@ impl WgpuBackend {
     }
 
     /// Allocates all device memory that measuring `jobs` needs, compiles the kernels, and returns
-    /// [`held_bytes`](WgpuBackend::held_bytes). Measuring these jobs, or others of the same shapes, then allocates
-    /// nothing more. Without this call the first measurement allocates. Uploads take at most about 256 MiB, or the size
-    /// of the largest gradient if that is more.
+    /// [`held_bytes`](WgpuBackend::held_bytes). After this, measuring these jobs, or other jobs of the same shapes,
+    /// allocates nothing. Without this call, the first measurement allocates the memory. The memory for uploads is at
+    /// most about 256 MiB, or the size of the largest gradient if that is more.
     ///
     /// ```
     /// use lgreco::backend::{Backend, Job};
@@ -165,9 +166,9 @@ impl WgpuBackend {
         Ok(self.held_bytes())
     }
 
-    /// Bytes of device memory held between calls: tables, workspace, and room for uploads and payloads. The first use
-    /// or [`reserve`](WgpuBackend::reserve) allocates it. Later calls of similar size reuse it, and dropping the
-    /// backend frees it.
+    /// Bytes of device memory held between calls: tables, workspace, and buffers for uploads and payloads. The first
+    /// use or [`reserve`](WgpuBackend::reserve) allocates this memory. Later calls of similar size reuse it, and
+    /// dropping the backend frees it.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.memory.held()
     }

@@ -1,4 +1,5 @@
-//! Batches of work for a device. Its commands are recorded and submitted together, and all its errors are captured.
+//! Batches of work for a device. The commands of a batch are recorded and submitted together, and all their errors are
+//! captured.
 //!
 //! A batch can also be rehearsed. Recording it then allocates buffers and compiles kernels, and leaves out everything
 //! else. `reserve` uses rehearsals, so the sizes need no separate computation.
@@ -17,7 +18,7 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferBinding, BufferUsages};
 
-/// Work that is recorded to be submitted together. All its errors are captured.
+/// Commands that are recorded and then submitted together. All their errors are captured.
 pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
@@ -47,15 +48,15 @@ impl<P> Task<P> {
     }
 }
 
-/// Words of a task before its parameters.
+/// Number of words of a task before its parameters.
 const IN_FRONT: usize = 4;
 /// Largest size of the tasks of one dispatch, in bytes.
 const TASK_BYTES: usize = PARAMETERS / 4;
 
-/// Approximate upper bound of the bytes that a workgroup reads or writes. Bindings can be larger, because tables are
-/// bound whole.
+/// Approximate upper bound of the bytes that a workgroup reads or writes. A binding can be larger, because it contains
+/// a whole table.
 const GROUP_BYTES: u64 = 64 << 10;
-/// Each workgroup counts as reading or writing at least this many bytes: the values of a tile in f32.
+/// Number of bytes that each workgroup is assumed to read or write at least: the values of a tile in f32.
 const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
 
 impl<'g> Batch<'g> {
@@ -64,13 +65,13 @@ impl<'g> Batch<'g> {
         let scopes = Scopes::new(&gpu.device);
         let encoder = gpu.device.create_command_encoder(&Default::default());
         if std::mem::replace(&mut gpu.unfinished, true) {
-            // The buffers of a failed batch may be invalid, or still mapped.
+            // The last batch has failed, so its buffers may be invalid or still mapped.
             gpu.memory.forget();
         }
         Ok(Batch { gpu, encoder, parameters: Vec::new(), given: 0, scopes })
     }
 
-    /// A scratch buffer of at least `bytes` that fits a binding. Its content is lost.
+    /// Returns a scratch buffer of at least `bytes` bytes that fits a binding. Its content is lost.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
         let largest = self.gpu.largest_binding();
         if bytes > largest {
@@ -80,7 +81,7 @@ impl<'g> Batch<'g> {
         self.gpu.scratch(name, bytes)
     }
 
-    /// A buffer of at least `size` bytes, for use until the batch ends. Its content is arbitrary.
+    /// Returns a buffer of at least `size` bytes, for use until the batch ends. Its content is arbitrary.
     pub(crate) fn buffer(&mut self, size: u64, usage: BufferUsages) -> Result<Buffer, Error> {
         self.gpu.take(size, usage)
     }
@@ -109,8 +110,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records a command that sets the first `bytes` of a buffer to zeros. For the limit of a submission, these bytes
-    /// are counted with the dispatches that bind the buffer.
+    /// Records a command that sets the first `bytes` of a buffer to zeros. These bytes are not counted here for the
+    /// limit of a submission, because the dispatches that bind the buffer count them.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
@@ -146,7 +147,7 @@ impl<'g> Batch<'g> {
     }
 
     /// Records `tasks`, which are independent. Consecutive tasks with the same bindings share a dispatch, up to the
-    /// room for parameters and the limit of a submission.
+    /// limits on the size of parameters and of a submission.
     pub(crate) fn run<P: Pod>(&mut self, kernel: Kernel, tasks: Vec<Task<P>>) {
         let most = self.gpu.most_groups();
         let bytes_of_task = 4 * IN_FRONT + size_of::<P>();
@@ -249,7 +250,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Submits the recorded work and waits for it. [`buffer`](Batch::buffer) may then hand out the same buffers again.
+    /// Submits the recorded work and waits for it. After this, [`buffer`](Batch::buffer) may return the same buffers
+    /// again.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.gpu.memory.give_back();
         if self.gpu.rehearsing {
@@ -268,14 +270,14 @@ impl<'g> Batch<'g> {
         self.end(result).map(|()| bytes)
     }
 
-    /// Submits without a wait. [`buffer`](Batch::buffer) may hand out the same buffers again for later work.
+    /// Submits without a wait. After this, [`buffer`](Batch::buffer) may return the same buffers again, for later work.
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
     }
 
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
-        // An error that the device itself has reported is returned before the errors that follow from it.
+        // If the device is lost, that error is returned, because the other errors follow from it.
         let Batch { gpu, scopes, .. } = self;
         let caught = scopes.end();
         gpu.check_lost()?;

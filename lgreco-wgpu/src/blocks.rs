@@ -1,5 +1,5 @@
-//! Blocks of 2048 values of tensors under TopK: how many values each block keeps, and where they are written. Payloads
-//! and rows in few bits use them.
+//! Blocks of 2048 values of tensors under TopK. Kernels count the kept values of each block, and so find where the
+//! block's values are written. Payloads of TopK and rows of TopK in few bits use these blocks.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -9,7 +9,7 @@ use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel};
 use wgpu::Buffer;
 
-/// Bytes of `Bins` of `few_bits.wgsl`: the statistics of one layer's bins.
+/// Size in bytes of `Bins` in `few_bits.wgsl`, which has the statistics of one layer's bins.
 pub(crate) const BINS: u64 = 4 * (2 + 8 * 128);
 
 /// Blocks of tensors, with counts of their kept values.
@@ -21,7 +21,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of tensors, with these parameters; nothing is counted yet.
+    /// Makes the blocks of tensors, with these parameters. All counts are 0.
     pub(crate) fn new(batch: &mut Batch<'_>, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
         let blocks: Vec<usize> = tensors.iter().map(|(tensor, _)| blocks_of(batch, tensor)).collect();
         let sums: usize = blocks.iter().map(|&blocks| cut::sums(blocks)).sum();
@@ -43,7 +43,7 @@ impl Blocks {
         Ok(Blocks { pieces, counts, bins })
     }
 
-    /// A task for each piece, with parameters changed by `change`.
+    /// Returns a task for each piece, with parameters changed by `change`.
     pub(crate) fn changed(&self, bindings: &[(u32, Part)], change: impl Fn(Params) -> Params) -> Vec<Task<Params>> {
         let task = |(piece, params): &(Piece, Params)| {
             let bindings = [&[(1, piece.part.clone())], bindings].concat();
@@ -76,8 +76,8 @@ pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, 
     Ok(blocks)
 }
 
-/// Records the writing of kept values and positions to the places that the parameters name. These places must be zero
-/// before. `within` sets the range of words that are bound.
+/// Records the writing of kept values and positions. The parameters say where they are written, and the memory must be
+/// zero before. `within` sets the range of words that are bound.
 pub(crate) fn write(
     batch: &mut Batch<'_>,
     blocks: &Blocks,

@@ -22,15 +22,16 @@ impl WgpuBackend {
     }
 
     /// Like [`measure_buffers`](WgpuBackend::measure_buffers), but without a wait. The call submits the measurement and
-    /// then a copy of the results to `results`, a buffer of the caller with usage `COPY_DST`. The buffer needs room for
-    /// [`rows_bytes`](WgpuBackend::rows_bytes) from byte `offset` on, a multiple of 4. The call neither waits nor reads
-    /// back. If the caller can map the buffer (`MAP_READ`), no other copy is needed.
-    /// [`read_rows`](WgpuBackend::read_rows) makes the rows from the bytes.
+    /// then a copy of the results to `results`, a buffer of the caller with usage `COPY_DST`. The buffer must have
+    /// [`rows_bytes`](WgpuBackend::rows_bytes) bytes from byte `offset` on, and `offset` must be a multiple of 4. If
+    /// the caller can map the buffer (`MAP_READ`), no other copy is needed. [`read_rows`](WgpuBackend::read_rows) makes
+    /// the rows from the bytes.
     ///
     /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
     /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the caller or
-    /// the backend submits next runs later, so it may overwrite gradients and reuse the workspace. wgpu stages the
-    /// host's writes, the tables of tasks, in its own memory. It reclaims that memory at the next poll or submission.
+    /// the backend submits next runs later, so it may overwrite gradients and reuse the workspace. wgpu copies the
+    /// tables of tasks, which the host writes, through memory of its own. It reclaims that memory at the next poll or
+    /// submission.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -53,7 +54,7 @@ impl WgpuBackend {
     ///
     /// backend.enqueue_rows(&jobs, &results, 0)?;
     /// results.map_async(wgpu::MapMode::Read, .., |mapped| mapped.expect("a buffer that is mapped"));
-    /// // The trainer goes on, and polls the device without waiting. Steps later the buffer is mapped:
+    /// // The trainer continues, and polls the device without waiting. Some steps later the buffer is mapped:
     /// # backend.device().poll(wgpu::PollType::wait_indefinitely())?;
     /// let mut row = [f64::NAN; 2];
     /// backend.read_rows(&jobs, &results.get_mapped_range(..bytes)?, &mut row)?;
@@ -65,10 +66,10 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// The errors of [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not
-    /// fit. Without a job: [`Error::Buffer`] if the results cannot be copied to `results`. wgpu reports errors of the
-    /// driver's calls within this call: [`Error::Refused`], for example for a mapped buffer, and
-    /// [`Error::OutOfMemory`]. After an error the content of `results` must not be used. If the device is lost during
-    /// the work, the next call returns [`Error::Lost`], and mapping the buffer fails.
+    /// fit. Without a job: [`Error::Buffer`] if the results cannot be copied to `results`, and errors that wgpu reports
+    /// within this call: [`Error::Refused`], for example for a mapped buffer, and [`Error::OutOfMemory`]. After an
+    /// error the content of `results` must not be used. If the device is lost during the work, the next call returns
+    /// [`Error::Lost`], and mapping the buffer fails.
     pub fn enqueue_rows(
         &mut self,
         jobs: &[BufferJob<'_>],
@@ -87,7 +88,7 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:
-    /// [`Length`](lgreco::Error::Length), also if the number of bytes is wrong.
+    /// [`Length`](lgreco::Error::Length), also for a wrong number of bytes.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

@@ -27,8 +27,8 @@ pub(crate) fn check_target(buffer: &Buffer, offset: u64, bytes: u64) -> Result<(
 }
 
 impl WgpuBackend {
-    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing,
-    /// and for [`enqueue_rows`](WgpuBackend::enqueue_rows).
+    /// Like [`reserve`](WgpuBackend::reserve), but for [`measure_buffers`](WgpuBackend::measure_buffers) and
+    /// [`enqueue_rows`](WgpuBackend::enqueue_rows), which upload no gradients.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, topk::TopK};
@@ -57,7 +57,7 @@ impl WgpuBackend {
         self.reserve_for(&work(jobs))
     }
 
-    /// [`Backend::measure`](lgreco::backend::Backend::measure) for gradients on the device. Only the rows come back to
+    /// [`Backend::measure`](lgreco::backend::Backend::measure) for gradients on the device. Only the rows are copied to
     /// the host. [`enqueue_rows`](WgpuBackend::enqueue_rows) does the same without a wait.
     ///
     /// ```
@@ -90,7 +90,7 @@ impl WgpuBackend {
         measure(self.gpu(), &work(jobs), rows)
     }
 
-    /// [`Backend::encode`](lgreco::backend::Backend::encode) for a gradient on the device. Only the payload comes back
+    /// [`Backend::encode`](lgreco::backend::Backend::encode) for a gradient on the device. Only the payload is copied
     /// to the host.
     ///
     /// ```
@@ -112,7 +112,7 @@ impl WgpuBackend {
     /// let setting = Setting::Qsgd(Qsgd::default());
     /// let mut payload = vec![0; setting.payload_len(gradient.shape, gradient.dtype)?];
     /// backend.encode_buffer(&setting, &gradient, Stream::default(), &mut payload)?;
-    /// backend.decode_to_buffer(&payload, &buffer, 0)?; // what the receivers will have
+    /// backend.decode_to_buffer(&payload, &buffer, 0)?; // the values that the receivers will have
     /// # Ok(())
     /// # }
     /// ```

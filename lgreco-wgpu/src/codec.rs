@@ -1,4 +1,4 @@
-//! Payloads of all methods: gradients to bytes and back.
+//! Encodes gradients into payloads and decodes payloads, for all methods.
 
 use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
@@ -39,7 +39,7 @@ pub(crate) fn encode(
     };
     header.write(payload)?;
     if shape.elements() == 0 {
-        // In few bits the payload has means even without elements; they are zeros.
+        // A payload of TopK in few bits has means even if the gradient has no elements; these means are zeros.
         payload[HEADER_LEN..len].fill(0);
         if let Setting::Eden(_) = setting {
             payload[HEADER_LEN..len].copy_from_slice(&lgreco::compress::eden::seed(stream).to_le_bytes());
@@ -105,12 +105,12 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// The words of a TopK payload after the header.
+/// Returns the parts with the words of a TopK payload after the header.
 fn of_topk(written: &topk_encode::Written) -> Vec<Part> {
     body(&written.sent).into_iter().chain(written.positions.parts()).collect()
 }
 
-/// The words of a payload after the header.
+/// Returns the parts with the words of a payload after the header.
 fn body(payload: &Tensor) -> Vec<Part> {
     let mut parts: Vec<Part> = payload.parts().collect();
     parts[0].offset += HEADER_LEN as u64;
@@ -128,7 +128,7 @@ fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes an uncompressed payload: the core writes the header and the values.
+/// Makes an uncompressed payload. The core writes the header and the values.
 fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut [u8]) -> Result<usize, Error> {
     let gradient = match input {
         Input::Host(gradient) => return Ok(Dense.encode(gradient, stream, &mut [], payload)?),
@@ -158,7 +158,7 @@ fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut 
     Ok(Dense.encode(&Gradient::new(values, gradient.shape)?, stream, &mut [], payload)?)
 }
 
-/// A payload that the device can decode, by method.
+/// The body of a payload that the device can decode, by method.
 enum Body<'p> {
     Qsgd(Qsgd),
     TopK(positions::Body<'p>),
@@ -167,9 +167,9 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// Returns `None` if the core must decode: methods without kernels (dense, AdaComp, LoCo), empty payloads, and
-    /// payloads that no encoder writes. For PowerSGD also if sides or ranks exceed the kernels' limits, or values are
-    /// near the limits of f32.
+    /// Returns `None` if the core must decode. This is the case for methods without kernels (such as dense, AdaComp and
+    /// LoCo), empty payloads, and payloads that no encoder writes. It is also the case for PowerSGD if sides or ranks
+    /// exceed the kernels' limits, or if values are near the limits of f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),

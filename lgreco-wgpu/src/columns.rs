@@ -1,4 +1,4 @@
-//! Makes the columns of PowerSGD's factors orthonormal: launches of `orthonormal.wgsl`, for several factors together.
+//! Makes the columns of PowerSGD's factors orthonormal, by launches of `orthonormal.wgsl` for several factors together.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -6,7 +6,7 @@ use crate::memory::Scratch;
 use crate::orthonormal::{Tall, dispatches, submit_long};
 use crate::powersgd::{Matrix, Params, Run, kernel};
 
-/// A band of a factor, or triangles, with the parameters of the kernels.
+/// A band of a factor, or the stacked triangles of a factor, with the kernels' parameters.
 struct Piece {
     tall: Tall,
     rows: usize,

@@ -9,7 +9,7 @@ use crate::kernels::{module_of, pipeline_of};
 use crate::scopes::Scopes;
 use wgpu::{Backend, Device};
 
-/// A kernel with a barrier after a return. The return depends on data which all lanes of a workgroup share.
+/// A kernel with a barrier after a return. The return depends on data that are the same for all lanes of a workgroup.
 pub(crate) const PROBE: &str = "
 @group(0) @binding(0) var<storage, read> tasks: array<u32>;
 @group(0) @binding(1) var<storage, read_write> results: array<u32>;
@@ -25,7 +25,7 @@ fn probe(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
 }
 ";
 
-/// `Err`, with a remedy, if the device's compiler refuses constructs of the kernels.
+/// `Err`, with a remedy, if the device's compiler refuses a construct that the kernels use.
 pub(crate) fn check_compiler(device: &Device) -> Result<(), Error> {
     match device.adapter_info().backend {
         Backend::Dx12 => compiles(device, PROBE),

@@ -2,13 +2,14 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Number of words of a layer's tables, and of the counters after them, as in `topk_counters.wgsl`. The tables are
-/// cleared after the sample has been evaluated.
+/// Number of words of a layer's tables, as in `topk_counters.wgsl`. The tables are cleared after the sample has been
+/// evaluated.
 pub(crate) const TABLES: usize = 3 * 4096;
+/// Number of words of a layer's counters, which lie after the tables, as in `topk_counters.wgsl`.
 pub(crate) const COUNTERS: usize = 4512;
-/// Levels of the search for a cut that the sample has missed.
+/// Number of levels of the search for a cut that the sample has missed.
 pub(crate) const LEVELS: u32 = 3;
-/// Words of a block's record.
+/// Number of words of a block's record.
 pub(crate) const RECORD: usize = 4;
 /// Number of blocks whose counts share a sum, which takes two words.
 const TOGETHER: usize = 256;
@@ -18,16 +19,16 @@ const TOGETHER: usize = 256;
 pub(crate) struct Sample {
     /// Base-2 logarithm of the number of values per drawn value.
     pub(crate) stratum: u32,
-    /// Upper and lower bound of the number of sampled values that reach the k-th largest magnitude. Both are 0 if all
-    /// values are kept.
+    /// Upper bound of the number of sampled values that reach the k-th largest magnitude. 0 if all values are kept.
     pub(crate) most: u32,
+    /// Lower bound of the number of sampled values that reach the k-th largest magnitude. 0 if all values are kept.
     pub(crate) least: u32,
 }
 
 impl Sample {
-    /// The sample for the `keep` largest of `elements` values. It draws a sixteenth of up to 2^18 values, and smaller
-    /// shares of up to 2^22 values, down to a 64th. From more values it draws between 2^15 and 2^16, but at least one
-    /// per workgroup.
+    /// Returns the sample for the `keep` largest of `elements` values. From up to 2^18 values it draws a sixteenth.
+    /// From up to 2^22 values it draws a smaller share, down to a 64th. From more values it draws between 2^15 and 2^16
+    /// values, but at least one per workgroup.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
@@ -37,21 +38,21 @@ impl Sample {
         let stratum = bits.saturating_sub(14).clamp(4, 6).max(bits.saturating_sub(16)).min(MOST);
         let part = f64::from(keep) / f64::from(elements);
         let expected = f64::from(keep) / f64::from(1u32 << stratum);
-        // Six standard deviations, and a margin, because small counts are not normally distributed.
+        // Six standard deviations and a margin. The margin is needed because small counts are not normally distributed.
         let apart = 6.0 * (expected * (1.0 - part)).sqrt() + 10.0;
         Sample { stratum, most: (expected + apart).ceil() as u32, least: (expected - apart).max(0.0) as u32 }
     }
 }
 
-/// Largest number of magnitudes that are gathered of `elements` values. Up to 32,768 values are all gathered, because a
-/// sample of so few values is too small. For more values the room is large enough, unless many values lie within a
-/// sixteenth of an octave.
+/// Returns the largest number of magnitudes that are gathered from `elements` values. Up to 32,768 values are all
+/// gathered, because a sample of so few values would be too small. For more values this number suffices, unless many
+/// values lie within a sixteenth of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
     const ALL: usize = 1 << 15;
     if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }
 }
 
-/// Words of the sums of a layer's blocks.
+/// Number of words of the sums of a layer's blocks.
 pub(crate) fn sums(blocks: usize) -> usize {
     2 * blocks.div_ceil(TOGETHER)
 }
@@ -79,7 +80,7 @@ mod tests {
         ] {
             assert_eq!(Sample::new(1, elements).stratum, stratum, "{elements}");
         }
-        // One or none of 16 values may be drawn, so nothing is known.
+        // The sample may have any one of 16 values, so it gives no lower bound.
         assert_eq!(Sample::new(8, 16), Sample { stratum: 4, most: 14, least: 0 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
         // 65,536 of 2^22 values are drawn. Among a tenth of the values, 6,554 ± 76.8 draws are expected.
@@ -87,9 +88,9 @@ mod tests {
         assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
     }
 
-    /// Checks the room for gathered values. These are the values between the ends of the sample's interval, and those
-    /// in the bins of the ends. The first number allows for six standard deviations. A bin is a sixteenth of an octave;
-    /// two bins have 45 of 1000 values of a normal distribution.
+    /// Checks that the gathered values fit. These are the values between the ends of the sample's interval, and the
+    /// values in the bins of the ends. The bound on the number of values in the interval allows for six standard
+    /// deviations. A bin is a sixteenth of an octave. Two bins have 45 of 1000 values of a normal distribution.
     #[test]
     fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
         for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {

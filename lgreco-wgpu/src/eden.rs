@@ -1,8 +1,8 @@
 //! EDEN: launches of `eden.wgsl`, and of `eden_payloads.wgsl` for payloads.
 //!
-//! A workgroup takes a block. Workgroup memory has room for half a block of 4096 values. So the values lie in
-//! registers, and invocations exchange them in two halves. Payloads have the core's bits, because all f32 arithmetic is
-//! done in integers. The f64 arithmetic of norms and scales is done in integers too.
+//! A workgroup processes one block. Workgroup memory can hold half of a block of 4096 values. So the values are in
+//! registers, and invocations exchange them in two halves. Payloads have the core's bits, because the kernels do all
+//! f32 arithmetic in integers. They also do the f64 arithmetic of norms and scales in integers.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -21,7 +21,7 @@ params! {
 }
 
 impl Params {
-    /// These parameters, completed for a piece of a tensor.
+    /// Returns these parameters, completed for a piece of a tensor.
     pub(crate) fn of(self, tensor: &Tensor, piece: &Piece) -> Params {
         let (dtype, first, count) = (tensor.dtype as u32, piece.first as u32, piece.count as u32);
         Params { offset: piece.skip, dtype, first, count, ..self }
@@ -32,7 +32,7 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Eden, entry }
 }
 
-/// A seed's low and high half.
+/// Returns a seed's low and high half.
 fn halves(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
@@ -43,13 +43,13 @@ pub(crate) fn params(scale: Scale, stream: Stream) -> Params {
     Params { least_squares: (scale == Scale::LeastSquares) as u32, seed_low, seed_high, ..Params::default() }
 }
 
-/// Number of EDEN blocks of `elements` values that begin at the start of a block.
+/// Number of EDEN blocks of `elements` values, of which the first begins a block.
 pub(crate) fn blocks(elements: usize) -> usize {
     elements / BLOCK + (elements % BLOCK).count_ones() as usize
 }
 
-/// Uploads the levels of all widths, one grid after another, in 256 words, and then the thresholds halfway between
-/// neighbouring levels.
+/// Uploads the levels of all widths, one grid after another, in 256 words. After them come the thresholds halfway
+/// between adjacent levels.
 pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     let mut levels = LEVELS.concat();
     levels.push(f32::INFINITY);
@@ -59,9 +59,10 @@ pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     batch.upload(bytemuck::cast_slice(&levels))
 }
 
-/// The error of a gradient, if any. `finite` reports the first value that is not finite. `words[1]`, a result word, is
-/// 0, or `!position` for the first value of the first block that does not decode to finite values. The error at the
-/// earlier position is returned, because the core checks block after block.
+/// Returns the error of a gradient, if any. `finite` reports the first value that is not finite. `words[1]` is 0 if all
+/// blocks decode to finite values. If not, it is `!position`, where `position` is that of the first value of the first
+/// other block. Of two errors, the one at the earlier position is returned, because the core checks one block after
+/// another.
 pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Error> {
     let overflow = words[1];
     let is_first = match &finite {

@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.wgsl`.
 //!
-//! A block is rotated once, in f32, and its errors for all widths come from sums. Like the core, the kernels measure
-//! some blocks by decoding them, with the core's bits. These are blocks of fewer than 256 values, and blocks with
-//! errors near the rounding of f32. Such a block is rotated again for each width.
+//! A block is rotated once, in f32, and its errors for all widths are computed from sums. Like the core, the kernels
+//! measure some blocks by decoding them, with the core's bits: blocks of fewer than 256 values, and blocks whose errors
+//! are close to the rounding errors of f32. Such a block is rotated again for each width.
 
 use crate::batch::{Batch, Part, Task};
 use crate::eden::{Params, blocks, grids, kernel, params};
@@ -13,8 +13,8 @@ use lgreco::compress::eden::Scale;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Result words of [`measure`]: two that [`check`](crate::eden::check) reads, and, from the second record on, the sums
-/// of all widths.
+/// Number of result words of [`measure`]. The first record has two words that [`check`](crate::eden::check) reads. The
+/// second record has the sums of all widths.
 pub(crate) const RESULT_WORDS: usize = 2 * RECORD;
 
 /// The widths to measure for a tensor.
@@ -25,7 +25,7 @@ pub(crate) struct Rotated<'a> {
     pub(crate) stream: Stream,
 }
 
-/// Records the measurement of the widths of each row.
+/// Records the commands that measure the widths of each row.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, Rotated<'_>>],
@@ -54,7 +54,7 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_rows, results).map_err(&failed)
 }
 
-/// The squared errors of `bits` from the words that [`measure`] wrote.
+/// Returns the squared errors at the widths `bits`, from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
     let sum = |&bits: &u8| sums::value(words[RECORD + bits as usize - 1], words[RECORD + 8 + bits as usize - 1]);
     bits.iter().map(sum)

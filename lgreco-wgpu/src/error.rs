@@ -1,12 +1,12 @@
 //! Errors of a device.
 //!
-//! These errors contain text. The core's `Error` is `Copy` and only says that the device failed (`Error::Device`), so
-//! the backend keeps the full error (`WgpuBackend::failure`). If the device finds an invalid payload, the core decodes
-//! it again and returns its own error, so that both report the same.
+//! These errors contain text. The core's `Error` is `Copy`, so it cannot contain text and only says that the device
+//! failed (`Error::Device`). The backend keeps the full error (`WgpuBackend::failure`). If the device finds an invalid
+//! payload, the core decodes it again and returns its own error. So the error is the same as without a device.
 
 use lgreco::backend::JobError;
 
-/// Why a call failed: bad input, as the core's error, or the device.
+/// The reason why a call failed: invalid input, or a failure of the device.
 ///
 /// ```
 /// use lgreco_wgpu::Error;
@@ -19,20 +19,20 @@ pub enum Error {
     /// The input is invalid.
     #[error(transparent)]
     Core(#[from] lgreco::Error),
-    /// No adapter was found, or none that can be used.
+    /// No adapter was found, or the backend can use none of them.
     #[error("no GPU to be used: {0}")]
     NoAdapter(String),
     /// The device's limits are too low for the kernels.
     #[error("the device's {what} is {found}, at least {needed} is needed")]
     Limit {
-        /// The limit, by WebGPU's name.
+        /// WebGPU's name of the limit.
         what: &'static str,
         /// The required value.
         needed: u64,
         /// The device's value.
         found: u64,
     },
-    /// The device's shader compiler cannot compile the kernels. FXC, the older compiler of DirectX 12, cannot.
+    /// The device's shader compiler cannot compile the kernels. This is so for FXC, the older compiler of DirectX 12.
     #[error(
         "the device's shader compiler cannot compile the kernels: on DirectX 12 they need DXC. Put dxcompiler.dll next to the program, \
          or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"
@@ -49,9 +49,9 @@ pub enum Error {
     TooLarge {
         /// What is too large.
         what: &'static str,
-        /// Its size in bytes.
+        /// The size of the data in bytes.
         bytes: u64,
-        /// The limit, by WebGPU's name.
+        /// WebGPU's name of the limit.
         limit: &'static str,
         /// The device's limit.
         largest: u64,
@@ -76,7 +76,7 @@ impl Error {
         matches!(self, Error::Core(_) | Error::Buffer { .. } | Error::TooLarge { .. } | Error::Method(_))
     }
 
-    /// The core's error of the same kind. Details of the text are lost.
+    /// Returns the core's error of the same kind, which has fewer details.
     pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
@@ -121,7 +121,7 @@ pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
     move |error| JobError { job: error.is_of_input().then_some(index), error }
 }
 
-/// The error of the first job that failed.
+/// Returns the error of the first job that failed.
 pub(crate) fn first_failure(
     recorded: impl IntoIterator<Item = Result<(), BufferJobError>>,
 ) -> Result<(), BufferJobError> {

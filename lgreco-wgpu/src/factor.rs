@@ -8,7 +8,7 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Number of rows, and of columns, of a tile. The number of rows of a band is a multiple of it.
+/// Number of rows of a tile, and also of columns. The number of rows of a band is a multiple of this number.
 pub(crate) const SIDE: usize = 16;
 
 /// A factor of `rank` columns, cut into bands of rows that fit a binding. A band holds its columns one after the other.
@@ -28,14 +28,15 @@ pub(crate) struct Band {
     pub(crate) rows: usize,
 }
 
-/// Number of rows of a band of at most `window` bytes: at least the rows of one tile, which fit even under the lowest
-/// accepted limits.
+/// Returns the number of rows of a band of at most `window` bytes. It is at least the number of rows of a tile, which
+/// fit even under the lowest accepted limits.
 pub(crate) fn height(window: u64, rank: usize) -> usize {
     ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
 }
 
 impl Factor {
-    /// A factor with its bands in new buffers. `buffer` makes a band's buffer from the band's number, rows and bytes.
+    /// Makes a factor with its bands in new buffers. `buffer` makes a band's buffer from the band's number, rows and
+    /// bytes.
     pub(crate) fn new(
         batch: &mut Batch<'_>,
         rows: usize,
@@ -51,13 +52,13 @@ impl Factor {
         Ok(Factor { bands: bands.collect::<Result<_, Error>>()?, rank, height })
     }
 
-    /// A factor that begins after `at` values of a buffer.
+    /// Returns a factor that begins after `at` values of a buffer.
     pub(crate) fn within(buffer: &Buffer, at: usize, rows: usize, rank: usize) -> Factor {
         let band = Band { buffer: buffer.clone(), at, first: 0, rows };
         Factor { bands: vec![band], rank, height: rows.next_multiple_of(SIDE) }
     }
 
-    /// A factor with the values of `columns`, each of `rows` values.
+    /// Uploads a factor with the values of `columns`. Each column has `rows` values.
     pub(crate) fn upload(batch: &mut Batch<'_>, columns: &[f32], rows: usize, rank: usize) -> Result<Factor, Error> {
         Factor::new(batch, rows, rank, |batch, _, band, _| {
             let mut values = Vec::with_capacity(rank * band.len());
@@ -70,22 +71,22 @@ impl Factor {
         &self.bands
     }
 
-    /// The band that has this row.
+    /// Returns the band that has this row.
     pub(crate) fn band_of(&self, row: usize) -> &Band {
         &self.bands[row / self.height]
     }
 
-    /// Rows of each band except the last.
+    /// Number of rows of each band except the last.
     pub(crate) fn height(&self) -> usize {
         self.height
     }
 
-    /// Cuts that do not cross bands.
+    /// Returns cuts with which no part crosses the end of a band.
     pub(crate) fn cuts(&self, most: usize) -> Cuts {
         Cuts { band: self.height, most }
     }
 
-    /// The parts of a buffer with the columns, one after another.
+    /// Returns the parts of buffers with the columns, one column after another.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let part = |band: &Band, offset, size| Part { buffer: band.buffer.clone(), offset, size };
         if let [band] = &self.bands[..] {

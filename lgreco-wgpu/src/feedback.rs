@@ -36,14 +36,14 @@ const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC)
 ///     mapped_at_creation: false,
 /// });
 /// let residual = BufferResidual { buffer: &buffer, storage: Storage::Int8 };
-/// assert_eq!(buffer.size(), 64 * 576 + 72); // a byte per element, and one per 512
+/// assert_eq!(buffer.size(), 64 * 576 + 72); // one byte per element, and one per 512 elements
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BufferResidual<'a> {
     /// The buffer, of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
     pub buffer: &'a Buffer,
-    /// Format of the residual, with the core's bytes. f32 and bf16 are in row-major order. int8 has a code per element
-    /// and then, without a gap, the exponents of the groups.
+    /// Format of the residual. The bytes are the same as in the core's format. f32 and bf16 are in row-major order.
+    /// int8 has one code per element and then, without a gap, the exponents of the groups.
     pub storage: Storage,
 }
 
@@ -53,7 +53,7 @@ impl BufferResidual<'_> {
         storage.bytes(elements).next_multiple_of(4)
     }
 
-    /// The part with elements from `first` on, without exponents. `first` is a multiple of 2048.
+    /// Returns the part with `count` elements from `first` on, without exponents. `first` must be a multiple of 2048.
     fn part(&self, first: usize, count: usize) -> Part {
         let per_element = match self.storage {
             Storage::F32 => 4,
@@ -64,7 +64,7 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// For int8, the part after the last whole word of codes: up to three codes, and the exponents.
+    /// For int8, returns the part after the last whole word of codes. It has up to three codes, and the exponents.
     fn tail(&self, elements: usize) -> Part {
         let offset = elements as u64 / 4 * 4;
         Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
@@ -72,11 +72,11 @@ impl BufferResidual<'_> {
 }
 
 impl WgpuBackend {
-    /// One step of error feedback for a gradient on the device. It compresses `residual + gradient` into `payload`, and
-    /// keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload and residual
-    /// have the same bits as with the core's [`Residual`](lgreco_train::feedback::Residual) in the same format.
-    /// PowerSGD's payloads may differ from the core's; the residual then has the bits that belong to this backend's
-    /// payload.
+    /// Makes one step of error feedback for a gradient on the device. The call compresses `residual + gradient` into
+    /// `payload`, and keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload
+    /// and residual have the same bits as those that the core's [`Residual`](lgreco_train::feedback::Residual) makes in
+    /// the same format. There is one exception: PowerSGD's payloads may differ from the core's. The residual is then
+    /// the one that the core would compute for this backend's payload.
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does. QSGD's random words also depend
     /// on the step.
@@ -113,14 +113,15 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) unless `gain` is in (0, 1]. [`NonFinite`](lgreco::Error::NonFinite) with
-    /// the gradient's first such element. [`Overflow`](lgreco::Error::Overflow) if a sum leaves the range of f32, or
-    /// the residual leaves the range of its format. [`Error::Buffer`] if the residual's buffer lacks a usage or is too
-    /// short. [`Error::Method`] for [`Setting::Dense`], which leaves no residual, and for AdaComp, which has no
-    /// kernels. Errors of [`encode_buffer`](WgpuBackend::encode_buffer). After an error the residual is unchanged.
+    /// the gradient's first element that is not finite. [`Overflow`](lgreco::Error::Overflow) if a sum exceeds the
+    /// range of f32, or the residual exceeds the range of its format. [`Error::Buffer`] if the residual's buffer lacks
+    /// a usage or is too short. [`Error::Method`] for [`Setting::Dense`], which leaves no residual, and for AdaComp,
+    /// which has no kernels. Errors of [`encode_buffer`](WgpuBackend::encode_buffer). After an error the residual is
+    /// unchanged.
     ///
     /// # Complexity
-    /// Encoding and decoding, and three further passes for bf16 and int8, or two passes and a copy for f32. The
-    /// workspace has eight bytes per element.
+    /// The cost of encoding and decoding, and three more passes over the values for bf16 and int8, or two passes and a
+    /// copy for f32. The workspace has eight bytes per element.
     pub fn encode_with_feedback(
         &mut self,
         setting: &Setting,
@@ -149,7 +150,8 @@ impl WgpuBackend {
             return self.encode_buffer(setting, gradient, stream, payload);
         }
         let overflow = |what| Err(lgreco::Error::Overflow { what }.into());
-        // The residual needs a separate key: the same random bits must not round both payload and residual.
+        // The residual needs a separate seed, because the same random bits must not round both the payload and the
+        // residual.
         let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
         let base = Params {
             storage: residual.storage as u32,
@@ -203,7 +205,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Feedback, entry }
 }
 
-/// Records a pass over `values`, the residual and the offered values together.
+/// Records a pass over `values`, the residual, and the sums of gradient and residual.
 fn pass(
     batch: &mut Batch<'_>,
     entry: &'static str,
@@ -237,14 +239,14 @@ fn pass(
     Ok(())
 }
 
-/// A part of a scratch buffer, as large as the residual's tail at `there`. It is needed because the exponents may begin
-/// at an offset that is not aligned for a binding.
+/// Returns a part of a scratch buffer that is as large as the residual's tail at `there`. Kernels bind this part in
+/// place of the tail, because the tail may begin at an offset that is not aligned for a binding.
 fn scratch_tail(batch: &mut Batch<'_>, there: &Part) -> Result<Part, Error> {
     let buffer = batch.scratch(Scratch::Exponents, there.size)?;
     Ok(Part { buffer, offset: 0, size: there.size })
 }
 
-/// Records the rounding of `values` to int8, into the residual.
+/// Records the commands that round `values` to int8 and write them to the residual.
 fn store_int8(
     batch: &mut Batch<'_>,
     residual: &BufferResidual<'_>,
@@ -259,8 +261,8 @@ fn store_int8(
     Ok(())
 }
 
-/// Records the rounding of `values` into the residual by this kernel. `more` has further bindings, besides the values
-/// and the residual.
+/// Records the commands with which the kernel `entry` rounds `values` and writes them to the residual. `more` has
+/// bindings in addition to those of the values and the residual.
 fn store(
     batch: &mut Batch<'_>,
     entry: &'static str,

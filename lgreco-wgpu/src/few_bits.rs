@@ -1,8 +1,9 @@
 //! Measures rows of TopK in few bits, with the kernels of `few_bits_errors.wgsl`.
 //!
 //! The error of dropped values is measured as for TopK with full values. The values that the largest k keeps are
-//! written once. For each k, they are read once and added to the bins of that k: `O(n + k · candidates)`. The bins'
-//! statistics are exact integers, so subtracting nearly equal sums loses nothing.
+//! written once. For each k, a kernel reads these values once and adds them to the bins of that k. For n values and the
+//! largest k, this takes `O(n + k · candidates)` operations. The statistics of the bins are exact integers, so
+//! subtracting nearly equal sums loses no precision.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -23,8 +24,8 @@ const SUMS: u64 = 4 * 6 * 128;
 /// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Number of result words of [`measure`]: the words of TopK with full values, then mantissa and exponent for each
-/// candidate and each number of bits.
+/// Number of result words of [`measure`]: the words of TopK with full values, and then a mantissa and an exponent for
+/// each k and each number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }
@@ -52,7 +53,8 @@ pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: 
     Ok(())
 }
 
-/// Number of written values of a tensor, padded so that the next tensor's values begin where pieces can begin.
+/// Number of written values of a tensor, padded so that the next tensor's values begin at a multiple of 32, where
+/// pieces can begin.
 fn room_of(sought: &Sought<'_>) -> usize {
     sought.keeps.last().map_or(0, |&most| (most as usize).next_multiple_of(32))
 }
@@ -81,7 +83,7 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     for part in kept.parts() {
         batch.clear(&part.buffer, part.size);
         let window_len = part.size / 4;
-        // Values are written in full. The last window may end at 2^32.
+        // The values are written as f32. The last window may end at 2^32.
         let within = |params| Params { bits: 0, window: window as u32, window_len: window_len as u32, ..params };
         // Positions are not written, so their binding is never used.
         write(batch, &blocks, &state, [&part, &results.into()], within);

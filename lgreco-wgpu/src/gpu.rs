@@ -9,23 +9,23 @@ use lgreco::compress::eden::BLOCK;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// Elements that a workgroup works on.
+/// Number of elements that a workgroup processes.
 pub(crate) const PER_GROUP: usize = 2048;
 
-/// Smallest binding that the kernels accept. It has room for the tables of QSGD and TopK, and for those of PowerSGD
-/// except at high ranks of long matrices. WebGPU's default is 128 MiB.
+/// Smallest limit on the size of a binding that the kernels accept, in bytes. Such a binding can hold the tables of
+/// QSGD and TopK, and those of PowerSGD except for high ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
-/// Smallest limit of workgroups per dimension that the kernels accept; WebGPU's default is 65,535.
+/// Smallest limit on the number of workgroups per dimension that the kernels accept. WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;
 
-/// Alignment of a dispatch's parameters, as bindings require.
+/// Alignment of a dispatch's parameters in bytes, as bindings require.
 pub(crate) const SLOT: usize = 256;
 /// Largest size of the parameters of all dispatches in a submission, in bytes.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
-/// Approximate limit of the bytes that dispatches and copies of a submission read and write. A larger command is
-/// submitted alone. Long submissions trigger the watchdogs of desktops. Each submission costs some tens of
-/// microseconds; in this time a GPU reads a few MiB.
+/// Returns the approximate limit on the bytes that the commands of a submission read and write. A command above the
+/// limit is submitted alone. The limit exists because long submissions trigger the watchdogs of desktops. On the other
+/// hand, each submission takes some tens of microseconds, in which a GPU could read a few MiB.
 const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     match of {
         wgpu::DeviceType::DiscreteGpu => 256 << 20,
@@ -49,7 +49,7 @@ pub(crate) struct Gpu {
     pub(crate) submission: u64,
     /// Whether the last batch has not ended successfully.
     pub(crate) unfinished: bool,
-    /// Whether batches only allocate the memory and compile the kernels that they would use.
+    /// Whether batches are only rehearsed: they allocate the memory and compile the kernels that they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
     pub(crate) rehearsed: Vec<crate::part::Rehearsed>,
@@ -64,16 +64,16 @@ pub(crate) struct Gpu {
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
-    /// Number of payloads decoded here, not by the core.
+    /// Number of payloads that the device decoded, in place of the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
-    /// Number of TopK payloads whose cut the sample has missed.
+    /// Number of TopK payloads for which the sample has missed the cut.
     #[cfg(test)]
     pub(crate) lost_cuts: usize,
-    /// Largest number of bytes of a dispatch with more than one task, by the number of its workgroups.
+    /// Largest size in bytes of a dispatch with more than one task. The size is computed from the number of workgroups.
     #[cfg(test)]
     pub(crate) widest: u64,
-    /// The kind of the device, if tests share it.
+    /// The kind of the device, if tests share the device.
     #[cfg(test)]
     pub(crate) lent: Option<crate::tests::Kind>,
     lost: Arc<Mutex<Option<String>>>,
@@ -101,8 +101,8 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
 }
 
-/// The largest binding in bytes. It stays within u32, because some drivers give shaders a wrong length for longer
-/// bindings.
+/// Returns the size of the largest binding in bytes. It is at most the largest u32, because some drivers report a wrong
+/// length of longer bindings to shaders.
 fn largest_binding(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into()) / 4 * 4
 }
@@ -163,8 +163,8 @@ impl Gpu {
         })
     }
 
-    /// Largest number of elements of a tensor in one dispatch, for any type; a multiple of [`PER_GROUP`] and of EDEN's
-    /// blocks.
+    /// Largest number of elements of a tensor in one dispatch, for any type. It is a multiple of [`PER_GROUP`] and of
+    /// the length of EDEN's blocks.
     pub(crate) fn piece_len(&self) -> usize {
         let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
         groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK
@@ -175,7 +175,7 @@ impl Gpu {
         self.limits.max_compute_workgroups_per_dimension as usize
     }
 
-    /// Bytes of the largest binding.
+    /// Size of the largest binding in bytes.
     pub(crate) fn largest_binding(&self) -> u64 {
         largest_binding(&self.limits)
     }
@@ -197,12 +197,12 @@ impl Gpu {
         waited.map(drop).map_err(|error| Error::Refused(error.to_string()))
     }
 
-    /// A scratch buffer of at least `bytes`, which may exceed a binding. Its content is lost.
+    /// Returns a scratch buffer of at least `bytes` bytes, which may exceed a binding. Its content is lost.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
         self.memory.scratch(&self.device, self.largest(), name, bytes)
     }
 
-    /// A buffer of at least `bytes`, for use until the batch ends. Its content is arbitrary.
+    /// Returns a buffer of at least `bytes` bytes, for use until the batch ends. Its content is arbitrary.
     pub(crate) fn take(&mut self, bytes: u64, usage: BufferUsages) -> Result<Buffer, Error> {
         self.memory.take(&self.device, self.largest(), bytes, usage)
     }

@@ -1,8 +1,8 @@
-//! The kernels: WGSL that is compiled once per device, on first use.
+//! The kernels. Their WGSL modules are compiled once per device, on first use.
 //!
 //! Subgroup operations only add integers and find maxima. So results have the same bits with subgroups of any width,
-//! and without subgroups. A scan may number lanes in any order, so a kernel also gets each lane's place in this order
-//! from a scan. Floats are added in shared memory, in the fixed order of a tree.
+//! and without subgroups. A scan may number lanes in any order. So a kernel also gets the position of each lane in this
+//! order from a scan. Floats are added in shared memory, in the fixed order of a tree.
 
 use std::collections::HashMap;
 
@@ -20,8 +20,8 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    /// The module's source: the shared files, then its own. With `subgroups`, the module needs a device that supports
-    /// subgroups.
+    /// Returns the module's source: the files that it shares with other modules, and then its own file. If `subgroups`
+    /// is true, the module requires a device that supports subgroups.
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
@@ -95,8 +95,9 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
-/// Compiles a source. Two of wgpu's runtime checks are off: the forced bound on loops, which would cost a counter per
-/// iteration, and the check of integer divisors. All others are on; for example, indices into bindings are clamped.
+/// Compiles a source. Two of wgpu's runtime checks are off: the forced bound on loops, which would add a counter to
+/// each loop, and the check of integer divisors. All other checks are on; for example, indices into bindings are
+/// clamped.
 #[allow(unsafe_code)]
 pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
     let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
@@ -107,9 +108,9 @@ pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderMo
     };
     // SAFETY: The sources are this crate's own. Every loop ends, for any values, payloads and workgroup memory. In each
     // iteration, the loop's counter moves towards the loop's bound, or the loop halves a number until that number is 0.
-    // The loop in `tally` ends as soon as some lane has taken the place. Divisors are constants, or parameters that the
-    // host keeps above 0: buckets, widths of codes, numbers of workgroups, rows and columns. No signed number is
-    // divided. Only the checks of loops and divisors are off.
+    // The loop in `tally` ends as soon as some lane has taken the slot in workgroup memory. Divisors are constants, or
+    // parameters that the host keeps above 0: buckets, widths of codes, numbers of workgroups, rows and columns. No
+    // signed number is divided. Only the checks of loops and divisors are off.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
@@ -122,8 +123,8 @@ pub(crate) struct Kernels {
     changes: crate::tests::Changes,
 }
 
-/// Whether shaders use subgroups. They do not on DirectX, where naga numbers subgroups in a way that HLSL does not
-/// guarantee (gpuweb#4368).
+/// Whether shaders use subgroups. They do not use them on DirectX, because there naga numbers subgroups in a way that
+/// HLSL does not guarantee (gpuweb#4368).
 pub(crate) fn uses_subgroups(features: wgpu::Features, backend: wgpu::Backend) -> bool {
     features.contains(wgpu::Features::SUBGROUP) && backend != wgpu::Backend::Dx12
 }
@@ -143,7 +144,7 @@ impl Kernels {
     }
 }
 
-/// Lets tests change shaders. A changed shader's original compiled form is kept until the changes end.
+/// Lets tests change shaders. The compiled form of the original shader is kept until the changes end.
 #[cfg(test)]
 impl Kernels {
     /// Replaces a part of a shader's source.
@@ -152,7 +153,7 @@ impl Kernels {
         self.changes.edits.push((shader, text, instead));
     }
 
-    /// Makes every shader fill its workgroup memory with arbitrary values first.
+    /// Changes every shader so that it first fills its workgroup memory with arbitrary values.
     pub(crate) fn poison(&mut self) {
         Shader::ALL.into_iter().for_each(|shader| self.set_aside(shader));
         self.changes.poisoned = true;
@@ -166,7 +167,7 @@ impl Kernels {
         self.changes.pipelines.extend(pipelines);
     }
 
-    /// Ends the changes. Returns the original compiled forms of all shaders.
+    /// Ends the changes. Returns the compiled forms of the original shaders.
     pub(crate) fn unchanged(&mut self) -> Kernels {
         let mut kernels = std::mem::take(self);
         let changes = std::mem::take(&mut kernels.changes);
@@ -178,15 +179,15 @@ impl Kernels {
     }
 }
 
-/// The pipeline of an entry point.
+/// Compiles the pipeline of an entry point.
 pub(crate) fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, entry: &str) -> wgpu::ComputePipeline {
     device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label: Some(entry),
         layout: None,
         module,
         entry_point: Some(entry),
-        // Every shader writes workgroup memory before it reads it. Zeroing is therefore off; on Metal, a single lane
-        // would do it.
+        // Every shader writes workgroup memory before it reads it. So wgpu need not set this memory to zeros, for which
+        // it would use a single lane on Metal.
         compilation_options: wgpu::PipelineCompilationOptions {
             zero_initialize_workgroup_memory: false,
             ..Default::default()

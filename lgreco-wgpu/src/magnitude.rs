@@ -1,4 +1,5 @@
-//! The largest magnitude, the first element that is too large, and sums of squares: `magnitude.wgsl`.
+//! Finds the largest magnitude and the first element that is too large, and adds up squares, by launches of
+//! `magnitude.wgsl`.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -18,7 +19,7 @@ params! {
     offset, dtype, first, count, least, result, record,
 }
 
-/// The tasks of a tensor's pieces.
+/// Returns one task for each piece of a tensor.
 fn tasks(
     batch: &Batch<'_>,
     tensor: &Tensor,
@@ -45,13 +46,13 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 /// Records the search for the largest magnitude of each tensor. Each tensor comes with the index of a word of
-/// `results`, which is raised to at least the bits of that magnitude.
+/// `results`. The kernel raises this word to at least the bits of the largest magnitude.
 pub(crate) fn largest(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) {
     let tasks = tensors.iter().flat_map(|&(tensor, result)| tasks(batch, tensor, 0, (results, result))).collect();
     batch.run(kernel("largest"), tasks);
 }
 
-/// The first element whose magnitude is at least `least`, if any, and its f32 value.
+/// Returns the position and the f32 value of the first element whose magnitude is at least `least`, if any.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
     let mut batch = Batch::new(gpu)?;
     let tensor = input.tensor(&mut batch)?;
@@ -70,7 +71,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     Ok(Some((found as usize, tensor.value_in(word, found as usize))))
 }
 
-/// If the largest magnitude is not finite: `Err` with the first element that is not finite.
+/// If the largest magnitude is not finite, returns `Err` with the first element that is not finite.
 pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
     if largest < INFINITY {
         return Ok(());
@@ -81,7 +82,8 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
     }
 }
 
-/// The error for the first element of magnitude `least` or more: it is too large for the type it is sent in.
+/// Returns the error for the first element of magnitude `least` or more, which is too large for the type in which it
+/// would be sent.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error, Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),
@@ -89,8 +91,9 @@ pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<E
     }
 }
 
-/// Records the sums of squares of tensors: one record per workgroup, and their sum. Each tensor gets two records of
-/// `results`, from the given record on: the largest magnitude, and eight sums.
+/// Records the commands that add up the squares of each tensor: each workgroup writes one record, and the records are
+/// added. Each tensor comes with the number of a record of `results`. That record gets the largest magnitude, and the
+/// next one gets eight sums.
 pub(crate) fn squares(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) -> Result<(), Error> {
     let groups = |tensor: &Tensor| tensor.all(batch).iter().map(Piece::groups).sum::<usize>();
     let output = sums::bytes(tensors.iter().map(|(tensor, _)| groups(tensor)).sum());

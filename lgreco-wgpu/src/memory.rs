@@ -4,7 +4,7 @@ use crate::Error;
 use std::collections::HashMap;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// Names of buffers that are kept from batch to batch; their content is lost.
+/// Names of buffers that are kept from batch to batch. Each batch may overwrite their content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Results,
@@ -26,10 +26,10 @@ pub(crate) enum Scratch {
     Counters,
     Entries,
     FewBits,
-    /// Values that TopK in few bits keeps, by the number of the chunk.
+    /// Values that TopK in few bits keeps. The number is that of the chunk.
     Kept(usize),
     BinSums,
-    /// Factors of PowerSGD, by the number of the band.
+    /// Factors of PowerSGD. The number is that of the band.
     P(usize),
     Q(usize),
     Columns,
@@ -58,13 +58,13 @@ pub(crate) struct Memory {
     taken: Vec<Buffer>,
     #[cfg(test)]
     pub(crate) created: usize,
-    /// Whether refused buffers are returned anyway, for tests that only check the layout.
+    /// Whether buffers that wgpu refuses are returned anyway, for tests that only check the layout.
     #[cfg(test)]
     pub(crate) pretends: bool,
 }
 
 impl Memory {
-    /// The scratch buffer `name` of at least `bytes`. Its content is lost.
+    /// Returns the scratch buffer `name`, with at least `bytes` bytes. Its content is lost.
     pub(crate) fn scratch(
         &mut self,
         device: &wgpu::Device,
@@ -81,7 +81,8 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// A buffer of at least `bytes`, for use until [`give_back`](Memory::give_back). Its content is arbitrary.
+    /// Returns a buffer of at least `bytes` bytes, for use until [`give_back`](Memory::give_back). Its content is
+    /// arbitrary.
     pub(crate) fn take(
         &mut self,
         device: &wgpu::Device,
@@ -105,14 +106,14 @@ impl Memory {
         }
     }
 
-    /// Frees all buffers, once the device no longer uses them.
+    /// Drops all buffers. wgpu frees them when the device no longer uses them.
     pub(crate) fn forget(&mut self) {
         self.scratch.clear();
         self.free.clear();
         self.taken.clear();
     }
 
-    /// Bytes of all buffers.
+    /// Total size of all buffers in bytes.
     pub(crate) fn held(&self) -> u64 {
         let free = self.free.values().flatten();
         self.scratch.values().chain(free).chain(&self.taken).map(Buffer::size).sum()
@@ -129,8 +130,8 @@ impl Memory {
     }
 }
 
-/// The size of a buffer for `bytes`: up to a quarter more, so that a few sizes serve all requests. If `bytes` is within
-/// the limit of a binding, the returned size is too.
+/// Returns the size of a buffer for `bytes` bytes. It is up to a quarter larger, so that a few sizes serve all
+/// requests. If `bytes` is within the limit of a binding, the returned size is also within this limit.
 fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
     if bytes > largest.buffer {
         return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });

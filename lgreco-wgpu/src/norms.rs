@@ -19,10 +19,10 @@ use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Result records of a gradient: one with its largest magnitude, one with sums of its squares.
+/// Number of result records of a gradient: one with its largest magnitude, and one with sums of its squares.
 const RECORDS: usize = 2;
 
-/// A job without candidates for each gradient. `Err` if a gradient does not fit its buffer.
+/// Returns a job without candidates for each gradient. `Err` if a gradient does not fit its buffer.
 fn jobs<'a>(gradients: &[BufferGradient<'a>]) -> Result<Vec<Work<'a>>, BufferJobError> {
     let job = |(index, &gradient): (usize, &BufferGradient<'a>)| {
         let gradient = Input::Device(gradient);
@@ -37,7 +37,7 @@ fn bytes_of(gradients: usize) -> u64 {
     sums::bytes(RECORDS * gradients)
 }
 
-/// Submits the sums of all squares, and a copy of the results to byte `offset` of `to`.
+/// Submits the work that adds up all squares, and a copy of the results to byte `offset` of `to`.
 fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result<(), BufferJobError> {
     let bytes = bytes_of(jobs.len());
     let mut batch = Batch::new(gpu)?;
@@ -60,12 +60,12 @@ impl WgpuBackend {
         bytes_of(gradients)
     }
 
-    /// Submits the sums of squares of each gradient, and a copy of the results to `results`. Two dispatches serve up to
-    /// a few thousand gradients with 2^24 values together. A gradient of more than 2^23 values needs one more dispatch.
-    /// The rules for buffers, waits, memory and errors are those of [`enqueue_rows`](WgpuBackend::enqueue_rows): the
-    /// first call allocates memory, and errors have a gradient's number in place of a job's. The results have
-    /// [`norms_bytes`](WgpuBackend::norms_bytes) bytes, from which [`read_norms`](WgpuBackend::read_norms) makes the
-    /// norms.
+    /// Submits the work that adds up the squares of each gradient, and a copy of the results to `results`. Two
+    /// dispatches suffice for up to a few thousand gradients with 2^24 values in all. A gradient of more than 2^23
+    /// values needs one more dispatch. The rules for buffers, waits, memory and errors are those of
+    /// [`enqueue_rows`](WgpuBackend::enqueue_rows): for example, the first call allocates memory. Errors have a
+    /// gradient's number in place of a job's number. The results have [`norms_bytes`](WgpuBackend::norms_bytes) bytes,
+    /// from which [`read_norms`](WgpuBackend::read_norms) makes the norms.
     ///
     /// ```
     /// use lgreco::gradient::{Dtype, Shape};
@@ -84,7 +84,7 @@ impl WgpuBackend {
     ///
     /// backend.enqueue_norms(&gradients, &results, 0)?;
     /// results.map_async(wgpu::MapMode::Read, .., |mapped| mapped.expect("a buffer that is mapped"));
-    /// // The trainer goes on. Steps later the buffer is mapped:
+    /// // The trainer continues. Some steps later the buffer is mapped:
     /// # backend.device().poll(wgpu::PollType::wait_indefinitely())?;
     /// let mut norms = [f64::NAN];
     /// backend.read_norms(&gradients, &results.get_mapped_range(..bytes)?, &mut norms)?;

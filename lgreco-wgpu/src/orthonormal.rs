@@ -1,16 +1,17 @@
-//! Orthonormal columns: the division of `orthonormal.wgsl` into chunks of rows, one per workgroup, and into dispatches.
+//! Divides the work of `orthonormal.wgsl`, which makes columns orthonormal, into chunks of rows (one per workgroup) and
+//! into dispatches.
 //!
-//! Gram–Schmidt is a list of steps. A workgroup runs many steps per dispatch, up to 40,000 iterations of its loops. A
-//! factor of many values has several chunks, and each chunk leaves a triangular matrix. One workgroup then makes the
-//! columns of the stacked triangles orthonormal, and a product combines the chunks. This is TSQR with a tree of two
-//! levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
-//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1). It takes three dispatches, and more if a chunk has more
-//! steps than one dispatch may run.
+//! Gram–Schmidt is a list of steps. In a dispatch, a workgroup runs many steps, with up to 40,000 loop iterations in
+//! all. A factor of many values has several chunks, and the steps of each chunk leave a triangular matrix. One
+//! workgroup then makes the columns of the stacked triangles orthonormal, and a product combines the chunks. This is
+//! TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential
+//! QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1). It takes three dispatches, or more if a chunk
+//! has more steps than one dispatch may run.
 
 use crate::batch::Batch;
 use std::ops::Range;
 
-/// Largest number of loop iterations in a dispatch. Drivers may end loops after 65,535.
+/// Largest number of loop iterations in a dispatch. Drivers may end loops after 65,535 iterations.
 const MOST_ITERATIONS: usize = 40_000;
 /// Largest number of values of a factor that one workgroup makes orthonormal quickly.
 const LITTLE: usize = 1 << 17;
@@ -20,13 +21,14 @@ const LITTLE: usize = 1 << 17;
 pub(crate) struct Tall {
     pub(crate) rank: usize,
     pub(crate) chunks: usize,
-    /// Rows of a chunk; the last chunk of a band may have fewer.
+    /// Number of rows of a chunk. The last chunk of a band may have fewer.
     pub(crate) chunk_rows: usize,
 }
 
 impl Tall {
-    /// A factor in bands of `height`. It has one chunk if it is small, or if the stacked triangles would not have far
-    /// fewer rows. Otherwise a chunk has about as many rows as all triangles together.
+    /// Divides a factor, which has bands of `height` rows, into chunks. The factor has one chunk if it is small, or if
+    /// the stacked triangles would not have far fewer rows than the factor. In all other cases, a chunk has about as
+    /// many rows as all triangles together.
     pub(crate) fn new(rows: usize, height: usize, rank: usize) -> Tall {
         let height = rows.min(height).max(1);
         let is_short = rows * rank <= LITTLE || rows <= 4 * rank;
@@ -36,17 +38,17 @@ impl Tall {
         Tall { rank, chunks, chunk_rows }
     }
 
-    /// The stacked triangles, if there are several chunks.
+    /// Returns the stacked triangles, if there are several chunks.
     pub(crate) fn triangles(self) -> Option<Tall> {
         (self.chunks > 1).then_some(Tall { rank: self.rank, chunks: 1, chunk_rows: self.chunks * self.rank })
     }
 
-    /// Number of values before the triangles: the state of each chunk between steps.
+    /// Number of values before the triangles. These values are the states of all chunks between steps.
     pub(crate) fn states(self) -> usize {
         self.chunks * (self.rank + 2)
     }
 
-    /// Number of values in addition to the factor: the states and the triangles.
+    /// Number of values that are needed in addition to the factor: the states and the triangles.
     pub(crate) fn inner(self) -> usize {
         self.states() + self.triangles().map_or(0, |triangles| triangles.chunk_rows * self.rank)
     }
@@ -56,8 +58,8 @@ impl Tall {
     }
 }
 
-/// Divides the steps into ranges, one per dispatch. A dispatch runs its steps on all factors, and takes as many steps
-/// as the limit of loop iterations allows.
+/// Divides the steps into ranges, one per dispatch. A dispatch runs its steps on all factors. It has as many steps as
+/// the limit on loop iterations allows.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
@@ -77,10 +79,10 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     dispatches
 }
 
-/// Loop iterations of a step.
+/// Returns the number of loop iterations of a step.
 pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     let (rows, column) = (chunk_rows.div_ceil(256), step / 3);
-    // 4: a lane's part of the triangle's column. 8: its part of the state between dispatches.
+    // 4 iterations for a lane's part of the triangle's column, and 8 for its part of the state between dispatches.
     let kept = 4 + 8;
     let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
     let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };
@@ -88,8 +90,8 @@ pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     1 + kept + rows * of_row + eights * (1 + rows)
 }
 
-/// Submits the recorded work, except before the first steps. If steps take several dispatches, each dispatch may take
-/// milliseconds. Separate submissions prevent timeouts by the watchdogs of desktops.
+/// Submits the recorded work, except before the first dispatch. If the steps take several dispatches, each dispatch may
+/// take milliseconds. Separate submissions prevent timeouts by the watchdogs of desktops.
 pub(crate) fn submit_long(batch: &mut Batch<'_>, steps: &Range<usize>) {
     if steps.start > 0 {
         batch.submit();

@@ -1,6 +1,6 @@
-//! Packs of items that are processed together because all their data fits into memory limits.
+//! Divides items into packs. The items of a pack are processed together, because all their data fit into memory limits.
 
-/// Cuts `items` into packs for which `fits` holds. An item that does not fit alone is a pack by itself.
+/// Cuts `items` into packs for which `fits` returns true. An item that does not fit even alone gets a separate pack.
 pub(crate) fn packs<T>(items: &[T], fits: impl Fn(&[T]) -> bool) -> Vec<&[T]> {
     let mut packs = Vec::new();
     let mut start = 0;

@@ -1,6 +1,6 @@
-//! Parameters of a dispatch: the shader's struct, defined again in Rust.
+//! Defines the parameters of a dispatch in Rust, as the shader defines them.
 
-/// Defines `Params` with fields of four bytes each, in the order of the shader's struct of this name.
+/// Defines the struct `Params` with fields of four bytes each, in the order of the shader's struct `Params`.
 macro_rules! params {
     ($(#[$about:meta])* $($field:ident),* $(,)?) => {
         $(#[$about])*

@@ -16,7 +16,7 @@ impl From<&Buffer> for Part {
     }
 }
 
-/// A dispatch or copy of a rehearsed batch. Such a batch does not run it, but lists it for tests.
+/// A dispatch or a copy of a rehearsed batch. A rehearsed batch does not run its commands, but lists them for tests.
 #[cfg(test)]
 #[derive(Clone, Debug)]
 pub(crate) enum Rehearsed {

@@ -1,9 +1,9 @@
-//! Decoding of TopK's payloads: launches of `topk_decode.wgsl`.
+//! Decodes TopK's payloads by launches of `topk_decode.wgsl`.
 //!
 //! Payloads are read in stretches of values. They come from the host, which counts the 1 bits of the position bitmap.
-//! So the host knows which part of every table a stretch needs. Payloads of any size can be read through small
-//! bindings. Each value is uploaded once. The values of a stretch are read again for every piece of the result that the
-//! stretch reaches.
+//! From these counts, the host knows which part of every table a stretch needs. So payloads of any size can be read
+//! through small bindings. Each value is uploaded once. The values of a stretch are read again for every piece of the
+//! result that the stretch reaches.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -24,9 +24,9 @@ const BLOCK: usize = PER_GROUP / 8;
 pub(crate) struct Body<'p> {
     kept: Keep,
     layout: Layout,
-    /// Means of bins, in few bits.
+    /// The means of bins, for TopK in few bits.
     means: &'p [u8],
-    /// Values, or codes in few bits.
+    /// The values, or the codes for TopK in few bits.
     sent: &'p [u8],
     low: &'p [u8],
     high: &'p [u8],
@@ -34,14 +34,14 @@ pub(crate) struct Body<'p> {
     ones: Vec<usize>,
 }
 
-/// A TopK payload's body. `None` if the core must decode: nothing is kept, or the numbers of positions and values
-/// differ.
+/// Returns the body of a TopK payload. Returns `None` if the core must decode: if no value is kept, or if the numbers
+/// of positions and values differ.
 pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let topk::Body { top, layout, values, positions } = topk::of_payload(payload)?;
     Ok(of_parts(top.into(), layout, [&[], values, positions]))
 }
 
-/// Like [`of_payload`], for a payload in few bits.
+/// Like [`of_payload`], for a payload of TopK in few bits.
 pub(crate) fn of_few_bits<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let quantised_topk::Body { top, layout, means, codes, positions } = quantised_topk::of_payload(payload)?;
     Ok(of_parts(top.into(), layout, [means.as_flattened(), codes, positions]))
@@ -66,15 +66,15 @@ pub(crate) fn count_ones(bytes: &[u8]) -> usize {
     (ones + rest.iter().map(|byte| byte.count_ones()).sum::<u32>()) as usize
 }
 
-/// Values of a payload that are processed together, because all their data fits a binding.
+/// Values of a payload that are processed together, because all their data fit a binding.
 struct Stretch {
     values: Range<usize>,
     blocks: Range<usize>,
 }
 
 impl Body<'_> {
-    /// All values in stretches of at most `most` values and `most_blocks` blocks. A block has at most [`PER_GROUP`]
-    /// values.
+    /// Divides all values into stretches of at most `most` values and `most_blocks` blocks. A block has at most
+    /// [`PER_GROUP`] values.
     fn stretches(&self, most: usize, most_blocks: usize) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         if self.layout.coding == Coding::All {
@@ -95,14 +95,15 @@ impl Body<'_> {
         stretches
     }
 
-    /// The range of a stretch's positions, if an encoder wrote them.
+    /// Returns the range in which the positions of a stretch lie, if an encoder wrote them.
     fn positions(&self, stretch: &Stretch) -> Range<usize> {
         let Stretch { values, blocks } = stretch;
         let bits = blocks.start * PER_GROUP..blocks.end * PER_GROUP;
         match self.layout.coding {
             Coding::All => values.clone(),
             Coding::Bitmap => bits,
-            // Before a 1 bit, there is a 1 bit per earlier value, and a 0 bit per step of 2^low_bits.
+            // Before the 1 bit of a value, there is one 1 bit per earlier value, and one 0 bit per 2^low_bits
+            // positions.
             Coding::EliasFano => {
                 (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits
             }

@@ -1,4 +1,4 @@
-//! PowerSGD: launches of `powersgd.wgsl`, for several matrices together.
+//! PowerSGD: launches of `powersgd.wgsl`, each for several matrices.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -24,10 +24,11 @@ params! {
 
 /// Number of terms of a product that one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Largest side, rank, and number of values of a `P`. Within these limits, no loop exceeds the drivers' limit of
-/// iterations.
+/// Largest side. Within this and the next two limits, no loop exceeds the drivers' limit on iterations.
 const LARGEST_SIDE: usize = 1 << 22;
+/// Largest rank.
 const LARGEST_RANK: usize = 1024;
+/// Largest number of values of a `P`.
 const LARGEST_P: usize = 1 << 31;
 
 pub(crate) const fn kernel(entry: &'static str) -> Kernel {
@@ -51,24 +52,24 @@ pub(crate) struct Compressed<'t> {
     pub(crate) rank: usize,
     pub(crate) iterations: u32,
     pub(crate) stream: Stream,
-    /// Index of the result word that is raised to at least the largest magnitude.
+    /// Index of the result word that a kernel raises to at least the largest magnitude.
     pub(crate) largest: usize,
 }
 
-/// Numbers of values in buffers that matrices share.
+/// The number of values in each buffer that matrices share.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Room {
     p: usize,
     q: usize,
-    /// Values of products in chunks.
+    /// Number of values of products in chunks.
     pub(crate) partial: usize,
-    /// Values that orthonormalisation needs.
+    /// Number of values that orthonormalisation needs.
     pub(crate) inner: usize,
     columns: usize,
 }
 
 impl Compressed<'_> {
-    /// The room for a matrix whose factors are not cut.
+    /// Returns the numbers of values for a matrix whose factors are not cut into bands.
     pub(crate) fn room(&self) -> Room {
         let (rows, cols, rank) = (self.shape.rows(), self.shape.cols(), self.rank);
         Room {
@@ -109,7 +110,7 @@ pub(crate) struct Matrix<'t> {
     pub(crate) compressed: Compressed<'t>,
     pub(crate) p: Factor,
     q: Factor,
-    /// Where its values begin in the shared buffers.
+    /// The positions at which the matrix's values begin in the shared buffers.
     pub(crate) at: Room,
     /// The common parameters of all kernels.
     pub(crate) base: Params,
@@ -123,7 +124,7 @@ enum Direction {
 }
 
 impl Matrix<'_> {
-    /// The division of `P` into chunks, for making it orthonormal.
+    /// Returns the division of `P` into chunks, for making its columns orthonormal.
     pub(crate) fn tall(&self) -> Tall {
         Tall::new(self.compressed.shape.rows(), self.p.height(), self.compressed.rank)
     }
@@ -133,7 +134,8 @@ impl Matrix<'_> {
         rectangles(batch, self.compressed.tensor, self.compressed.shape, cuts)
     }
 
-    /// The bands of `P` and `Q` that belong to a rectangle of the matrix, and the kernels' parameters for them.
+    /// Returns the bands of `P` and `Q` that belong to a rectangle of the matrix, and the kernels' parameters for the
+    /// rectangle.
     pub(crate) fn of(&self, rectangle: &Rectangle) -> (&Band, &Band, Params) {
         let (p, q) = (self.p.band_of(rectangle.row), self.q.band_of(rectangle.col));
         let params = Params {
@@ -151,7 +153,8 @@ impl Matrix<'_> {
         (p, q, params)
     }
 
-    /// The rectangles of a product. Each has few enough chunks for their sums to fit a binding.
+    /// Returns the rectangles of a product. The number of chunks of each rectangle is so small that their sums fit a
+    /// binding.
     fn of_product(&self, batch: &Batch<'_>, direction: Direction) -> Vec<Rectangle> {
         let (rank, shape) = (self.compressed.rank, self.compressed.shape);
         let most = SIDE * batch.gpu.most_groups();
@@ -170,12 +173,12 @@ impl Matrix<'_> {
 pub(crate) struct Run<'t> {
     pub(crate) matrices: Vec<Matrix<'t>>,
     pub(crate) results: Buffer,
-    /// The room of all matrices together.
+    /// The numbers of values of all matrices together.
     room: Room,
 }
 
 impl<'t> Run<'t> {
-    /// Makes all matrices with their factors. Factors may have several bands only if there is a single matrix.
+    /// Makes the factors of all matrices. Factors may have several bands only if there is a single matrix.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
         let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {
@@ -252,7 +255,7 @@ impl<'t> Run<'t> {
         }
         let rectangles: Vec<Vec<Rectangle>> =
             self.matrices.iter().map(|matrix| matrix.of_product(batch, direction)).collect();
-        // Rectangles of a matrix add to the same sums, so they run one after the other.
+        // All rectangles of a matrix add to the same sums, so they run one after another.
         for round in 0..rectangles.iter().map(Vec::len).max().unwrap_or(0) {
             let of_round =
                 self.matrices.iter().zip(&rectangles).filter_map(|(matrix, of)| Some((matrix, of.get(round)?)));
@@ -333,8 +336,8 @@ pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results
     Ok(run)
 }
 
-/// Records the computation of both factors, and returns the parts of buffers that get them. Word 0 of `results` becomes
-/// the largest magnitude.
+/// Records the computation of both factors, and returns the parts of buffers to which they are written. Word 0 of
+/// `results` becomes the largest magnitude.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,

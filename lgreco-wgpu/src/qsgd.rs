@@ -23,10 +23,11 @@ params! {
     result,
 }
 
-/// Consecutive elements that an invocation works on.
+/// Number of consecutive elements that an invocation processes.
 const PER_INVOCATION: usize = 32;
-/// Bytes of a bucket's entry in `extremes` and in `grids`.
+/// Bytes of a bucket's entry in `extremes`.
 const EXTREMES: u64 = 12;
+/// Bytes of a bucket's entry in `grids`.
 const GRID: u64 = 28;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -42,7 +43,7 @@ struct BucketRange {
 
 fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketRange> {
     let bucket = bucket as usize;
-    // Ranges begin at whole words of codes.
+    // Each range begins at a whole word of codes.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
     let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
     let len = unit.saturating_mul((most / (unit / bucket)).max(1));
@@ -54,7 +55,7 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     starts.map(range).collect()
 }
 
-/// The parameters that depend on the setting.
+/// Returns parameters with the fields that depend on the setting.
 pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     let log_levels = qsgd.log_levels();
     Params {
@@ -69,20 +70,21 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets of a tensor. Their grids are found together with the grids of other buckets.
+/// Buckets of a tensor. The kernels find their grids together with the grids of other buckets.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
     qsgd: Qsgd,
     range: &'t BucketRange,
-    /// Index of their first grid.
+    /// Index of the grid of the first bucket.
     first: usize,
-    /// Index of the result word that is raised to at least the largest magnitude if that is not finite.
+    /// Index of a result word. If the largest magnitude is not finite, a kernel raises this word to at least this
+    /// magnitude.
     status: usize,
 }
 
 impl Grids<'_> {
-    /// The pieces that contain the buckets, with the common parameters of all kernels.
+    /// Returns the pieces that contain the buckets, with the common parameters of all kernels.
     fn pieces(&self, batch: &Batch<'_>) -> impl Iterator<Item = (Piece, Params)> {
         let pieces = self.tensor.pieces(batch, self.range.elements.clone());
         pieces.into_iter().map(move |piece| {
@@ -124,15 +126,15 @@ fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Bu
     Ok(grids)
 }
 
-/// Result words of [`measure`]: the largest magnitude, then a record for widths with a sign and a record for widths
-/// without.
+/// Number of result words of [`measure`]: a record with the largest magnitude, a record for widths with a sign, and a
+/// record for widths without a sign.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
-/// Widths to measure for a tensor, all with a sign or all without.
+/// Widths to measure for a tensor: either only widths whose codes have a sign, or only widths whose codes have none.
 struct Kind<'a> {
     row: &'a Row<'a, (Qsgd, &'a [u8])>,
     qsgd: Qsgd,
-    /// Bit `b - 1` says whether width `b` is among them.
+    /// Bit `b - 1` says whether width `b` is measured.
     widths: u32,
     ranges: Vec<BucketRange>,
     /// Number of the record in the results.
@@ -140,7 +142,7 @@ struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// The grids of one range, numbered from 0.
+    /// Returns the grids of one range, numbered from 0.
     fn grids<'k>(&'k self, range: &'k BucketRange) -> Grids<'k> {
         Grids { tensor: self.row.tensor, qsgd: self.qsgd, range, first: 0, status: self.row.result }
     }
@@ -157,7 +159,7 @@ fn kinds<'a>(batch: &Batch<'_>, row: &'a Row<'a, (Qsgd, &'a [u8])>) -> impl Iter
     })
 }
 
-/// Records the measurement of the widths of each row. Their results are at multiples of [`RECORD`].
+/// Records the commands that measure the widths of each row. The results of each row begin at a multiple of [`RECORD`].
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, (Qsgd, &[u8])>],
@@ -184,8 +186,8 @@ pub(crate) fn measure(
     sums::finish(batch, totals, &of_kinds, results).map_err(of_job(first.row.job))
 }
 
-/// Records the measurement of buckets with their grids in one buffer. The remaining records go to `totals`, from
-/// `target` on.
+/// Records the commands that measure buckets whose grids are in one buffer. The sums go to `totals`, from record
+/// `target` on, as in [`sums::run`].
 fn record(
     batch: &mut Batch<'_>,
     ranges: &[(&Kind<'_>, &BucketRange)],
@@ -211,7 +213,7 @@ fn record(
     sums::run(batch, kernel("row"), &tasks, |params, record| params.record = record, (totals, target))
 }
 
-/// The squared errors of `bits` from the words that [`measure`] wrote.
+/// Returns the squared errors at the widths `bits`, from the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
         let record = if (Qsgd { bits, ..base }).sign_magnitude() { RECORD } else { 2 * RECORD };
@@ -261,7 +263,7 @@ pub(crate) fn encode(
     Ok(payload)
 }
 
-/// Records the decoding of a body that the core has checked into `target`.
+/// Records the decoding of a body into `target`. The core must have checked the body.
 pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Tensor) -> Result<(), Error> {
     let elements = target.elements;
     let (scales, codes) = body.split_at(elements.div_ceil(qsgd.bucket as usize) * qsgd.scale_bytes());

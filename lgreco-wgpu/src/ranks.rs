@@ -1,4 +1,5 @@
-//! Rows of PowerSGD: the squared distance of a matrix from the product of the first columns of its factors.
+//! Measures rows of PowerSGD: for each rank, the squared distance of a matrix from the product of the first columns of
+//! its factors.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -16,10 +17,10 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
 
-/// Ranks that are measured together.
+/// Number of ranks that are measured together.
 const RANKS: usize = 8;
 
-/// Result words of [`measure`]: the largest magnitude, and a record for every eight ranks.
+/// Number of result words of [`measure`]: a record with the largest magnitude, and a record for every eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     RECORD * (1 + ranks.div_ceil(RANKS))
 }
@@ -33,7 +34,7 @@ pub(crate) struct LowRank<'a> {
     pub(crate) stream: Stream,
 }
 
-/// A row with its distinct ranks in ascending order; there is at least one.
+/// A row with its distinct ranks in ascending order. There is at least one rank.
 struct Distinct<'a> {
     job: usize,
     compressed: Compressed<'a>,
@@ -42,7 +43,7 @@ struct Distinct<'a> {
     record: usize,
 }
 
-/// Records the measurement of the ranks of each row. Their results are at multiples of [`RECORD`].
+/// Records the commands that measure the ranks of each row. The results of each row begin at a multiple of [`RECORD`].
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
     rows: &[Row<'_, LowRank<'_>>],
@@ -79,7 +80,7 @@ fn record(batch: &mut Batch<'_>, rows: &[Distinct<'_>], results: &Buffer) -> Res
     Ok(())
 }
 
-/// A rectangle of a matrix, and the number of workgroups that compare it with the factors' product.
+/// A rectangle of a matrix, and the number of workgroups that compare the rectangle with the product of the factors.
 struct Compared<'r, 't> {
     row: usize,
     matrix: &'r Matrix<'t>,
@@ -94,7 +95,7 @@ impl Compared<'_, '_> {
     }
 }
 
-/// Records the measurement of up to eight ranks of each matrix, from index `8 * round` on.
+/// Records the commands that measure up to eight ranks of each matrix, from index `8 * round` on.
 fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], round: usize) -> Result<(), Error> {
     let ranks_of = |row: &Distinct<'_>| row.ranks.iter().copied().skip(RANKS * round).take(RANKS).collect();
     let ranks: Vec<Vec<u32>> = rows.iter().map(ranks_of).collect();

@@ -1,4 +1,4 @@
-//! Decoding of PowerSGD's payloads.
+//! Decodes PowerSGD's payloads.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -12,7 +12,8 @@ use lgreco::compress::powersgd;
 use lgreco::compress::wire::Payload;
 use lgreco::gradient::Shape;
 
-/// Factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent that restores the scale.
+/// The factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent that restores the scale of
+/// the product.
 pub(crate) struct Factors {
     p: Vec<f32>,
     q: Vec<f32>,
@@ -20,8 +21,8 @@ pub(crate) struct Factors {
     exponent: i32,
 }
 
-/// The factors of a payload. `None` if the core must decode: the factors exceed the kernels' limits, or values are near
-/// the limits of f32.
+/// Returns the factors of a payload. Returns `None` if the core must decode: if the factors exceed the kernels' limits,
+/// or if values are near the limits of f32.
 pub(crate) fn of_payload(payload: &Payload<'_>) -> Result<Option<Factors>, Error> {
     let powersgd::Factors { rank, p, q } = powersgd::of_payload(payload)?;
     let rank = rank as usize;

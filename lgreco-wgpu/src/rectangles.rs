@@ -1,11 +1,11 @@
-//! A matrix cut into parts that a dispatch can work on.
+//! Cuts a matrix into parts that a dispatch can process.
 
 use crate::batch::{Batch, Part};
 use crate::tensor::Tensor;
 use lgreco::gradient::Shape;
 use std::ops::Range;
 
-/// Cuts of a side: at multiples of `band`, and after `most` rows or columns.
+/// Cuts a side at multiples of `band`, and into parts of at most `most` rows or columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cuts {
     pub(crate) band: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Rectangle {
     pub(crate) cols: usize,
 }
 
-/// Cuts a tensor into rectangles; `cuts` apply to its rows and columns.
+/// Cuts a tensor into rectangles. `cuts` has the cuts of the rows and of the columns.
 pub(crate) fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, cuts: [Cuts; 2]) -> Vec<Rectangle> {
     let width = shape.cols();
     let mut rectangles = Vec::new();

@@ -1,5 +1,5 @@
-//! Batches of rows of the error table, which are recorded together. They are then read back together, or left on the
-//! device for the caller.
+//! Measures batches of rows of the error table. The commands of a batch are recorded together. The results are then
+//! downloaded together, or left on the device for the caller.
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
@@ -21,12 +21,13 @@ use lgreco::error::expect_len;
 use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
-/// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
+/// Number of uploaded bytes after which the batch waits for the device. Without this limit, memory might hold a whole
+/// model twice.
 const UPLOADS: u64 = 256 << 20;
-/// Largest size of layers that are processed together, in bytes; they may exist twice on the device.
+/// Largest total size, in bytes, of layers that are processed together. These layers may exist twice on the device.
 const TOGETHER: u64 = 128 << 20;
 
-/// Result words of one row, a multiple of [`RECORD`].
+/// Number of result words of one row, a multiple of [`RECORD`].
 fn result_words(work: &Work<'_>) -> usize {
     let words = match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
@@ -102,7 +103,7 @@ pub(crate) fn take_rows(
     Ok(())
 }
 
-/// Allocates the memory and compiles the kernels that measuring `jobs` needs.
+/// Allocates the memory and compiles the kernels that the measurement of `jobs` needs.
 pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     check_all(jobs)?;
     gpu.rehearsing = true;
@@ -185,7 +186,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Records all jobs; returns the batch and the place of the results.
+/// Records all jobs. Returns the batch, and the part that will have the results.
 fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), BufferJobError> {
     let total = results_bytes(jobs);
     let mut batch = Batch::new(gpu)?;
@@ -205,8 +206,8 @@ fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), 
     Ok((batch, Part { buffer: results, offset: 0, size: total }))
 }
 
-/// Brings the gradients of jobs to the device, in packs of layers that are processed together. `work` records the
-/// commands for each pack.
+/// Makes the gradients of jobs available on the device, in packs of layers that are processed together. `work` records
+/// the commands for each pack.
 pub(crate) fn in_packs<'a>(
     batch: &mut Batch<'_>,
     jobs: &[Work<'a>],
@@ -236,7 +237,7 @@ pub(crate) fn in_packs<'a>(
     Ok(())
 }
 
-/// The tensors of some layers. A single layer may take several bindings; many layers share one.
+/// Returns the tensors of some layers. A single layer may take several bindings; several layers share one binding.
 fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tensor>, BufferJobError> {
     let inputs: Vec<Input<'_>> = layers.iter().map(|layer| layer.jobs[0].gradient).collect();
     let tensors = match &inputs[..] {
@@ -270,7 +271,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
             if words[0] >= NEAR_OVERFLOW && largest > 0 {
-                // Encoding finds out whether anything overflows.
+                // The encoding finds out whether a factor or the product overflows.
                 let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
                 let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
                 encode(gpu, &setting, &job.gradient, job.stream, &mut payload)?;

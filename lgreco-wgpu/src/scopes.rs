@@ -1,8 +1,8 @@
-//! Errors of wgpu calls that return no result.
+//! Captures the errors of wgpu calls that return no result.
 
 use crate::Error;
 
-/// Captures all errors of a device from here to its [`end`](Scopes::end).
+/// Captures all errors of a device, from the creation of this value to its [`end`](Scopes::end).
 pub(crate) struct Scopes([wgpu::ErrorScopeGuard; 3]);
 
 impl Scopes {

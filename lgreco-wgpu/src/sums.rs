@@ -1,8 +1,8 @@
 //! Adds records of eight sums on the device: launches of `sums.wgsl`.
 //!
 //! Rows are sums of terms `m · 2^e`, where `m` is f32 and `e` is an integer. They are added in the order of a fixed
-//! tree. There are no float atomics. Nothing overflows or vanishes between 1e-30 and 1e30. The relative error is at
-//! most the tree's depth times 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
+//! tree, without float atomics. No value between 1e-30 and 1e30 overflows or vanishes. The relative error is at most
+//! the tree's depth times 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -13,10 +13,10 @@ use crate::params::params;
 use bytemuck::Pod;
 use wgpu::Buffer;
 
-/// Words of a record: eight mantissas, then eight exponents.
+/// Number of words of a record: eight mantissas, and then eight exponents.
 pub(crate) const RECORD: usize = 16;
 
-/// Records that one workgroup adds up.
+/// Number of records that one workgroup adds up.
 const PER_WORKGROUP: usize = 4096;
 
 const ADD: Kernel = Kernel { shader: Shader::Sums, entry: "add_records" };
@@ -26,7 +26,7 @@ params! {
     first, count, target_record,
 }
 
-/// Consecutive records to add up, and the number of the first record for their sums.
+/// Consecutive records to add up, and the number of the first record to which their sums are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) first: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Consecutive segments. `counts` has the number of records and the target of each segment.
+    /// Returns consecutive segments. `counts` has the number of records and the target of each segment.
     pub(crate) fn in_turn(counts: impl IntoIterator<Item = (usize, usize)>) -> Vec<Segment> {
         let mut next = 0;
         let segment = |(count, target)| {
@@ -52,7 +52,7 @@ pub(crate) fn bytes(records: usize) -> u64 {
     (4 * RECORD * records) as u64
 }
 
-/// A buffer for the records that [`run`] leaves. The segments follow each other in it.
+/// Returns a buffer for the records that [`run`] leaves. The segments lie one after another in this buffer.
 pub(crate) fn totals(batch: &mut Batch<'_>, segments: &[Segment]) -> Result<Buffer, Error> {
     batch.scratch(Scratch::Totals, bytes(segments.iter().map(|segment| segment.count).sum()))
 }
@@ -76,8 +76,8 @@ pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment],
 /// The binding to which the kernels of [`run`] write their records.
 const OUTPUT: u32 = 5;
 
-/// Records tasks whose workgroups write one record each, and the addition of each task's records. `place` sets a task's
-/// first record. The remaining records go to `totals`, from record `target` on.
+/// Records tasks whose workgroups write one record each, and the addition of each task's records by [`add`]. `place`
+/// sets the number of a task's first record. The records that [`add`] leaves go to `totals`, from record `target` on.
 pub(crate) fn run<P: Pod>(
     batch: &mut Batch<'_>,
     kernel: Kernel,
@@ -107,7 +107,7 @@ pub(crate) fn run<P: Pod>(
     Ok(())
 }
 
-/// Adds kernels to `batch` that sum up each segment of `totals`. Each sum becomes one record of `results`.
+/// Records the kernels that add up each segment of `totals`. The sum of a segment becomes one record of `results`.
 pub(crate) fn finish(
     batch: &mut Batch<'_>,
     mut totals: Buffer,
@@ -134,7 +134,7 @@ pub(crate) fn finish(
     Ok(())
 }
 
-/// The value of a mantissa's bits and an exponent.
+/// Returns the value that the bits of a mantissa and an exponent represent.
 pub(crate) fn value(mantissa: u32, exponent: u32) -> f64 {
     f64::from(f32::from_bits(mantissa)) * 2f64.powi(exponent as i32)
 }

@@ -1,4 +1,4 @@
-//! A tensor on the device, in pieces that a dispatch can work on.
+//! A tensor on the device, divided into pieces that a dispatch can process.
 
 use crate::Error;
 use crate::batch::{Batch, Part};
@@ -28,7 +28,7 @@ use wgpu::{Buffer, BufferUsages};
 pub struct BufferGradient<'a> {
     /// The buffer, with usages `STORAGE` and `COPY_SRC`.
     pub buffer: &'a Buffer,
-    /// Byte at which the first value begins, a multiple of 4.
+    /// Offset in bytes of the first value, a multiple of 4.
     pub offset: u64,
     /// Type of the values. A word holds two 16-bit values, the first in the lower half.
     pub dtype: Dtype,
@@ -71,7 +71,7 @@ impl<'a> From<BufferGradient<'a>> for Input<'a> {
 /// A job that measures a row, for values on the host or the device.
 pub(crate) type Work<'a> = Job<'a, Input<'a>>;
 
-/// Converts the jobs, wherever their gradients are.
+/// Converts jobs with gradients on the host or on the device.
 pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
     let work =
         |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
@@ -134,7 +134,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// The byte of the buffer at which the values begin.
+    /// Returns the offset in bytes at which the values begin in the buffer.
     fn offset(&self) -> u64 {
         match self {
             Input::Host(_) => 0,
@@ -142,15 +142,15 @@ impl Input<'_> {
         }
     }
 
-    /// The values as a tensor. `part` is the part of a buffer that is bound, and the values begin at byte `offset` of
-    /// that buffer.
+    /// Returns the values as a tensor. `part` is the part of a buffer that is bound, and the values begin at byte
+    /// `offset` of that buffer.
     fn within(&self, part: &Part, offset: u64) -> Tensor {
         let (elements, dtype) = (self.shape().elements(), self.dtype());
         let (buffer, shared) = (part.buffer.clone(), Some(part.clone()));
         Tensor { chunks: vec![Chunk { buffer, offset, first: 0, count: elements, shared }], dtype, elements }
     }
 
-    /// The values on the device; host values are uploaded.
+    /// Returns the values on the device. Host values are uploaded first.
     pub(crate) fn tensor(&self, batch: &mut Batch<'_>) -> Result<Tensor, Error> {
         self.check()?;
         let elements = self.shape().elements();
@@ -185,18 +185,18 @@ fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
 
 /// A row to measure, for a tensor on the device.
 pub(crate) struct Row<'a, C> {
-    /// The number of its job.
+    /// The number of the row's job.
     pub(crate) job: usize,
     pub(crate) tensor: &'a Tensor,
-    /// The candidates to measure; there is at least one.
+    /// The candidates to measure, at least one.
     pub(crate) sought: C,
-    /// Index of its first result word, which begins a record.
+    /// Index of the row's first result word, which begins a record.
     pub(crate) result: usize,
 }
 
-/// The values of `inputs` in one binding, which must have room for them. They stay in place if one binding can contain
-/// all of them; otherwise they are copied to a scratch buffer. All calls use the same scratch buffer. So earlier work
-/// that reads it must be submitted before host values are written there.
+/// Returns the values of `inputs` in one binding, which must be large enough for all of them. If one binding can cover
+/// all values where they are, they stay there. If not, they are copied to a scratch buffer. All calls use the same
+/// scratch buffer. So earlier work that reads this buffer must be submitted before host values are written to it.
 ///
 /// # Errors
 /// The index of an input whose buffer does not fit the gradient, with the reason; index 0 with other errors.
@@ -220,7 +220,7 @@ pub(crate) fn in_one_binding(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Res
     Ok(gathered.collect())
 }
 
-/// The part of a buffer that contains all gradients, if it has at most `most` bytes.
+/// Returns the part of a buffer that contains all gradients, if there is such a part of at most `most` bytes.
 fn reach(inputs: &[Input<'_>], most: u64) -> Option<Part> {
     let Input::Device(BufferGradient { buffer, .. }) = inputs.first()? else { return None };
     let is_there = |input: &Input<'_>| matches!(input, Input::Device(gradient) if gradient.buffer == *buffer);
@@ -236,7 +236,7 @@ struct Chunk {
     offset: u64,
     first: usize,
     count: usize,
-    /// The binding that all its pieces share, if any.
+    /// The binding that all pieces of the chunk share, if any.
     shared: Option<Part>,
 }
 
@@ -248,7 +248,7 @@ pub(crate) struct Tensor {
     pub(crate) elements: usize,
 }
 
-/// Consecutive values that one dispatch can work on.
+/// Consecutive values that one dispatch can process.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     /// The binding that contains the values.
@@ -261,21 +261,21 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Number of workgroups that work on the piece.
+    /// Number of workgroups that process the piece.
     pub(crate) fn groups(&self) -> usize {
         self.count.div_ceil(PER_GROUP)
     }
 }
 
 impl Tensor {
-    /// Room on the device for `elements` f32 values or words.
+    /// Makes a tensor of `elements` f32 values or words in new buffers, with arbitrary content.
     pub(crate) fn room(batch: &mut Batch<'_>, elements: usize) -> Result<Tensor, Error> {
         let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
         Tensor::of_chunks(batch, elements, |batch, _, bytes| batch.buffer(bytes, usage))
     }
 
-    /// Like [`room`](Tensor::room), but in scratch buffers that are named by chunk. All values in one buffer have the
-    /// same binding.
+    /// Like [`room`](Tensor::room), but in scratch buffers that are named by the number of the chunk. All values in one
+    /// buffer have the same binding.
     pub(crate) fn scratch(
         batch: &mut Batch<'_>,
         name: impl Fn(usize) -> Scratch,
@@ -300,7 +300,7 @@ impl Tensor {
         Ok(Tensor { chunks, dtype: Dtype::F32, elements })
     }
 
-    /// `elements` f32 values of `buffer`, from byte `offset` on.
+    /// Returns a tensor of `elements` f32 values of `buffer`, from byte `offset` on.
     pub(crate) fn of_buffer(buffer: &Buffer, offset: u64, elements: usize) -> Tensor {
         let chunk = Chunk { buffer: buffer.clone(), offset, first: 0, count: elements, shared: None };
         Tensor { chunks: vec![chunk], dtype: Dtype::F32, elements }
@@ -317,7 +317,7 @@ impl Tensor {
         }
     }
 
-    /// The parts of its f32 values.
+    /// Returns the parts of buffers with the tensor's f32 values.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Part> + '_ {
         self.chunks.iter().map(|chunk| Part {
             buffer: chunk.buffer.clone(),
@@ -326,7 +326,7 @@ impl Tensor {
         })
     }
 
-    /// The pieces of a range. The range and its pieces begin at multiples of 32.
+    /// Returns the pieces of a range. The range and its pieces begin at multiples of 32.
     pub(crate) fn pieces(&self, batch: &Batch<'_>, range: Range<usize>) -> Vec<Piece> {
         let (len, bytes) = (batch.gpu.piece_len(), self.dtype.bytes());
         let mut pieces = Vec::new();
@@ -353,14 +353,14 @@ impl Tensor {
         self.pieces(batch, 0..self.elements)
     }
 
-    /// The word that contains element `index`.
+    /// Returns the part with the word that contains element `index`.
     pub(crate) fn word_of(&self, index: usize) -> Part {
         let chunk = &self.chunks[self.chunks.partition_point(|chunk| chunk.first + chunk.count <= index)];
         let at = chunk.offset + ((index - chunk.first) * self.dtype.bytes()) as u64;
         Part { buffer: chunk.buffer.clone(), offset: at / 4 * 4, size: 4 }
     }
 
-    /// The value of element `index`, which `word` contains.
+    /// Returns the value of element `index`, which `word` contains.
     pub(crate) fn value_in(&self, word: u32, index: usize) -> f32 {
         let half = (word >> (16 * (index % 2))) as u16;
         match self.dtype {

@@ -1,7 +1,7 @@
 //! Launches the kernels of TopK.
 //!
-//! The energies (sums of squares) of TopK's rows come from exact integer sums of magnitudes per bin. The spread of
-//! magnitudes inside a bin loses at most 2^-15 of the energy.
+//! The energies (sums of squares) of TopK's rows are computed from exact integer sums of magnitudes per bin. Because
+//! the magnitudes inside a bin differ, an energy is wrong by at most 2^-15 of its value.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -21,20 +21,25 @@ params! {
     high_word, high_bit, window, window_len, positions_window, positions_len,
 }
 
-/// Number of words of a bin of level 1, and number of words for the sums over the bins above and below it.
+/// Number of words of a bin of level 1.
 const WORDS: u64 = 6;
+/// Number of words for the sums over the bins above and below a bin of level 1.
 const PREFIX: u64 = 5;
-/// Number of bins of level 1, largest number of slots, and number of bins per slot of levels 2 and 3.
+/// Number of bins of level 1.
 pub(crate) const BINS: u64 = 17792;
+/// Largest number of slots.
 pub(crate) const SLOTS: u64 = 224;
+/// Number of bins of level 2 per slot.
 pub(crate) const MIDDLES: u64 = 512;
+/// Number of bins of level 3 per slot.
 pub(crate) const LASTS: u64 = 256;
 
 /// Largest total size, in bytes, of the tables of layers that are processed together.
 const TABLES: u64 = 256 << 20;
 
-/// Size of a `Keep` in words, and in bytes.
+/// Size of a `Keep` in words.
 const KEEP: usize = 8;
+/// Size of a `Keep` in bytes.
 pub(crate) const KEEP_BYTES: u64 = 4 * KEEP as u64;
 
 pub(crate) const fn kernel(entry: &'static str) -> Kernel {
@@ -43,8 +48,9 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
 
 /// Largest number of values that a workgroup counts in its own memory: see `tally.wgsl`.
 const MOST_TALLIED: usize = 1 << 14;
-/// Number of values that keep a workgroup busy, and number of workgroups that keep a device busy.
+/// Number of values that keep a workgroup busy.
 const ENOUGH: usize = 1 << 12;
+/// Number of workgroups that keep a device busy.
 const ENOUGH_GROUPS: usize = 256;
 
 /// Number of workgroups that count a piece's values. The number is small, so that a workgroup counts many values before
@@ -58,8 +64,8 @@ fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// A tensor and the values of k to measure for it: at least one, in ascending order. The largest magnitude and the
-/// errors are written to the result words from `result` on.
+/// A tensor, and the values of k to measure for this tensor. There is at least one k, and they are in ascending order.
+/// The largest magnitude and the errors are written to the result words from `result` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) tensor: &'a Tensor,
@@ -73,7 +79,7 @@ impl Sought<'_> {
         (self.keeps.len() as u64).min(SLOTS)
     }
 
-    /// The common parameters of a tensor whose first k is number `first_keep` in `state`.
+    /// Returns the common parameters for a tensor whose first k has the number `first_keep` in `state`.
     fn base(&self, first_keep: usize) -> Params {
         Params {
             dtype: self.tensor.dtype as u32,
@@ -114,19 +120,19 @@ impl Sizes {
     }
 }
 
-/// Number of slots of each layer. A slot has the finer counts of a bin that contains a k-th largest value.
+/// Returns the number of slots of each layer. A slot has the finer counts of a bin that contains a k-th largest value.
 fn slots_of(sought: &[Sought<'_>]) -> u64 {
     sought.iter().map(Sought::slots).max().unwrap_or(0)
 }
 
-/// Whether these layers may be processed together: whether their tables fit.
+/// Whether these layers may be processed together, because their tables fit.
 pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
     let sizes = Sizes::of(sought).all();
     sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
 }
 
 /// Records the commands that find the cut of each k and measure the squared errors, for all tensors together. Returns
-/// the buffer `state` of `topk.wgsl`. It has one `Keep` per k, tensor after tensor.
+/// the buffer `state` of `topk.wgsl`. The buffer has one `Keep` per k, one tensor after another.
 pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let sizes = Sizes::of(sought);
     let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
@@ -185,7 +191,7 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    /// The tasks of the tensor's pieces.
+    /// Returns one task for each piece of the tensor.
     fn of_pieces(&self, batch: &Batch<'_>, bindings: &[(u32, Part)]) -> impl Iterator<Item = Task<Params>> {
         self.sought.tensor.all(batch).into_iter().map(move |piece| {
             let params = Params { offset: piece.skip, count: piece.count as u32, ..self.base };
@@ -194,7 +200,7 @@ impl Layer<'_> {
         })
     }
 
-    /// At most as many values of k, from `first` on, as there are slots. `None` if there are none.
+    /// Returns the layer with its values of k from `first` on, at most one per slot. `None` if there is no further k.
     fn keeps_from(&self, first: usize) -> Option<Layer<'_>> {
         let keeps = self.sought.keeps.get(first..).filter(|keeps| !keeps.is_empty())?;
         let base = Params {
@@ -207,19 +213,20 @@ impl Layer<'_> {
     }
 }
 
-/// Number of result words of [`measure`]: the largest magnitude, then mantissa and exponent per candidate.
+/// Number of result words of [`measure`]: one for the largest magnitude, and then a mantissa and an exponent per
+/// candidate.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + 2 * keeps
 }
 
-/// Indices of the candidates in ascending order of k.
+/// Returns the indices of the candidates in ascending order of k.
 pub(crate) fn order(keeps: &[u32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keeps.len()).collect();
     order.sort_by_key(|&i| keeps[i]);
     order
 }
 
-/// `keeps` in ascending order.
+/// Returns `keeps` in ascending order.
 pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
     order(keeps).into_iter().map(|i| keeps[i]).collect()
 }

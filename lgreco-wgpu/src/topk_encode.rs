@@ -1,4 +1,4 @@
-//! Encoding of TopK's payloads: launches of `topk_encode.wgsl`.
+//! Encodes TopK's payloads by launches of `topk_encode.wgsl`.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -11,8 +11,8 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
-/// The parameters that say where the parts of a payload are: values after the header, and positions in words of their
-/// own.
+/// Returns the parameters that say where the parts of a payload are. The values come after the header, and the
+/// positions are in separate words.
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
@@ -44,17 +44,17 @@ fn check_reach(payload_len: usize) -> Result<(), Error> {
 
 /// A payload on the device.
 pub(crate) struct Written {
-    /// Header and values; in few bits means and codes.
+    /// Header and values. For TopK in few bits, header, means and codes.
     pub(crate) sent: Tensor,
     pub(crate) positions: Tensor,
 }
 
 /// Records the encoding of everything except the header. At least one value must be kept. Word 0 of `results` becomes
 /// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
-/// largest, and nothing is written; [`encode_lost`] must then encode.
+/// largest magnitude, and no payload is written. In this case, call [`encode_lost`].
 ///
-/// Values are read twice, and the values of the [sample](Sample) once more. If the gathered values do not fit, values
-/// are read twice more.
+/// The values are read twice, and those of the [sample](Sample) a third time. If the gathered values do not fit, all
+/// values are read two more times.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -72,9 +72,9 @@ pub(crate) fn encode(
     search.write(batch, payload_len, results)
 }
 
-/// Encodes after [`encode`] has missed the k-th largest, for the same tensor. No call in between may use buffers of the
-/// same names. It counts all magnitudes in three more reads, and a fourth if the k-th largest lies outside the
-/// interval.
+/// Encodes the same tensor again, after the sample of [`encode`] has missed the k-th largest magnitude. No call in
+/// between may use buffers of the same names. The call reads all values three more times to count their magnitudes, and
+/// a fourth time if the k-th largest lies outside the interval.
 pub(crate) fn encode_lost(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -91,12 +91,12 @@ pub(crate) fn encode_lost(
     search.write(batch, payload_len, results)
 }
 
-/// Words of the counts of a tensor.
+/// Number of words of the counts of a tensor.
 pub(crate) const COUNTED: usize = cut::TABLES + cut::COUNTERS;
 
 /// The search for the cut of a tensor, its k-th largest magnitude.
 struct Search {
-    /// Bytes of header and values.
+    /// Size of the header and the values in bytes.
     sent_len: usize,
     blocks: Blocks,
     base: Params,
@@ -155,7 +155,7 @@ impl Search {
         let positions = Tensor::room(batch, (payload_len - self.sent_len).div_ceil(4).max(1))?;
         let (of_sent, of_positions): (Vec<Part>, Vec<Part>) = (sent.parts().collect(), positions.parts().collect());
         of_sent.iter().chain(&of_positions).for_each(|part| batch.clear(&part.buffer, part.size));
-        // Each of these passes also writes the positions that lie in the first window of positions.
+        // Each pass writes one window of values, and also the positions that lie in the first window of positions.
         let mut window = 0;
         for part in &of_sent {
             let (window_len, positions_len) = (words_of(part), words_of(&of_positions[0]));
@@ -170,7 +170,7 @@ impl Search {
             write(batch, &self.blocks, &self.state, [&of_sent[0], part], within);
             positions_window += positions_len;
         }
-        // Means are at the start of the payload, but are known only after all values are written.
+        // The means are at the start of the payload, but are known only after all values have been written.
         if self.base.bits > 0 {
             let params = Params { window_len: words_of(&of_sent[0]), ..self.base };
             batch.run(kernel("make_means"), vec![Task::new(params, &[(8, of_sent[0].clone()), of_bins], 1)]);
@@ -196,7 +196,8 @@ mod tests {
             let shape = Shape::new(u32::MAX as usize, 1).unwrap();
             TopK { keep, values: Dtype::F32 }.payload_len(shape, Dtype::F32).unwrap()
         };
-        // First a bitmap, with values up to the last word number; then all values, without positions.
+        // The first payload has a bitmap, and its values end at the last word number. The last payload has all values
+        // and no positions.
         let last = u32::MAX - 4 - (1 << 27);
         assert_eq!(len(last), 4 * u32::MAX as usize);
         assert_eq!(check_reach(len(last)), Ok(()));

@@ -259,7 +259,7 @@ fn failing_check() {
         values[5] = f32::NAN;
     }
     let shape = Shape::new(8, 8).unwrap();
-    // SAFETY: both memories are large enough for the values and for more than a payload.
+    // SAFETY: `address` has this many values, and `sent` is longer than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, shape).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
@@ -290,7 +290,7 @@ fn failing_work() {
         700
     }
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: both memories are large enough for the values and for more than a payload.
+    // SAFETY: `address` has this many values, and `sent` is longer than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();

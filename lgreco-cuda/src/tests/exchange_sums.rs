@@ -33,8 +33,8 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
 }
 
 /// Returns layers of every kind. They cover each width of a product, products with several panels, and chunks of both
-/// products. One Gram matrix is too large for shared memory. Some ranks exceed a side of the matrix, some sizes are
-/// odd, and one layer has no elements.
+/// products. One Gram matrix is too large for shared memory. Some ranks exceed a side of the matrix, some lengths are
+/// no multiple of a block's part, and one layer has no elements.
 pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),

@@ -23,9 +23,9 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
 }
 
 /// Returns layers with every layout of positions and every type of values. The kept values of some layers are gathered,
-/// and those of others are not. There are layers of several spans, of odd lengths and without elements, and layers that
-/// keep all elements. The last three layers are so large that the memory for gathered values cannot hold all of their
-/// values. Other layers lie between these three.
+/// and those of others are not. There are layers of several spans, layers whose last span is incomplete, layers without
+/// elements, and layers that keep all elements. The last three layers are so large that the memory for gathered values
+/// cannot hold all of their values. Other layers lie between these three.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),

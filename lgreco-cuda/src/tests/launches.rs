@@ -1,4 +1,4 @@
-//! Tests the number of requests to the device for a table of many layers, and the errors if a request fails.
+//! Counts the requests to the device for an error table of many layers. Also tests the errors if a request fails.
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Requests to a device.
+/// The requests that a device has received, and how it answers them.
 #[derive(Default)]
 pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
@@ -28,9 +28,9 @@ pub(super) struct Calls {
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
     pub(super) uploads: AtomicUsize,
-    /// Words that were set, by address.
+    /// The words that were set, by their addresses.
     pub(super) words: Mutex<BTreeMap<u64, u32>>,
-    /// Numbers of launches, of other enqueued work, and of waits.
+    /// The number of launches, of other enqueued operations, and of waits.
     pub(super) kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
     pub(super) launched: Kernels,
@@ -102,7 +102,8 @@ impl Device for Counted {
     }
 }
 
-/// The requests for a table of 150 layers. Each layer alone fills the largest number of blocks of a launch.
+/// Counts the requests for a table of 150 equal layers, by their kinds. Each layer has as many blocks as a layer can
+/// have.
 fn calls(candidates: Candidates<'_>) -> [usize; 3] {
     calls_of(&[Shape::new(768, 768).unwrap(); 150], candidates)
 }
@@ -129,10 +130,10 @@ fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) 
 #[test]
 fn a_table_waits_once_and_qsgds_layers_share_launches() {
     let qsgd = |base| calls(Candidates::Qsgd { base, bits: &[2, 3, 4, 5, 6, 7, 8] });
-    // Layers that together have up to 192 blocks share a pair of launches and an upload; each layer has three blocks.
-    // Results are cleared once.
+    // Layers that have up to 192 blocks in all share a pair of launches and an upload. Each layer has three blocks. The
+    // results are cleared once.
     assert_eq!(qsgd(Qsgd::default()), [2 * 3, 3 + 1, 1]);
-    // Outside of tests the block limit is large enough for all of these layers.
+    // With the limit on blocks that production code has, all of these layers share one pair of launches.
     MOST.set(2048);
     assert_eq!(qsgd(Qsgd::default()), [2, 1 + 1, 1]);
 }
@@ -145,8 +146,8 @@ fn layers_under_eden_share_launches() {
     assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
-/// The layers are convolutions, biases and a matrix. One pair of launches measures widths with a sign, and another pair
-/// measures widths without. Two pairs of each are needed.
+/// The layers are convolutions, biases and a matrix, in two groups that share launches. For each group, one pair of
+/// launches measures the widths with a sign, and another pair the width without.
 #[test]
 fn layers_of_mixed_sizes_and_shapes_share_launches() {
     let shapes = resnet_50();
@@ -179,7 +180,7 @@ fn layers_share_launches_whatever_lies_between_them() {
     backend.measure_device(&jobs, &mut vec![0.0; 7 * shapes.len()]).unwrap();
     MOST.set(before);
     let [launches, _, waits] = [0, 1, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed));
-    // The launches of QSGD, TopK and PowerSGD.
+    // The numbers of launches under QSGD, TopK and PowerSGD.
     assert_eq!((launches, waits), (2 + 3 + 38, 1));
 }
 
@@ -196,25 +197,27 @@ fn topks_layers_share_three_launches() {
     }
 }
 
-/// All layers share five launches that write the kept values, and four that measure them.
+/// All layers share five launches that write the kept values, and four launches that measure them.
 #[test]
 fn layers_under_topk_in_few_bits_share_nine_launches() {
     let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
     for keeps in [&[100, 3000, 50][..], &[100, 3000, 50, 7]] {
-        // The launches of TopK in full are included. Each group has one upload and clears one buffer. The launches that
-        // write need more: layers, spans and chunks are uploaded separately, and three buffers are cleared.
+        // The launches that measure TopK with full values are included. Each group has one upload and clears one
+        // buffer. The launches that write have more: layers, spans and chunks are uploaded separately, and three
+        // buffers are cleared.
         assert_eq!(few(keeps), [3 + 5 + 4, 2 + (3 + 3) + 2 + 1, 1]);
     }
 }
 
-/// 37 blocks with GPT-2's shapes between its embeddings: 150 layers of 301 million values.
+/// Returns the layers of a transformer with GPT-2's shapes: its embeddings and 37 blocks. These are 150 layers with 301
+/// million values.
 fn transformer() -> Vec<Shape> {
     let block = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
     let shapes = [(50_257, 768), (1024, 768)].into_iter().chain(std::iter::repeat_n(block, 37).flatten());
     shapes.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).collect()
 }
 
-/// All densities of a plan, from a thousandth to a tenth, share two groups of 512 MiB.
+/// All densities of a plan, from 1/1000 to 1/10, are measured in two groups of launches with 512 MiB of workspace each.
 #[test]
 fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     let (shapes, bits) = (transformer(), &[2, 4, 8]);
@@ -225,7 +228,7 @@ fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     assert_eq!((shapes.len(), calls_by(&shapes, of_layer)[0]), (150, 3 + 5 + 2 * 4));
 }
 
-/// Layers share launches as long as they share 512 MiB of workspace.
+/// Layers share launches while they need at most 512 MiB of workspace in all.
 #[test]
 fn powersgds_layers_share_launches() {
     let to_64 = &[1, 2, 4, 8, 16, 32, 64];
@@ -239,7 +242,7 @@ fn powersgds_layers_share_launches() {
     }
 }
 
-/// The number of launches is the same for one layer and for many, for any shapes and ranks.
+/// The number of launches depends neither on the number of layers nor on their shapes and ranks.
 #[test]
 fn what_travels_by_sums_takes_twelve_launches() {
     let of_device = Arc::new(Calls::default());
@@ -292,15 +295,15 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    // The uploaded table divides the work.
+    // The call uploads a table that divides the work.
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
-    // The upload has the number of elements to keep.
+    // The call uploads the number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
     assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
-/// Five launches encode. One more writes the header, and would record a fault. There are also an upload and a copy. Two
-/// buffers are cleared once for all calls.
+/// Five launches encode the layer. Another launch writes the header and records a fault, if any. There are also an
+/// upload and a copy. Two buffers are cleared in the first call only.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
     let shape = Shape::new(640, 64).unwrap();
@@ -320,7 +323,7 @@ fn a_layer_under_topk_takes_six_launches() {
     }
 }
 
-/// The number of launches does not depend on how many layers there are, or of which kinds.
+/// The number of launches does not depend on the number of layers or on their kinds.
 #[test]
 fn an_exchange_takes_six_launches_and_four() {
     let of_device = Arc::new(Calls::default());
@@ -358,7 +361,7 @@ fn an_exchange_takes_six_launches_and_four() {
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 
-/// An error of the device may come from another layer's work, or from no layer's.
+/// An error of the device may come from the work of another layer, or of none.
 #[test]
 fn failures_of_the_device_name_no_job() {
     let of_device = Arc::new(Calls::default());

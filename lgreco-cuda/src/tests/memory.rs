@@ -14,7 +14,7 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// Words that hold a gradient from byte `offset` on.
+/// Words that hold a gradient, which begins at byte `offset`.
 pub(super) struct Held {
     words: Vec<u32>,
     offset: usize,
@@ -80,8 +80,8 @@ fn gradients_are_compressed_where_they_are() {
     }
 }
 
-/// Jobs of a method share launches wherever they are in the batch. Each row must have its place, and the bits that it
-/// has alone.
+/// Jobs of one method share launches, regardless of their positions in the batch. Each row must be at its job's
+/// position, and must have the same bits as if its job were measured alone.
 #[test]
 fn rows_of_mixed_jobs_are_those_of_each_alone() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -115,7 +115,8 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
     }
     assert_eq!(together, alone);
 
-    // The error is that of the first job by number, even if later jobs share launches with earlier ones.
+    // The reported error is that of the failed job with the lowest number, even if jobs of higher numbers share
+    // launches with jobs before it.
     let mut values = uniform(61 * 47, 1);
     values[1000] = f32::NAN;
     let damaged = Tensor::new(&values, 61, 47);
@@ -192,7 +193,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let found = unsafe {
             let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 64, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
-            // Calls that cannot fail have numbers too; refused calls have none.
+            // Calls that cannot fail are numbered as well. Refused calls are not.
             backend.decode_on_device(&small, fine.shape(), other, out).unwrap();
             backend.decode_on_device(&small, Shape::new(0, 5).unwrap(), other, out).unwrap();
             assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
@@ -203,7 +204,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
             backend.check()
         };
-        // The expected payload comes from encoding to host memory, which other tests compare with the core.
+        // The expected payload is encoded into host memory. Other tests compare such payloads with the core's.
         let mut expected = vec![0; len];
         match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
             (Ok(_), Ok(())) => {
@@ -221,7 +222,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
     }
 }
 
-/// Payloads have the layout after an all-gather of messages of equal length.
+/// The payloads have the same layout as after an all-gather of messages of equal length.
 #[test]
 fn payloads_of_several_ranks_lie_one_after_another() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -264,7 +265,7 @@ fn a_check_is_due_after_so_many_calls() {
     }
 }
 
-/// Exchanges overwrite gradients, because the means replace them.
+/// An exchange overwrites the gradients by the means, so the check must not need the gradients.
 #[test]
 fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -288,7 +289,8 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
         let mut payloads = [[0u32; 32]; 2];
         let [sent, received] = payloads.each_mut().map(|payload| payload.as_mut_ptr().expose_provenance() as u64);
         let overwritten = held.words.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: there is room for the payloads and the values, and nothing else uses them before the check.
+        // SAFETY: the memory is large enough for the payloads and the values, and nothing else uses it before the
+        // check.
         let found = unsafe {
             backend.encode_to_device(&mean, &source, stream, received).unwrap();
             backend.encode_to_device(setting, &place, stream, sent).unwrap();

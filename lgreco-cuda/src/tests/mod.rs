@@ -54,12 +54,13 @@ use std::sync::OnceLock;
 /// Relative tolerance of rows.
 const ROWS: f64 = 1e-4;
 
-/// Whether the environment requests all cases, and not only representative ones.
+/// Whether the environment variable `LGRECO_FULL` requests all cases instead of a selection.
 fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// All cases if the environment requests them. Otherwise one in six; the choice depends on the kernels' sources.
+/// Returns all cases if `LGRECO_FULL` requests them, and otherwise every sixth. The hash of the kernels' sources
+/// selects the first one.
 fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     const ONE_IN: usize = 6;
     static HASH: OnceLock<u64> = OnceLock::new();
@@ -73,12 +74,13 @@ fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     cases.into_iter().skip(first).step_by(ONE_IN).collect()
 }
 
-/// Faults that a test plants in addition to its checks: all if the environment requests all cases, otherwise none.
+/// Returns the faults that a test plants after its checks: all of them if `LGRECO_FULL` requests all cases, and
+/// otherwise none.
 fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
     faults.into_iter().filter(|_| is_full()).collect()
 }
 
-/// A backend whose kernels run on the processor.
+/// Returns a backend whose kernels run on the CPU, or `None` if there is no g++.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, None)?)))
 }

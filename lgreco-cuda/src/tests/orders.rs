@@ -1,5 +1,5 @@
-//! Runs the blocks of a grid in every order, one after another and several at a time. The results must not depend on
-//! which block comes last.
+//! Runs the blocks of a grid in several orders, one after another and several at the same time. The results must not
+//! depend on which block comes last.
 
 use super::exchange::{config, steps_of};
 use super::exchange_eden;
@@ -20,13 +20,14 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// The orders of blocks: forwards, and at random with the second block last. In full runs also backwards, and at random
-/// with each block of the largest looping grid last.
+/// Returns the orders of blocks: forwards, and random with the second block last. Full runs also have backwards, and
+/// random orders with each block of the largest looping grid last.
 fn orders() -> Vec<i32> {
     if is_full() { (0..2 + MOST.get() as i32).collect() } else { vec![0, 3] }
 }
 
-/// Rows of all methods for many more values than three blocks process at once, and a payload of PowerSGD.
+/// Returns rows of all methods, for many more values than three blocks process at the same time, and a payload of
+/// PowerSGD.
 fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
     let (many, few) = (Tensor::new(&uniform(20_003, 1), 20_003, 1), Tensor::new(&uniform(20_100, 2), 300, 67));
     let qsgd = |base| Candidates::Qsgd { base, bits: &[1, 2, 4, 8] };
@@ -102,7 +103,8 @@ fn fails(order: i32, from: &'static str, to: &'static str, check: fn(&mut CudaBa
     Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&mut backend))).is_err())
 }
 
-/// Encodes a layer and keeps all values, so that no fault writes more. Every block has spans of it.
+/// Encodes a layer and keeps all values, so that a planted fault cannot write more values. Every block has spans of
+/// this layer.
 fn one_layer(backend: &mut CudaBackend) {
     let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
     let few = Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 });
@@ -119,7 +121,7 @@ fn one_row(backend: &mut CudaBackend) {
 
 const LAST: &str = "return before + own == all;";
 
-/// Each of these faults affects one block, and is found if this block comes last.
+/// Each of these faults affects one block. It must be found if this block comes last.
 #[test]
 fn every_block_comes_last() {
     for (last, fault) in some(
@@ -138,8 +140,8 @@ fn every_block_comes_last() {
     }
 }
 
-/// Faults that are not found if blocks run in turn: the last block may be any block of the grid, and two blocks may run
-/// at once.
+/// Plants faults that are not found if blocks run one after another. The random orders must find them, because there
+/// any block may come last, and two blocks may run at the same time.
 #[test]
 #[ignore = "slow"]
 fn faults_that_blocks_in_turn_do_not_tell_are_found() {

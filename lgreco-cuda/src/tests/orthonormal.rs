@@ -19,7 +19,7 @@ fn product(a: &[f64], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&x, &y)| x * f64::from(y)).sum()
 }
 
-/// The part of a column outside the span of the orthonormal columns, relative to its norm.
+/// Returns the norm of a column's part outside the span of the orthonormal columns, relative to the column's norm.
 fn left(column: &[f32], orthonormal: &[Vec<f32>]) -> f64 {
     let mut rest: Vec<f64> = column.iter().map(|&x| x.into()).collect();
     let norm = product(&rest, column);
@@ -33,8 +33,8 @@ fn left(column: &[f32], orthonormal: &[Vec<f32>]) -> f64 {
     if norm > 0.0 { (square / norm).sqrt() } else { 0.0 }
 }
 
-/// Products of a matrix with random columns, as at the start of power iterations. Each column of the matrix is smaller
-/// than the one before by 10^-`fade`.
+/// Returns the products of a matrix with random columns, as at the start of power iterations. Each column of the matrix
+/// is smaller than the one before by 10^-`fade`.
 fn fading(rows: usize, columns: usize, fade: f64, seed: u64) -> Vec<Vec<f32>> {
     let (matrix, mixed) = (uniform(rows * columns, seed), uniform(columns * columns, seed + 1));
     let weights: Vec<f64> = (0..columns).map(|c| 10f64.powf(-fade * c as f64)).collect();
@@ -75,8 +75,8 @@ proptest! {
     }
 }
 
-/// If the Gram matrix does not fit into shared memory, the result must have the same columns, and as many as in the
-/// core.
+/// Even if the Gram matrix does not fit into shared memory, the columns must be the same. Also, the same columns must
+/// be zeros as in the core.
 #[test]
 fn more_columns_than_shared_memory_holds() {
     let mut columns = fading(300, 100, 0.03, 1);

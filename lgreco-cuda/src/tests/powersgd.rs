@@ -28,7 +28,7 @@ fn encode(backend: &mut dyn Backend, rank: u32, gradient: &Gradient<'_>) -> Resu
     Ok(payload)
 }
 
-/// The columns of both factors.
+/// Returns the columns of both factors of a payload.
 fn columns(payload: &[u8], rows: usize, cols: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let words = payload[HEADER_LEN..].as_chunks::<4>().0;
     let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
@@ -45,7 +45,7 @@ fn shapes_that_many_blocks_share() {
         let gradient = tensor.gradients()[0];
         let ranks = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60];
         let below = rows.min(cols) as u32;
-        // At full rank only rounding remains, which has no relative bound.
+        // At full rank, the error is only a rounding error, which has no relative bound.
         let ranks: Vec<u32> = ranks.into_iter().filter(|&rank| rank < below).collect();
         let candidates = Candidates::PowerSgd { iterations: 1, ranks: &ranks };
         check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
@@ -92,8 +92,8 @@ fn zero_and_dependent_columns_become_zeros() {
     }
 }
 
-/// Matrices whose products with random columns are nearly dependent, or soon become so. Rows must equal the core's up
-/// to rounding, which is 1e-10 of the squared norm.
+/// Tests matrices whose products with random columns are nearly linearly dependent, or become so after some iterations.
+/// Rows must equal the core's up to rounding, which is 1e-10 of the squared norm.
 #[test]
 fn ill_conditioned_matrices_have_the_cores_rows() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -123,7 +123,7 @@ fn ill_conditioned_matrices_have_the_cores_rows() {
     }
 }
 
-/// Tests values at the ends of the range, and payloads that no encoder writes.
+/// Tests values near the largest and the smallest f32, and payloads that no encoder writes.
 #[test]
 fn what_leaves_the_range_is_refused_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -227,8 +227,8 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// The distance of a matrix from its decoded payload, relative to its norm, for a device and for the core. Also returns
-/// the payload.
+/// Returns the distance of a matrix from its decoded payload, relative to the matrix's norm, for the device's payload
+/// and for the core's. Also returns the device's payload.
 fn apart(backend: &mut dyn Backend, rank: u32, magnitude: f32) -> Option<([f64; 2], Vec<u8>)> {
     let (rows, cols) = (301, 77);
     let values: Vec<f32> = uniform(rows * cols, 12).iter().map(|x| x * magnitude).collect();
@@ -249,8 +249,9 @@ fn is_near([found, expected]: [f64; 2]) -> bool {
     (found - expected).abs() <= ROWS * expected
 }
 
-/// Each column must have the same bits, however warps divide the columns. Payloads must have the same error as the
-/// core's. Tests moderate magnitudes, and magnitudes for which the first product must be made again.
+/// Each column must have the same bits, regardless of the way in which warps divide the columns. Payloads must have the
+/// same error as the core's. Tests moderate magnitudes, and magnitudes with which the kernel must make the first
+/// product again.
 #[test]
 fn every_width_has_the_columns_of_the_widest() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -269,7 +270,7 @@ fn every_width_has_the_columns_of_the_widest() {
     }
 }
 
-/// Plants faults with magnitudes that the first product cannot handle, or does not find.
+/// Plants faults, and uses magnitudes that the first product cannot handle or does not find.
 #[test]
 #[ignore = "slow"]
 fn wrong_scales_are_found() {
@@ -293,7 +294,8 @@ fn wrong_scales_are_found() {
     }
 }
 
-/// Layers that are measured together must have the same rows as each alone, bit for bit, for any workspace.
+/// Layers that are measured together must have the same rows, bit for bit, as if each were measured alone. This must
+/// hold for any size of the workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let ranks = [3, 1, 2, 4, 5, 6, 7, 8, 9, 40, 17];
@@ -334,7 +336,7 @@ fn rows_do_not_depend_on_other_layers() {
     assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());
 }
 
-/// The element type must not matter: f16 and bf16 are exact in f32.
+/// These values are exact in f16, bf16 and f32, so their payloads must be the same in all types.
 #[test]
 fn all_types_make_the_same_payload() {
     let Some(mut backend) = backend(flavour(), 2) else { return };

@@ -5,7 +5,7 @@ use super::simt::entries;
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
 
-/// A module's PTX.
+/// Returns a module's PTX.
 pub(super) fn ptx(module: Module) -> &'static str {
     let code = shipped::code(module, Architecture::Ptx(shipped::PTX)).unwrap_or_else(|error| panic!("{error}"));
     str::from_utf8(code).unwrap()
@@ -28,8 +28,8 @@ fn arithmetic_fences_and_accesses_are_as_written() {
     }
 }
 
-/// Whether a line of PTX is exact: it is no f32 or f64 arithmetic, or it has `.rn`, which rounds to nearest and
-/// prevents contraction.
+/// Whether a line of PTX is exact. A line is exact if it has no f32 or f64 arithmetic, or if it has `.rn`, which rounds
+/// to nearest and prevents contraction.
 fn is_exact(line: &str) -> bool {
     let line = line.trim();
     let line = if line.starts_with('@') { line.split_once(' ').map_or("", |(_, rest)| rest.trim()) } else { line };
@@ -54,8 +54,8 @@ fn arithmetic_that_is_not_rounded_once_is_noticed() {
     }
 }
 
-/// Whether a line of PTX accesses generic memory. At such an access, the hardware must first find the kind of memory
-/// from the address, which costs time.
+/// Whether a line of PTX accesses generic memory. For such an access, the hardware must first find the kind of memory
+/// from the address, which takes time.
 fn is_generic(line: &str) -> bool {
     let line = if line.starts_with('@') { line.split_once(' ').map_or(line, |(_, rest)| rest.trim()) } else { line };
     let Some((operation, rest)) = line.split_once('.') else { return false };

@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const WIDTHS: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];
 
-/// Every bucket size that a block holds, and every kind of grid and rounding.
+/// Returns settings with every bucket size that a block can hold, and with every kind of grid and rounding.
 fn fused_settings() -> impl Iterator<Item = Qsgd> {
     let sizes = (6..=12).map(|log| 1 << log);
     let kinds = [Scale::MaxNorm, Scale::MinMax].map(|scale| (scale, Rounding::Stochastic));
@@ -24,8 +24,8 @@ fn fused_settings() -> impl Iterator<Item = Qsgd> {
     sizes.flat_map(move |bucket| kinds.clone().map(move |(scale, rounding)| Qsgd { bits: 3, bucket, scale, rounding }))
 }
 
-/// A tensor whose magnitudes differ from bucket to bucket. It has a range of values of one sign, where intervals
-/// exclude zero.
+/// Returns a tensor whose magnitudes differ from bucket to bucket. It has a range of values with the same sign, so that
+/// the intervals of some buckets exclude zero.
 fn tensor(elements: usize) -> Tensor {
     let mut values = uniform(elements, 4);
     for (i, value) in values.iter_mut().enumerate() {
@@ -37,13 +37,14 @@ fn tensor(elements: usize) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// The memory of a gradient; the device's memory is the processor's.
+/// Returns the memory of a gradient. The simulated device's memory is the CPU's.
 pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 
-/// The device refuses gradients in its memory under other buckets. The core compresses host gradients.
+/// Under other bucket sizes, the backend refuses gradients in device memory, and the core compresses gradients in host
+/// memory.
 #[test]
 fn other_buckets_are_refused_or_left_to_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -133,7 +134,7 @@ fn every_bucket_that_a_block_holds_is_as_in_the_core() {
     }
 }
 
-/// Values that are not finite are at any place in a bucket, and in a bucket that ends early.
+/// Values that are not finite must be found at any position of a bucket, and in an incomplete bucket.
 #[test]
 fn values_that_are_not_finite_are_found() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -169,7 +170,7 @@ fn no_kernel_has_a_data_race() {
     check_layers(&mut backend);
 }
 
-/// The message with which [`check`] fails for an edited kernel.
+/// Returns the message with which [`check`] fails for an edited kernel.
 fn said(flavour: Flavour, bucket: u32, from: &'static str, to: &'static str) -> Option<String> {
     let edit = Edit { module: Module::Qsgd, from, to };
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));
@@ -189,7 +190,7 @@ fn missing_barriers_are_found() {
         let Some(said) = said(Flavour::Races, bucket, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
-    // A warp's barrier is not enough for a bucket that several warps share.
+    // If several warps share a bucket, a barrier of one warp is not enough.
     let Some(said) = said(Flavour::Races, 1024, "if (p.bucket > TILE) {", "if (false) {") else { return };
     assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
 }
@@ -202,8 +203,8 @@ fn wrong_numbers_are_found() {
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
         (256, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 9"),
-        // The usual case: one lane's largest value, values at the layer's end, the codes of four and of the last eight
-        // values, and sums over lanes.
+        // The next edits are of the kernels for the usual case: the largest value of one lane only, values at the
+        // layer's end, the codes of four and of the last eight values, and sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
         (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),
         (512, "low | high << (4 * p.bits)", "low | high << (3 * p.bits)"),

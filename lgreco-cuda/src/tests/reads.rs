@@ -1,6 +1,6 @@
-//! Memory traffic of kernels. These tests count how often a TopK encoder reads a layer's values: loads of gradients and
-//! of sums with residuals, value by value. Payloads and residuals must equal the core's. The tests also count the
-//! sectors that a warp's stores touch.
+//! Counts the memory accesses of kernels. The tests count, for each value, how often a TopK encoder loads the gradient
+//! and the sum of gradient and residual. Payloads and residuals must equal the core's. The tests also count the sectors
+//! that the stores of a warp touch.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, config, narrowed};
@@ -21,7 +21,7 @@ use lgreco_testing::powersgd::uniform;
 use libloading::Library;
 use std::sync::Mutex;
 
-/// Only one test at a time may watch memory.
+/// Held while a test watches memory, because only one test at a time may do so.
 static WATCHING: Mutex<()> = Mutex::new(());
 
 /// Number of 32-byte sectors that warps touch with stores to this memory, per 32 stored bytes. The best value is 1.
@@ -33,7 +33,7 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     // SAFETY: as above.
     let found = unsafe { library.get::<unsafe extern "C" fn(*mut u64)>("cuda_shim_stores") }.unwrap();
     let mut counts = [0u64; 2];
-    // SAFETY: addresses are only compared with the memory's; there is room for two counts.
+    // SAFETY: the library only compares addresses with those of the memory, and `counts` has two elements.
     unsafe {
         watch(memory.address, memory.bytes as usize);
         run();
@@ -43,7 +43,7 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     counts[1] as f64 / (counts[0] as f64 / 32.0)
 }
 
-/// How often the kernels that `run` launches load each byte of this memory.
+/// Returns how often the kernels that `run` launches load each byte of this memory.
 fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     let mut counts = vec![0u32; memory.bytes as usize];
     // SAFETY: the backend uses the same library, which is loaded once. Its entry point has this type.
@@ -59,8 +59,8 @@ fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     counts
 }
 
-/// Average loads per value of a layer: of gradients, of the last residuals, and of the sums that become the next
-/// residuals.
+/// Average number of loads per value of a layer: loads of gradients, of the previous residuals, and of the sums that
+/// become the next residuals.
 #[derive(Debug)]
 struct Reads {
     gradients: f64,
@@ -69,7 +69,8 @@ struct Reads {
 }
 
 impl Reads {
-    /// Whether gradients and residuals are read once and their sums `sums` times, or slightly more.
+    /// Whether gradients and residuals are read about once, and their sums about `sums` times. `few` is the accepted
+    /// excess.
     fn is_step(&self, sums: f64, few: f64) -> bool {
         let is_once = [self.gradients, self.before].iter().all(|reads| (1.0..=1.0 + few).contains(reads));
         is_once && self.sums >= sums && self.gradients + self.sums <= 1.0 + sums + few
@@ -89,7 +90,7 @@ fn payload_of(setting: Setting, values: &[f32]) -> Vec<u8> {
     payload
 }
 
-/// Counts the reads of an exchange step of this layer among others. Residuals are zeros before.
+/// Counts the reads of a step of an exchange that has only this layer. The residuals are zeros before the step.
 fn of_exchange(backend: &mut CudaBackend, setting: Setting, (dtype, gain): (Dtype, f32), values: &[f32]) -> Reads {
     let (bytes, offered) = narrowed(values, dtype);
     let layers = [(Shape::new(values.len(), 1).unwrap(), setting)];
@@ -137,17 +138,17 @@ fn counting() -> Option<CudaBackend> {
 }
 
 const COUNT: usize = 100_003;
-/// Average additional reads per value: a sixteenth for the sample, and repeated reads of gathered values.
+/// Average number of additional reads per value: a sixteenth for the sample, and repeated reads of gathered values.
 const FEW: f64 = 1.0 / 16.0 + 0.15;
-/// Average reads per value for the sample, if a layer is not gathered.
+/// Average number of reads per value for the sample, if the values of the layer are not gathered.
 const SAMPLE: f64 = 65_537.0 / COUNT as f64;
 
 fn top(keep: usize, values: Dtype) -> Setting {
     Setting::TopK(TopK { keep: keep as u32, values })
 }
 
-/// The layers keep more than 7 of 32 values, for any sent type and many kinds of values, and the sample is right.
-/// Values that reach the bound are loaded again immediately, from the cache.
+/// The layers keep more than 7 of 32 values. Tests every sent type and many kinds of values, with a correct sample.
+/// Values that reach the bound are loaded twice in a row; the second load comes from the cache.
 #[test]
 fn values_of_layers_that_keep_much_are_read_four_times() {
     let _alone = WATCHING.lock();
@@ -165,8 +166,8 @@ fn values_of_layers_that_keep_much_are_read_four_times() {
     }
 }
 
-/// The layers keep few values, but gathered values have no room, because fewer than k values are nonzero or many are
-/// equal. The sample also reads a random sixteenth.
+/// The layers keep few values. The gathered values still do not fit into their memory, because fewer than k values are
+/// nonzero or many are equal. The sample reads a random sixteenth in addition.
 #[test]
 fn ties_are_read_four_times_at_most() {
     let _alone = WATCHING.lock();
@@ -181,8 +182,8 @@ fn ties_are_read_four_times_at_most() {
     }
 }
 
-/// Small layers, such as biases and norms, have room for all gathered values. The sample also reads a sixteenth, and
-/// one block reads some values again to find the cut.
+/// For small layers, such as biases and norms, the memory for gathered values can hold all values. The sample reads a
+/// sixteenth in addition, and one block reads some values again to find the cut.
 #[test]
 fn small_layers_are_read_twice_at_most() {
     let _alone = WATCHING.lock();
@@ -206,7 +207,7 @@ fn small_layers_are_read_twice_at_most() {
     }
 }
 
-/// Small layers that keep few values gather few values, so nothing is read again.
+/// If small layers keep few values, few values are gathered, and no value is read again.
 #[test]
 fn small_layers_that_keep_little_are_read_once() {
     let _alone = WATCHING.lock();

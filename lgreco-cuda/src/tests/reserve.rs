@@ -1,4 +1,4 @@
-//! Tests that calls allocate nothing but the reserved memory, and that it has the predicted size.
+//! Tests that calls allocate nothing after a reservation, and that the reserved memory has the predicted size.
 #![allow(unsafe_code)]
 
 use super::launches::{Calls, Counted};
@@ -22,7 +22,8 @@ fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> De
     DeviceJob { gradient: DeviceGradient::of_part(part, dtype, shape), candidates, stream: Stream::default() }
 }
 
-/// Jobs of one method. The largest layer is neither the first nor the last, and candidates are not in ascending order.
+/// Returns jobs with these candidates. The largest layer is neither the first nor the last, and callers pass candidates
+/// that are not in ascending order.
 fn jobs(candidates: Candidates<'_>) -> Vec<DeviceJob<'_>> {
     [(300, 70, Dtype::F32), (64, 64, Dtype::Bf16), (700, 900, Dtype::F16), (130, 5, Dtype::F32)]
         .map(|(rows, cols, dtype)| job(candidates, rows, cols, dtype))
@@ -42,12 +43,12 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
 }
 
-/// Makes a call for all jobs and candidates. Results depend on the device's answers and are ignored.
+/// Makes a call for all jobs and candidates. Ignores the results, which come from the simulated content of the device.
 fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
     if call == Call::Measure {
         let _ = backend.measure_device(jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()]);
-        // After a failing job, requests that depend on the values of later jobs are not made. So each job also runs
-        // alone.
+        // If a job fails, the call does not make requests that depend on the values of later jobs. So each job also
+        // runs alone.
         for job in jobs {
             let _ = backend.measure_device(&[*job], &mut vec![0.0; job.candidates.len()]);
         }
@@ -85,8 +86,8 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
     }
 }
 
-/// Values of all bytes that are read from the device. They decide what else a call does: all values are zero, near the
-/// largest, or not finite.
+/// The values of all bytes that are read from the device. A call behaves as if all gradient values were zero, near the
+/// largest, or not finite, and makes further requests accordingly.
 const CONTENTS: [u8; 3] = [0, 0x7f, 0xff];
 
 fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
@@ -126,7 +127,7 @@ fn what_is_reserved_is_what_calls_take() {
     }
 }
 
-/// For a tall matrix, `P` is large. Encoders make it in the payload, and need no workspace for it.
+/// The matrix is tall, so `P` is large. Encoders make `P` in the payload, so it needs no workspace.
 #[test]
 fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let rows = 1 << 18;
@@ -135,7 +136,7 @@ fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let bytes = |call| backend.workspace_bytes(&[job], &[call]).unwrap();
     let p = 4 * 4 * rows as u64;
     assert!(bytes(Call::EncodeToDevice) < p, "{}", bytes(Call::EncodeToDevice));
-    // This workspace includes the payload.
+    // Here the workspace includes the payload.
     assert!((p..2 * p).contains(&bytes(Call::Encode)), "{}", bytes(Call::Encode));
     assert!(bytes(Call::Measure) >= p);
 }

@@ -1,4 +1,5 @@
-//! Checks the registers, shared memory and local memory of every shipped kernel. They are read from the machine code.
+//! Checks the registers, shared memory and local memory of every shipped kernel. The tests read these numbers from the
+//! machine code.
 
 use crate::kernels::Module;
 use crate::shipped::{self, Architecture};
@@ -9,13 +10,14 @@ use std::collections::BTreeMap;
 struct Use {
     /// Registers per thread.
     registers: u32,
-    /// Static shared memory in bytes. From 9.0 on it includes 1,024 bytes that the system keeps for itself.
+    /// Static shared memory in bytes. For compute capability 9.0 and later, it includes 1,024 bytes that the system
+    /// reserves.
     shared: u32,
     /// Bytes of local memory per thread: spilled registers, and arrays that do not fit into registers.
     local: u32,
 }
 
-/// The most that a kernel may use. With this, a multiprocessor holds at least 32 warps.
+/// The most that an ordinary kernel may use. With these limits, a multiprocessor can hold at least 32 warps.
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
 /// Larger limits of registers and shared memory for some kernels.
@@ -46,13 +48,14 @@ const MORE: [(&str, u32, u32); 24] = [
     ("topk.cu/count_", 64, 34 << 10),
 ];
 
-/// The bounds of a kernel, by its name or by a prefix of its name.
+/// Returns the limits of a kernel. Entries of `MORE` apply to a kernel of the same name or, if they end with `_`, to
+/// kernels with this prefix.
 fn bound(kernel: &str) -> Use {
     let more = MORE.iter().find(|(name, ..)| kernel == *name || name.ends_with('_') && kernel.starts_with(name));
     more.map_or(USUAL, |&(_, registers, shared)| Use { registers, shared, local: 0 })
 }
 
-/// The resources of each kernel, for each architecture.
+/// Returns the resources of each kernel, for each architecture.
 fn shipped_kernels() -> Vec<(String, Architecture, Use)> {
     let mut all = Vec::new();
     for module in Module::ALL {
@@ -66,7 +69,7 @@ fn shipped_kernels() -> Vec<(String, Architecture, Use)> {
     all
 }
 
-/// Kernels that use more than `bound` allows.
+/// Returns the kernels that use more than `bound` allows.
 fn excesses(kernels: &[(String, Architecture, Use)], bound: impl Fn(&str) -> Use) -> Vec<String> {
     let exceeds = |name: &str, used: Use| {
         let most = bound(name);
@@ -119,7 +122,7 @@ struct Section<'c> {
     size: u64,
 }
 
-/// All kernels of a cubin, by name; `None` if it is not a cubin.
+/// Returns all kernels of a cubin (an object file of machine code), by name. `None` if the bytes are not a cubin.
 fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
     let sections = sections(cubin)?;
     let named = |name| sections.iter().find(|section| section.name == name).map(|section| section.bytes);
@@ -144,7 +147,7 @@ fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
             continue;
         }
         let (payload, others) = rest.split_at_checked(size)?;
-        // Functions that a kernel calls have frames too.
+        // Functions that a kernel calls have these attributes as well.
         if let (REGISTERS | FRAME | LEAST_STACK, Some(index), Some(value)) =
             (attribute, word(payload, 0), word(payload, 4))
         {

@@ -1,5 +1,5 @@
-//! Tests that TopK's payloads do not depend on the sample: bounds that are too high, too low or far off, and random
-//! samples.
+//! Tests that TopK's payloads do not depend on the sample. Edits make bounds that are too high, too low or far off, and
+//! samples are random.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::{layers, of};
@@ -14,7 +14,7 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode};
 use lgreco_testing::powersgd::uniform;
 
-/// A backend whose selection module is edited.
+/// Returns a backend whose selection module is edited.
 pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) -> Option<CudaBackend> {
     let edit = Edit { module: Module::Selection, from, to };
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, Some(edit))?)))
@@ -23,18 +23,18 @@ pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'sta
 /// An edit with which hardly any values are sampled.
 const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
-/// Edits that force every layer off the usual path.
+/// Edits with which no layer takes the usual path.
 const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All values reach the bound, and large layers have no room for them.
+    // All values reach the bound, and those of large layers do not fit into the memory for gathered values.
     ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
     // The k-th largest value is below the narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
 ];
 
-/// Functions that make values of each kind from an index and a uniform value.
+/// Functions that make values of one kind from an index and a uniform random value.
 pub(super) const KINDS: [fn(usize, f32) -> f32; 8] = [
     |_, x| x,
     |_, _| 0.0,
@@ -97,7 +97,7 @@ fn nor_do_payloads_of_one_layer() {
     }
 }
 
-/// Bell-shaped values, many more than are sampled.
+/// Returns bell-shaped values, many more than the sample has.
 fn bells() -> Tensor {
     let size = 400_003;
     let bell: Vec<f32> = uniform(4 * size, 7).as_chunks::<4>().0.iter().map(|four| four.iter().sum()).collect();
@@ -119,7 +119,7 @@ fn a_layer_at_large_takes_no_slow_way() {
     check_bells(&mut backend, &[400, 4000, 40_000, 200_000, 399_000, 400_003]);
 }
 
-/// Payloads must stay the same if no value can be read again.
+/// Payloads must stay the same if an edit makes it impossible to read values again.
 #[test]
 fn what_may_be_kept_of_a_layer_at_large_has_room() {
     let again = "return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};";

@@ -4,7 +4,7 @@ use super::simt::entries;
 use crate::kernels::Module;
 use crate::{eden, eden_rows, exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
 
-/// The fields of a struct in the source, with their offsets, and its size.
+/// Returns the fields of a struct in the source, with their offsets, and the size of the struct.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
     let body = source.split(&format!("struct {name} {{")).nth(1).and_then(|text| text.split('}').next());
     let fields = body.expect("the struct").lines().filter_map(|line| line.split_once(';'));

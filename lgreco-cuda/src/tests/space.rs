@@ -1,4 +1,4 @@
-//! Runs the common suite of exchange memories on device buckets.
+//! Runs the common suite for implementations of `Space`, on buckets in simulated device memory.
 #![allow(unsafe_code)]
 
 use super::exchange::Memory;
@@ -44,28 +44,28 @@ impl memory::Memory for Memory {
     }
 }
 
-/// Whether kernels can run here.
+/// Whether kernels can run on this machine.
 fn is_there() -> bool {
     backend(flavour(), 0).is_some()
 }
 
 fn open<const SHARDED: bool>(members: &[Member], _: bool, world: u32) -> OnDevice<Memory, SHARDED> {
-    // The order of a block's threads depends on the number of ranks.
+    // The order of threads is another one for each number of ranks.
     OnDevice::new(backend(flavour(), world as i32 - 1).expect("g++, as before"), members)
 }
 
-/// The members with few elements.
+/// Returns the members with few elements.
 fn small(mut members: Vec<Member>) -> Vec<Member> {
     members.retain(|member| member.shape.elements() < 3000);
     members
 }
 
-/// All members or, under the sanitizers, only those with few elements.
+/// Returns all members or, under the sanitizers, only those with few elements.
 fn bearable(members: Vec<Member>) -> Vec<Member> {
     if flavour() == Flavour::Plain { members } else { small(members) }
 }
 
-/// The members that are under PowerSGD or uncompressed.
+/// Returns the suite's members that are under PowerSGD or uncompressed.
 fn powersgds(dtype: Dtype) -> Vec<Member> {
     let mut members = all_members_of(dtype);
     members.retain(|member| matches!(member.setting, Setting::PowerSgd(_) | Setting::Dense));
@@ -108,9 +108,9 @@ fn no_race_is_found() {
     }
 }
 
-/// Runs several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. With
-/// `halves`, sums are bf16. Otherwise a block makes some columns one after another; in bf16, the sums of these columns
-/// may differ by more than the suite allows.
+/// Runs several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. If
+/// `halves` is true, sums are bf16. If it is false, there is another layer, in which a block makes some columns one
+/// after another. In bf16, the sums of these columns may differ by more than the suite allows.
 fn powersgds_under_the_race_check(halves: bool, edit: Option<Edit>) {
     let mut members = small(powersgds(Dtype::F32));
     if !halves {
@@ -163,7 +163,7 @@ fn damage_is_found_as_by_the_host() {
     }
 }
 
-/// The check that finds the fault.
+/// The check that must find the fault.
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Steps,

@@ -1,5 +1,5 @@
-//! Tests the order of work in several streams, and captures of one stream, with the stand-in for the driver.
-//! `FAKE_CUDA_ORDER` decides the order of unordered work.
+//! Tests the order of work in several streams, and captures of one stream, with the stand-in for the driver. The
+//! environment variable `FAKE_CUDA_ORDER` decides in which order unordered work runs.
 #![allow(unsafe_code)]
 
 use super::driver::{is_child, run, run_in_all_orders, state, trainer};
@@ -19,7 +19,7 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     run("streams", test, variables)
 }
 
-/// Makes later work of stream `later` wait for the present work of `earlier`.
+/// Makes work that is enqueued in stream `later` from now on wait for the present work of stream `earlier`.
 fn order(earlier: CUstream, later: CUstream) {
     let mut event = null_mut();
     // SAFETY: the pointer is valid for an event; the streams are alive.
@@ -30,8 +30,8 @@ fn order(earlier: CUstream, later: CUstream) {
     }
 }
 
-/// The gradient of `payload` in device memory, and its address. If `ordered`, the call waits for the copy, so that
-/// later work of other streams comes after it.
+/// Returns the gradient of `payload` in device memory, and its address. If `ordered`, the call waits for the copy to
+/// the device, so that later work of other streams runs after it.
 fn gradient_copied(ordered: bool) -> (DeviceGradient, u64) {
     let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
     let shape = Shape::new(ROWS, COLS).unwrap();
@@ -49,7 +49,7 @@ fn gradient() -> (DeviceGradient, u64) {
     gradient_copied(true)
 }
 
-/// Runs a test in both extreme orders. The test prints whether the second of two unordered operations runs before the
+/// Runs a test in the extreme orders. The test prints whether the second of two unordered operations runs before the
 /// first.
 fn extremes(test: &str) {
     let texts = run_in_all_orders("streams", test, &[]);
@@ -64,13 +64,14 @@ fn streams_that_no_event_orders_are_found() {
     run_in_all_orders("streams", "two_streams", &[]);
 }
 
-/// Whether one stream's payload is decoded correctly by another stream, which waits for it if `ordered`.
+/// Whether a stream decodes another stream's payload correctly. If `ordered`, the decoding stream waits for the
+/// payload.
 fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
     let mut expected = vec![0.0; ROWS * COLS];
     Portable.decode(&payload(&qsgd(4)), &mut expected).unwrap();
     let ((gradient, _), sent, received) = (gradient(), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
     let [encoder, decoder] = backends;
-    // SAFETY: the memory has room for more than a payload, and for its values.
+    // SAFETY: `sent` is longer than a payload, and `received` is as long as the values.
     unsafe {
         encoder.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
         if ordered {
@@ -83,13 +84,13 @@ fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered:
     done && values(received, ROWS * COLS) == expected
 }
 
-/// Whether a payload is correct although another stream clears the gradient afterwards. That stream waits for the
-/// encoder if `ordered`.
+/// Whether a payload is correct although another stream clears the gradient afterwards. If `ordered`, that stream waits
+/// for the encoder.
 fn is_sent(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
     let ((gradient, address), expected) = (gradient(), payload(&qsgd(4)));
     let mut sent = vec![0; expected.len()];
     let target = device(4 * ROWS * COLS);
-    // SAFETY: there is room for more than a payload; the gradient has this length.
+    // SAFETY: the target is longer than a payload, and the gradient has this length.
     unsafe {
         backends[0].encode_to_device(&qsgd(4), &gradient, Stream::default(), target).unwrap();
         if ordered {
@@ -115,7 +116,8 @@ fn two_streams() {
     for _ in 0..3 {
         assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
     }
-    // Whether the reader runs after the writer, and whether the writer runs after the reader.
+    // Without an order between the streams, the first result is true if the decoder runs after the encoder. The second
+    // is true if the gradient is cleared after the encoder has run.
     let unordered = (is_received(&mut backends, streams, false), is_sent(&mut backends, streams, false));
     match std::env::var("FAKE_CUDA_ORDER").unwrap().as_str() {
         "latest" => assert_eq!(unordered, (false, true)),
@@ -125,8 +127,8 @@ fn two_streams() {
     }
 }
 
-/// Tests a fault that `examples/on_device` once had. The null stream does not wait for a backend's own stream. A wait
-/// for the whole context runs both in any order.
+/// Tests a fault that `examples/on_device` had in the past: it copied a payload on the null stream. The null stream
+/// does not wait for a backend's own stream, and a wait for the whole context does not order the two streams.
 #[test]
 fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
     extremes("copied_after");
@@ -160,8 +162,8 @@ fn copied_after() {
     println!("reversed: {}", !is_copied(false));
 }
 
-/// Tests the fault of the test above in uploads. A copy from pageable memory may be unfinished when the call returns,
-/// and a backend's own stream does not wait for it.
+/// Tests a similar fault in uploads. A copy from pageable memory may be unfinished when the call returns, and a
+/// backend's own stream does not wait for it.
 #[test]
 fn uploads_that_no_backend_waits_for_are_found() {
     extremes("uploaded_before");
@@ -182,7 +184,7 @@ fn uploaded_before() {
         // SAFETY: the memory is as long as the payload.
         unsafe {
             backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
-            // The previous content of the memory need not be finite.
+            // The gradient may not have arrived yet, and the previous content of the memory need not be finite.
             let _ = backend.check();
             sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), sent, expected.len()).result().unwrap();
         }
@@ -207,7 +209,7 @@ fn no_waits() {
     let ([stream, other], words) = ([trainer(0).1, trainer(0).1], [device(4), device(4)]);
     let (mut of_stream, freed) = (0, device(4));
     let now = || words.map(|word| values(word, 1)[0].to_bits());
-    // SAFETY: these are words, and streams and memory that are unused when they are released.
+    // SAFETY: the addresses are valid for words, and streams and memory are unused when they are released.
     unsafe {
         sys::cuMemAllocAsync(&mut of_stream, 4, stream).result().unwrap();
         sys::cuMemsetD32Async(of_stream, 7, 1, stream).result().unwrap();
@@ -310,7 +312,7 @@ fn null_stream() {
     }
 }
 
-/// Staging waits for a half before it writes that half again, and for nothing else.
+/// Before staging writes a half again, it must wait until the device has read that half, and for nothing else.
 #[test]
 fn staging_waits_for_the_half_that_it_writes() {
     for (mistake, expected) in
@@ -332,7 +334,7 @@ fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
     let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
-    // The third part is written to the half of the first.
+    // The third part goes through the same half of the staging memory as the first.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();
     let words = values(target, 3 * HALF / 4);
@@ -382,7 +384,7 @@ fn refusals() {
             assert_eq!(enqueued, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "{number}");
             assert_eq!(capture(stream, false), enqueued as i32, "{number}");
         }
-        // Another stream continues meanwhile.
+        // Another stream can be used during the capture.
         capture(stream, true);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         sys::cuStreamIsCapturing(other, &mut status).result().unwrap();
@@ -393,8 +395,8 @@ fn refusals() {
     }
 }
 
-/// If the backend would have to allocate or load, it returns an error that its stream is being captured. The capture
-/// stays valid.
+/// If a call would have to allocate memory or load kernels during a capture, it returns an error, and the capture stays
+/// valid.
 #[test]
 fn a_backend_spoils_no_capture() {
     with_the_fake("spoilt", &[]);
@@ -410,7 +412,7 @@ fn spoilt() {
     // SAFETY: the stream and its context stay alive.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
     let mut early = backend().unwrap();
-    // This backend has workspace and a module.
+    // This backend has workspace and a loaded module, but `early` has neither.
     let mut late = backend().unwrap();
     // SAFETY: the memory has as many values as the payload.
     unsafe { late.decode_to_device(&payload(&qsgd(2)), device(4 * ROWS * COLS)) }.unwrap();

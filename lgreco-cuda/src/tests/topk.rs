@@ -13,14 +13,14 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows, check_topk};
 
-/// More values than one counting block takes.
+/// Number of values, more than one counting block processes.
 const LARGE: usize = (32 << 15) + 70_001;
 
 fn uniform(index: usize) -> f32 {
     Stream { seed: 3, ..Stream::default() }.word(index as u64) as f32 / 4294967296.0 - 0.5
 }
 
-/// A bell-shaped value.
+/// Returns value `index` of bell-shaped values.
 fn bell(index: usize) -> f32 {
     (0..4).map(|i| uniform(4 * index + i)).sum()
 }
@@ -55,7 +55,7 @@ fn large_tensors() {
 }
 
 /// There are so many values that two sums exceed 32 bits: the rounding errors of a block, and the lower bits of all
-/// blocks in a bin. Half of the values share one bin, where both sums are largest. The rest are smooth.
+/// blocks in a bin. Half of the values share one bin, where both sums are largest. The other half is smooth.
 #[test]
 fn sixteen_million_values() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -71,7 +71,8 @@ fn sixteen_million_values() {
     }
 }
 
-/// Smooth rows need no second pass over the values. The same numbers must result if that pass finds nothing.
+/// Rows of smooth values need no second pass over the values. So the numbers must stay the same if an edit makes the
+/// second pass find nothing.
 #[test]
 fn smooth_rows_take_one_pass() {
     let edit = Edit { module: Module::TopK, from: "if (slot == 0) {", to: "if (true) {" };
@@ -104,8 +105,8 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// Value `index` of bell-shaped values with ties. Every third value is rounded more coarsely, so it has more ties. They
-/// are not at the start of bins.
+/// Returns value `index` of bell-shaped values, many of which are equal. Every third value is rounded more coarsely, so
+/// more of these are equal. They do not lie at the start of bins.
 pub(super) fn with_ties(index: usize) -> f32 {
     let rounded = |unit: f32| (bell(index) / unit).round() * unit;
     if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
@@ -115,7 +116,7 @@ fn tensor() -> Tensor {
     Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
-/// Values of k. All except the first drop only few values, so that bins are refined.
+/// Values of k. All except the first drop only few values, so that the kernels refine bins.
 const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
 
 fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {
@@ -139,7 +140,7 @@ fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco::Error> {
     backend.decode(&payload, &mut values).map(|()| values)
 }
 
-/// The race that is found in an edited module, if any.
+/// Returns the race that is found in an edited module, if any.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = edited(Flavour::Races, module, from, to)?;
     let failed = match module {
@@ -178,7 +179,7 @@ fn lost_updates_are_found() {
     }
 }
 
-/// There are more equal magnitudes than a word of counts and sums can hold.
+/// There are more equal magnitudes than a word with a count and a sum can hold.
 #[test]
 fn full_words_are_emptied() {
     let values: Vec<f32> = (0..40_003).map(|i| [1.1, 1.3, -1.7][i % 3]).collect();
@@ -203,7 +204,7 @@ fn full_words_are_emptied() {
 #[ignore = "slow"]
 fn wrong_numbers_are_found() {
     let expected = decode(&mut Portable).unwrap();
-    // Also tests values of one exponent, of which k keeps all, or all but one.
+    // Also tests values with one exponent, of which all or all but one are kept.
     let narrow = Tensor::new(&(0..9000).map(|i| 1.5 + uniform(i) / 1.01).collect::<Vec<_>>(), 9000, 1);
     let all_rows = |backend: &mut dyn Backend| {
         let of_narrow = |backend: &mut dyn Backend| {
@@ -237,7 +238,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Whether a row with refined bins leaves zeros, as the next row needs.
+/// Measures a row with refined bins. Returns whether it leaves zeros, which the next row needs.
 fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
     row(backend, sent).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
@@ -270,19 +271,19 @@ fn rows_are_filled_with_zeros_unless_they_are_zeros() {
     let mut backend = CudaBackend::on(Box::new(device.reusing()));
     let expected = row(&mut backend, Dtype::F16).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
-    // Only sums are spoilt, because wrong counts would act as indices.
+    // Only sums are changed, because the kernels use counts as indices.
     let spoil = |backend: &mut CudaBackend| backend.gpu_mut().write(&[1; 8 * 129 * 280], all).unwrap();
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected, "zeros that were left");
     spoil(&mut backend);
     assert_ne!(row(&mut backend, Dtype::F16).unwrap(), expected, "it has been filled again");
-    // After a failed call, the buffer does not count as zeros.
+    // After a failed call, the next call must fill the buffer with zeros again.
     backend.gpu_mut().zeros(Scratch::RowBins, 1).unwrap();
     spoil(&mut backend);
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected);
 }
 
-/// Layers of all sizes and types, more than share launches. Each must have the same bits as alone, and the core's
-/// numbers.
+/// Measures layers of all sizes and types, more than can share launches. Each row must have the same bits as if its
+/// layer were measured alone, and must agree with the core's.
 #[test]
 fn layers_share_launches_and_have_the_bits_of_their_own() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -301,7 +302,7 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
         75..90 => Candidates::TopK { values: Dtype::Bf16, keeps: &keeps[layer] },
         _ => Candidates::TopK { values: Dtype::F32, keeps: &keeps[layer] },
     };
-    // In few bits some neighbours have the same type, and so share more launches.
+    // For TopK in few bits, some adjacent layers have the same type, so they share more launches.
     let dtype = |layer: usize| if (60..75).contains(&layer) { layer / 3 % 3 } else { layer % 5 % 3 };
     let gradients: Vec<Gradient<'_>> = (0..100).map(|layer| tensors[layer].gradients()[dtype(layer)]).collect();
     let job = |layer: usize| DeviceJob {
@@ -337,8 +338,8 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
     assert!(rest.is_empty());
 }
 
-/// Encodes one layer after another. Most differ in length from the one before, and some values between them are not
-/// finite.
+/// Encodes one layer after another. Most layers differ in length from the previous one. After each layer, a layer with
+/// a value that is not finite must be refused.
 fn payloads_in_turn(backend: &mut CudaBackend) {
     for (turn, len) in [70_000usize, 3, 9001, 40_000, 40_000, 500].into_iter().enumerate() {
         let mut values: Vec<f32> =
@@ -363,7 +364,7 @@ fn payloads_in_turn(backend: &mut CudaBackend) {
     }
 }
 
-/// The state that kernels leave after a layer is the initial state of the next one.
+/// The memory that kernels leave after a layer is the initial state for the next layer.
 #[test]
 fn payloads_do_not_depend_on_those_before() {
     let Some(simt) = Simt::new(flavour(), 0, None) else { return };

@@ -21,7 +21,7 @@ fn means_norms_and_rows_are_the_hosts() {
     }
 }
 
-/// There is no race in any order of threads, and a planted race is found.
+/// The race check must find no race, and must find a planted one.
 #[test]
 fn no_races_are_found_until_one_is_planted() {
     let run = |edit| {
@@ -65,7 +65,7 @@ fn what_is_no_window_is_refused() {
     }
 }
 
-/// Layers that are observed together take one launch, and closing takes two. The number of layers does not matter.
+/// Observing several layers in one call takes one launch, and closing the window takes two, for any number of layers.
 #[test]
 fn a_window_takes_one_launch_per_bucket_and_two_to_close() {
     let calls = Arc::new(Calls::default());

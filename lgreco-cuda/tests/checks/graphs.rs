@@ -18,7 +18,8 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Captures the work that `enqueue` enqueues. As with `torch.cuda.graph`, no thread may wait or allocate meanwhile.
+    /// Captures the work that `enqueue` enqueues. As with `torch.cuda.graph`, no thread may wait or allocate during the
+    /// capture.
     ///
     /// # Errors
     /// The driver's errors, also for calls that a capture does not allow.
@@ -54,19 +55,19 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: this owns the graph. An error here repeats an earlier one that was reported.
+        // SAFETY: this value owns the graph. An error here repeats an earlier error, which has been reported.
         let _ = unsafe { result::graph::exec_destroy(self.exec) };
     }
 }
 
-/// The bytes of `elements` gradient values in this type.
+/// Returns the bytes of `elements` gradient values of this type.
 fn gradients(elements: usize, dtype: Dtype) -> Vec<u8> {
     let tensor = Tensor::new(&uniform(elements, 5), elements, 1);
     with_elements!(tensor.gradients()[dtype as usize].values(), values => bytemuck::cast_slice(values).to_vec())
 }
 
-/// Runs three steps of a bucket of one rank, enqueued one by one or as a graph. Returns the means and residuals after
-/// each step. Before the third step, the first layer's residual is cleared.
+/// Runs three steps of a bucket of a single rank, either enqueued one by one or as replays of a graph. Returns the
+/// means and residuals after each step. Before the third step, the first layer's residual is cleared.
 fn steps(
     (cuda, stream): (&mut CudaBackend, CUstream),
     layers: &[DeviceLayer<'_>],
@@ -81,7 +82,8 @@ fn steps(
     let (from, to) = (kept.address(), values.address());
     // SAFETY: the memory is large enough, lives as long as the bucket, and nothing else uses it.
     let mut bucket = unsafe { DeviceBucket::new(cuda, layers, config, memory.address()) }.expect("a bucket");
-    // Means replace the gradients, so each step first copies the gradients again. A single rank's sums stay in place.
+    // Means replace the gradients, so each step first copies the gradients again. With a single rank, the collectives
+    // have nothing to do.
     let step = |cuda: &mut CudaBackend, bucket: &mut DeviceBucket| unsafe {
         // SAFETY: both memories have this length, and the bucket's memory is valid.
         result::memcpy_dtod_async(to, from, offered.len(), stream).expect("a copy");
@@ -95,7 +97,7 @@ fn steps(
     });
     let mut seen = Vec::new();
     for number in 1..=3 {
-        // Makes the third step like the first for the first layer, except for the random words.
+        // For the first layer, this makes the third step equal to the first, except for the random words.
         if number == 3 {
             bucket.forget(cuda, 0).expect("nothing remembered");
         }
@@ -117,7 +119,7 @@ fn steps(
 /// one by one. Tests whole layers and shards, in all types. The device's context must be current on this thread.
 ///
 /// # Panics
-/// If they differ, or if the driver fails.
+/// If the results differ, or if the driver fails.
 pub fn check_graphs() {
     let stream = result::stream::create(StreamKind::NonBlocking).expect("a stream");
     // SAFETY: the stream lives until the end, and its context as long as the process.

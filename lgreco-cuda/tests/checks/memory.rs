@@ -6,7 +6,7 @@ use lgreco_train::exchange::CollectiveError;
 
 /// Device memory with a guard area after it that nothing may write.
 pub trait Memory: Sized {
-    /// Allocates `bytes` bytes, aligned to 16. Each is 255, so every value is NaN.
+    /// Allocates `bytes` bytes, aligned to 16. Each byte is 255, so that every value is NaN.
     fn new(bytes: u64) -> Self;
 
     /// The address of the memory.
@@ -33,7 +33,7 @@ pub trait Memory: Sized {
     /// `address` is valid for `bytes.len()` bytes, and no enqueued work uses them.
     unsafe fn write(address: u64, bytes: &[u8]);
 
-    /// Runs a collective of the host on a copy of device memory.
+    /// Copies device memory to the host, runs a collective on the copy, and copies the result back.
     ///
     /// # Errors
     /// The collective's errors.
@@ -45,7 +45,7 @@ pub trait Memory: Sized {
         collective: impl FnOnce(&mut [T]) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let mut values = vec![T::zeroed(); lent.len];
-        // SAFETY: `values` has the length of the memory; the caller guarantees the rest.
+        // SAFETY: `values` has the length of the memory, and the caller guarantees that the memory is valid.
         unsafe { Self::read(lent.address, bytemuck::cast_slice_mut(&mut values)) };
         let performed = collective(&mut values);
         // SAFETY: as for the read above.
@@ -109,8 +109,8 @@ impl Memory for Driven {
 
     unsafe fn write(address: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
-            // SAFETY: the caller guarantees this. The copy may return before it has finished, and other streams do not
-            // wait for it.
+            // SAFETY: the caller guarantees this. The call may return before the copy has finished, and other streams
+            // do not wait for the copy. So this waits for the null stream.
             let written = unsafe { result::memcpy_htod_sync(address, bytes) }
                 .and_then(|()| unsafe { result::stream::synchronize(std::ptr::null_mut()) });
             written.expect("a copy to the device");
@@ -120,7 +120,7 @@ impl Memory for Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        // SAFETY: this owns the memory. An error here repeats an earlier one that was reported.
+        // SAFETY: this value owns the memory. An error here repeats an earlier error, which has been reported.
         let _ = unsafe { result::free_sync(self.address) };
     }
 }

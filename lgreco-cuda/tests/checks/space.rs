@@ -12,11 +12,11 @@ use lgreco_testing::exchange::{Bucket, Member, members, parts, shards};
 use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Route, Slip};
 use lgreco_train::{CoreError, Error};
 
-/// Length of a message's head in bytes. Payloads begin at multiples of it.
+/// Length of a message's header in bytes. Payloads begin at multiples of this length.
 const HEAD: usize = 16;
 
-/// The suite's layers in one type: either only the layers under PowerSGD, or all others. QSGD's bucket sizes are
-/// changed to sizes that the device supports.
+/// Returns the suite's layers in one type: if `has_factors`, only the layers under PowerSGD, and otherwise all other
+/// layers. QSGD's bucket sizes are changed to sizes that the device supports.
 fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     let fitting = |setting| match setting {
         Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bucket: qsgd.bucket.next_power_of_two().max(64), ..qsgd }),
@@ -26,14 +26,15 @@ fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     members.map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
 }
 
-/// The suite's layers in one type, without those under PowerSGD. Sharded exchanges refuse PowerSGD. The suite also
-/// changes the seed, which needs a new bucket on the device; its factors would start anew.
+/// Returns the suite's layers in one type, without those under PowerSGD. There are two reasons. Sharded exchanges
+/// refuse PowerSGD. Also, the suite changes the seed, which needs a new bucket on the device, and the new bucket would
+/// not have the old factors.
 pub fn members_of(dtype: Dtype) -> Vec<Member> {
     split(dtype, false)
 }
 
-/// All of the suite's layers in one type. For bf16, use this only with sums in f32: otherwise the rounding errors of
-/// factors and means may together exceed the suite's tolerance.
+/// Returns all of the suite's layers in one type. For bf16, use this only with sums in f32. With sums in bf16, the
+/// rounding errors of factors and means may together exceed the suite's tolerance.
 pub fn all_members_of(dtype: Dtype) -> Vec<Member> {
     [split(dtype, true), split(dtype, false)].concat()
 }
@@ -46,8 +47,9 @@ fn few_of(layers: &[(Setting, usize, usize)]) -> Vec<Member> {
     (0..).zip(layers).map(member).collect()
 }
 
-/// Layers under QSGD for tests of damaged messages: one or two scales per bucket, and several buckets. No layer fills
-/// its last byte. All bodies have even lengths, so every second byte includes the last byte of a scale and of the body.
+/// Returns layers under QSGD for tests of damaged messages, with one or two scales per bucket and with several buckets.
+/// No layer fills its last byte. All bodies have even lengths. So a test that damages every second byte also damages
+/// the last byte of each scale and of each body.
 pub fn damaged_qsgd() -> Vec<Member> {
     let base = Qsgd { bits: 3, bucket: 64, ..Qsgd::default() };
     let min_max = Qsgd { bits: 5, scale: Scale::MinMax, rounding: Rounding::Nearest, ..base };
@@ -58,9 +60,10 @@ pub fn damaged_qsgd() -> Vec<Member> {
     ])
 }
 
-/// Layers of all methods for tests of damaged messages. TopK has every encoding of positions (and none), in full and in
-/// few bits. Layers that are exchanged by sums are included, because they must not get a mean if a message is damaged.
-/// PowerSGD has full rank and leaves no residual; a residual would grow in failed steps.
+/// Returns layers of all methods for tests of damaged messages. TopK, with full values and in few bits, has every
+/// encoding of positions and also payloads without positions. Layers that are summed are included, because they must
+/// not get a mean if a message is damaged. PowerSGD has full rank, so that it leaves no residual. A residual would grow
+/// in failed steps.
 pub fn damaged() -> Vec<Member> {
     few_of(&[
         (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
@@ -74,7 +77,8 @@ pub fn damaged() -> Vec<Member> {
     ])
 }
 
-/// Position in the device's message of byte `byte` of the host's message. `parts` are the layers in the message.
+/// Returns the position in the device's message that corresponds to byte `byte` of the host's message. `parts` are the
+/// layers in the message.
 fn place_of(parts: &[Member], byte: usize) -> usize {
     let (mut own, mut of_host) = (HEAD, Slip::LEN);
     for Member { setting, shape, dtype, .. } in parts {
@@ -88,7 +92,8 @@ fn place_of(parts: &[Member], byte: usize) -> usize {
     panic!("byte {byte} of {of_host}")
 }
 
-/// Whether the head reports no fault, and the payloads of a message with these parts.
+/// Returns whether the header of a message reports no fault, and the message's payloads. `parts` are the layers in the
+/// message.
 fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     let (mut at, mut payloads) = (HEAD, Vec::new());
     for Member { setting, shape, dtype, .. } in parts {
@@ -100,7 +105,7 @@ fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     (message[..4] == [0; 4], payloads)
 }
 
-/// A rank's bucket. The first step creates it, because only then is the rank known.
+/// A rank's bucket. The first step creates the bucket, because the rank is unknown before.
 pub struct OnDevice<M, const SHARDED: bool> {
     cuda: CudaBackend,
     members: Vec<Member>,
@@ -109,7 +114,7 @@ pub struct OnDevice<M, const SHARDED: bool> {
 }
 
 impl<M: Memory, const SHARDED: bool> OnDevice<M, SHARDED> {
-    /// A bucket of these layers, in memory that the backend can access.
+    /// Describes a bucket of these layers, in memory that the backend can access.
     pub fn new(cuda: CudaBackend, members: &[Member]) -> Self {
         let bytes: usize = members.iter().map(|member| member.shape.elements() * member.dtype.bytes()).sum();
         OnDevice { cuda, members: members.to_vec(), gradients: M::new(bytes as u64), made: None }
@@ -241,8 +246,8 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
         place_of(&parts(&self.members, Self::ROUTE, 2, 0), byte)
     }
 
-    /// Describes an error without details that devices do not report: the layer of an overflow, and the fault of
-    /// another rank unless its payload is broken.
+    /// Describes an error. Omits details that devices do not report: the layer of an overflow, and another rank's fault
+    /// unless that rank's payload is broken.
     fn tells(error: &Error) -> String {
         match error {
             Error::OfLayer { error: CoreError::ElementOverflow { .. } | CoreError::Overflow { .. }, .. }

@@ -9,16 +9,16 @@ use lgreco_cuda::{CudaBackend, DeviceJob, DeviceWindow};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// Odd shapes, one layer without elements, and one that takes several blocks.
+/// The shapes of the layers. One layer has no elements, and one takes several blocks.
 const SHAPES: [(usize, usize); 5] = [(61, 47), (5, 1), (0, 7), (130, 509), (1, 1)];
-/// Largest relative difference of rows.
+/// Largest accepted relative difference between errors in rows.
 const ROWS: f64 = 1e-4;
 
 fn layers(dtype: Dtype) -> [(Shape, Dtype); 5] {
     SHAPES.map(|(rows, cols)| (Shape::new(rows, cols).expect("a small shape"), dtype))
 }
 
-/// A model's gradients in one step.
+/// Returns a model's gradients in one step.
 fn tensors(step: u64) -> Vec<Tensor> {
     let tensor = |(layer, (rows, cols)): (usize, (usize, usize))| {
         let values = uniform(rows * cols, 10 * step + layer as u64);
@@ -53,7 +53,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A window of three steps, and the expected means. The second step does not observe the first layer.
+/// Observes three steps. Returns the window and the expected means. The second step does not observe the first layer.
 fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (DeviceWindow, Vec<Vec<f32>>) {
     let layers = layers(dtype);
     let mut means: Vec<Vec<f32>> = SHAPES.iter().map(|(rows, cols)| vec![0.0; rows * cols]).collect();
@@ -64,14 +64,14 @@ fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (
             let tensors = tensors(step);
             let held = tensors.iter().map(|tensor| {
                 let bytes: &[u8] = with_elements!(of(tensor, dtype).values(), values => bytemuck::cast_slice(values));
-                // The address is a multiple of 4, but of no larger power of 2.
+                // The gradient's address is a multiple of 4, but of no larger power of 2.
                 let mut memory = M::new(4 + bytes.len() as u64);
                 memory.fill(&[&[0; 4], bytes].concat());
                 memory
             });
             let mut held: Vec<M> = held.collect();
             let first = usize::from(step == 2);
-            // In two calls, with layers in reverse order, as DDP's buckets have them.
+            // Observes the layers in two calls, in reverse order, as in DDP's buckets.
             let seen: Vec<(usize, u64)> =
                 (first..layers.len()).rev().map(|layer| (layer, held[layer].address() + 4)).collect();
             let (one, other) = seen.split_at(2);
@@ -87,7 +87,7 @@ fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (
 /// Checks the means before and after the window is closed, the norms, and rows of the closed window.
 ///
 /// # Panics
-/// If one of them differs from the CPU's result for the same gradients.
+/// If a result differs from the CPU's result for the same gradients.
 pub fn check_window<M: Memory>(backend: &mut CudaBackend) {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let mut memory = M::new(DeviceWindow::bytes(&layers(dtype)));
@@ -116,8 +116,7 @@ fn check_means(backend: &mut CudaBackend, window: &DeviceWindow, means: &[Vec<f3
     }
 }
 
-/// Checks rows of the window's means under the candidates of their type, all enqueued at once. A planner would use
-/// these rows.
+/// Checks the rows of the window's means, which a planner would use. All rows are enqueued in one call.
 fn check_rows<M: Memory>(backend: &mut CudaBackend, window: &DeviceWindow, means: &[Vec<f32>], dtype: Dtype) {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
