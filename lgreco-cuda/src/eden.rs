@@ -94,8 +94,8 @@ pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, 
 }
 
 /// Returns the error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0 if all
-/// blocks decode to finite values. If not, it is the bitwise complement of the position at which the first block begins
-/// that decodes to another value. If there are two errors, the one at the earlier position is returned.
+/// blocks decode to finite values. If not, it is `!position` for the first value of the first block that decodes to a
+/// value that is not finite. If there are two errors, the one at the earlier position is returned.
 pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
     let comes_later = |index: usize| index as u64 >= u64::from(!overflow);
     match &found {

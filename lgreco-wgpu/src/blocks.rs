@@ -21,7 +21,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Makes the blocks of tensors, with these parameters. All counts are 0.
+    /// Makes the blocks of tensors, with these parameters. Nothing has been counted yet.
     pub(crate) fn new(batch: &mut Batch<'_>, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
         let blocks: Vec<usize> = tensors.iter().map(|(tensor, _)| blocks_of(batch, tensor)).collect();
         let sums: usize = blocks.iter().map(|&blocks| cut::sums(blocks)).sum();

@@ -43,7 +43,7 @@ pub(crate) fn params(scale: Scale, stream: Stream) -> Params {
     Params { least_squares: (scale == Scale::LeastSquares) as u32, seed_low, seed_high, ..Params::default() }
 }
 
-/// Number of EDEN blocks of `elements` values, of which the first begins a block.
+/// Number of EDEN blocks in `elements` values, the first of which must begin a block.
 pub(crate) fn blocks(elements: usize) -> usize {
     elements / BLOCK + (elements % BLOCK).count_ones() as usize
 }
@@ -60,9 +60,9 @@ pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
 }
 
 /// Returns the error of a gradient, if any. `finite` reports the first value that is not finite. `words[1]` is 0 if all
-/// blocks decode to finite values. If not, it is `!position`, where `position` is that of the first value of the first
-/// other block. Of two errors, the one at the earlier position is returned, because the core checks one block after
-/// another.
+/// blocks decode to finite values. If not, it is `!position` for the first value of the first block that decodes to a
+/// value that is not finite. Of two errors, the one at the earlier position is returned, because the core checks one
+/// block after another.
 pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Error> {
     let overflow = words[1];
     let is_first = match &finite {

@@ -1,5 +1,5 @@
-//! Tests tensors of more than 2^31 values, up to the largest possible. Calls are rehearsed on a device that does
-//! nothing (see `imagined`). The offsets of pieces, tables and payloads are compared with 64-bit arithmetic.
+//! Tests tensors of more than 2^31 values, up to the largest possible number. The tests rehearse calls on a device that
+//! does nothing (see `imagined`). They compare the offsets of pieces, tables and payloads with 64-bit arithmetic.
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};
@@ -21,13 +21,13 @@ use lgreco::rng::Stream;
 use lgreco_train::feedback::Storage;
 use wgpu::Buffer;
 
-/// Shapes with an odd number of elements, and with the largest number.
+/// Two shapes: one with an odd number of elements, and one with the largest possible number.
 const SHAPES: [(usize, usize); 2] = [(65_537, 32_771), (65_535, 65_537)];
 /// Matrices with sides up to the largest that PowerSGD supports.
 const MATRICES: [(usize, usize); 2] = [(1 << 22, 513), (1025, (1 << 21) + 5)];
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-/// Checks QSGD's tensors, buckets and grids. Each bucket must have one grid per pass over the values. Returns the
-/// number of passes.
+/// Checks the pieces, buckets and grids of QSGD's tasks. Each bucket must have one grid per pass over the values.
+/// Returns the number of passes.
 fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u64) -> u64 {
     let mut times = 0;
     for kernel in kernels {
@@ -88,7 +88,7 @@ fn check_copies(recorded: &[Rehearsed], payload: &Tensor, len: usize) {
     assert_eq!(first, end);
 }
 
-/// Calls `check` with every shape and type. The gradient begins at an odd word of its buffer.
+/// Calls `check` with a gradient of every shape and type. The gradient begins at an odd word of its buffer.
 fn each(shapes: &[(usize, usize)], mut check: impl FnMut(&mut WgpuBackend, &BufferGradient<'_>, Whole)) {
     for &(rows, cols) in shapes {
         for dtype in DTYPES {
@@ -109,7 +109,8 @@ fn measured(backend: &mut WgpuBackend, gradient: BufferGradient<'_>, candidates:
     rehearsed(backend, |backend| rows::reserve(backend.gpu(), &work(&[job])).unwrap())
 }
 
-/// The commands that encoding a payload would record, and the payload's place.
+/// Returns the commands that the encoding of a payload would record, and what `encode` returns: the buffers of the
+/// payload.
 fn encoded<W>(
     backend: &mut WgpuBackend,
     gradient: &BufferGradient<'_>,
@@ -143,7 +144,7 @@ fn rows_and_payloads_of_qsgd_cover_every_value() {
     });
 }
 
-/// Asserts that the kernel reads all values once, block by block.
+/// Asserts that the kernel reads all values once, one block after another.
 fn check_eden(recorded: &[Rehearsed], whole: Whole, kernel: &str) {
     let told = tasks::<eden::Params>(recorded, kernel);
     let seen = told.iter().map(|told| {
@@ -183,7 +184,7 @@ fn rows_and_payloads_of_eden_cover_every_value() {
 fn values_of_the_host_are_uploaded_in_pieces() {
     for (rows, cols) in SHAPES {
         let mut backend = imagined(256 << 20);
-        // Zeros that are never read take no memory.
+        // Zeros that are never read take no physical memory.
         let values: Vec<u16> = vec![0; rows * cols];
         let values: &[Bf16] = bytemuck::cast_slice(&values);
         let gradient = Gradient::new(Values::Bf16(values), Shape::new(rows, cols).unwrap()).unwrap();
@@ -216,8 +217,9 @@ fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     }
 }
 
-/// Asserts that these kernels read all values once, block by block. Then the values must be offered to all written
-/// words, in windows: values together with the first window of positions, then the other positions.
+/// Asserts that these kernels read all values once, one block after another. The kernel that writes must then read all
+/// values once for each window of written words. The windows must cover all words: first the windows of values, each
+/// with the first window of positions, and then the other windows of positions.
 fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, positions]: [Vec<u64>; 2]) {
     let blocks = whole.elements.div_ceil(2048);
     let mut windows = Vec::new();
@@ -369,7 +371,7 @@ fn rows_and_payloads_of_powersgd_cover_every_value() {
     });
 }
 
-/// Checks the pieces that the kernels for the largest magnitude and for squares read.
+/// Checks the pieces that a kernel reads to find the largest magnitude or to add up squares.
 fn check_magnitudes(recorded: &[Rehearsed], kernel: &str, whole: Whole) {
     let told = tasks::<magnitude::Params>(recorded, kernel);
     let seen = told.iter().map(|told| Seen {

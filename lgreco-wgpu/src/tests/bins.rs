@@ -1,5 +1,5 @@
-//! Tests the bins of TopK in few bits, in payloads and rows, for magnitudes that the suites lack. Also plants faults in
-//! shaders.
+//! Tests the bins of TopK in few bits, in payloads and rows, for magnitudes that the common suites do not have. Also
+//! plants faults in shaders.
 
 use super::{ROWS, backend, cut};
 use crate::WgpuBackend;
@@ -12,13 +12,14 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Values of both signs. `bits` makes a magnitude from a value's index and a random word.
+/// Returns values of both signs. `bits` makes a magnitude from a value's index and a random word.
 fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     (0..len).map(|i| f32::from_bits(bits(i as u32, word(i)) | word(i + len) & 0x8000_0000)).collect()
 }
 
-/// Values of both signs, with magnitudes that are zero, equal, adjacent, tiny, far apart, the largest, or sorted.
+/// Returns lists of values of both signs. The magnitudes are zero, equal, adjacent, tiny, far apart, near the largest
+/// f32, or sorted.
 fn values() -> Vec<Vec<f32>> {
     let largest = f32::MAX.to_bits();
     vec![
@@ -37,8 +38,8 @@ fn values() -> Vec<Vec<f32>> {
     ]
 }
 
-/// Adjacent magnitudes with a few far away, so that their squares nearly cancel. They lie within a binade, on both
-/// sides of its end, and among subnormal numbers.
+/// Returns lists of adjacent magnitudes, with a few magnitudes far away. Differences of their squares nearly cancel.
+/// The adjacent magnitudes lie within a binade, on both sides of its end, or among subnormal numbers.
 fn clusters() -> Vec<Vec<f32>> {
     let of = |middle: u32, width: u32| -> Vec<f32> {
         let word = |i: u32| Stream::default().word(u64::from(i + middle));
@@ -51,7 +52,7 @@ fn clusters() -> Vec<Vec<f32>> {
     vec![of(0x3f2a_aaaa, 2), of(0x3f2a_aaaa, 40), of(0x3f80_0000, 7), of(0x0000_4000, 3), of(0x0080_0000, 100)]
 }
 
-/// All these values under several settings.
+/// Returns all these values, each under several settings.
 fn cases() -> Vec<(Vec<f32>, Setting)> {
     let mut cases = Vec::new();
     for values in values() {
@@ -71,7 +72,7 @@ fn cases() -> Vec<(Vec<f32>, Setting)> {
     cases
 }
 
-/// The core's payload, and its decoded values.
+/// Returns the core's payload, and its decoded values.
 fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let gradient = Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap();
     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
@@ -82,13 +83,13 @@ fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (payload, decoded)
 }
 
-/// Asserts that single payloads with bins equal the core's.
+/// Asserts that payloads of TopK in few bits, each of a single tensor, equal the core's.
 fn check_payloads(backend: &mut WgpuBackend) {
     let empty = (vec![], Setting::QuantisedTopK(QuantisedTopK { keep: 0, bits: 5 }));
     check_each(backend, &[cases(), vec![empty]].concat());
 }
 
-/// Asserts that single payloads equal the core's.
+/// Asserts that the payloads of these cases equal the core's.
 pub(super) fn check_each(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)]) {
     for (values, setting) in cases {
         let gradient = Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap();
@@ -128,7 +129,8 @@ fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
 }
 
-/// There are more candidates than a dispatch is wide, than fit the workspace, and than are selected together.
+/// There are more candidates than a dispatch can have workgroups in one dimension, than fit the workspace, and than are
+/// selected together.
 #[test]
 fn rows_of_many_candidates_are_the_cores() {
     let values = uniform(20_000, 3);
@@ -142,8 +144,8 @@ fn rows_of_many_candidates_are_the_cores() {
     }
 }
 
-/// Asserts that each fault in a shader is found, and that the message contains `says`. Tensors have several workgroups,
-/// or several pieces and windows.
+/// Asserts that `check` fails for each fault in a shader, with a message that contains `says`. Tensors have several
+/// workgroups, or several pieces and windows.
 fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str, &'static str)]) {
     if backend().is_none() {
         return;

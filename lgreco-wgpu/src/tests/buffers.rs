@@ -1,4 +1,4 @@
-//! Tests gradients in the embedder's buffers.
+//! Tests gradients in the caller's buffers.
 
 use super::{ROWS, backend};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
@@ -12,7 +12,7 @@ use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// The bytes of the gradient's values.
+/// Returns the bytes of the gradient's values.
 pub(super) fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
     with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
@@ -21,7 +21,7 @@ pub(super) fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> B
     backend.device().create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// A buffer that holds the gradient from byte `offset` on, surrounded by NaN.
+/// Returns a buffer with the gradient from byte `offset` on, surrounded by NaN.
 pub(super) fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: usize) -> Buffer {
     let mut content = vec![0xff; (offset + bytes(gradient).len() + 512).next_multiple_of(4)];
     content[offset..offset + bytes(gradient).len()].copy_from_slice(bytes(gradient));

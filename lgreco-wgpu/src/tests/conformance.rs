@@ -1,4 +1,4 @@
-//! Runs the core's conformance suite, at the adapter's limits and at small ones.
+//! Runs the core's conformance suite, with the adapter's limits and with small limits.
 
 use super::is_full;
 use super::poison::pairs;
@@ -18,7 +18,8 @@ use lgreco_testing::settings::SETTINGS;
 use std::path::Path;
 use wgpu::Features;
 
-/// With several drivers, `LGRECO_ADAPTER` selects an adapter by a part of its name.
+/// `LGRECO_ADAPTER` names the adapter that must have been selected, by a part of its name. This matters if there are
+/// several drivers.
 #[test]
 fn the_adapter_is_the_one_that_was_asked_for() {
     let (Ok(asked), Some(backend)) = (std::env::var("LGRECO_ADAPTER"), backend()) else { return };
@@ -68,8 +69,8 @@ fn batches() {
     check_batches(&mut backend, ROWS, true);
 }
 
-/// The limits are below WebGPU's defaults: there are no features, and tensors, payloads and factors exceed bindings and
-/// dispatches. Each method has a shorter test of this, mostly in `splitting`.
+/// The limits are below WebGPU's defaults, so that tensors, payloads and factors exceed bindings and dispatches. The
+/// device has no optional features. Each method has a shorter test of such limits, mostly in `splitting`.
 #[test]
 #[ignore = "slow"]
 fn small_limits() {
@@ -82,7 +83,7 @@ fn small_limits() {
     check_batches(&mut backend, ROWS, true);
 }
 
-/// The bits of rows, payloads and decoded values of a gradient.
+/// Returns the bits of rows, payloads and decoded values of a gradient.
 fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
     let stream = Stream { seed: 5, ..Stream::default() };
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -145,7 +146,7 @@ fn subgroups_change_no_bit() {
         return skipped("the adapter has no subgroups");
     }
     for (number, tensor) in tensors().into_iter().enumerate() {
-        // Each tensor has one type, in turn, unless the run is full.
+        // Full runs test each tensor in all types. Other runs test each tensor in one type.
         let gradients = tensor.gradients().into_iter().enumerate();
         for (_, gradient) in gradients.filter(|(of, _)| is_full() || *of == number % 3) {
             let (found, expected) = (everything(&mut with, gradient), everything(&mut without, gradient));
@@ -182,7 +183,7 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 100, "only {decoded} of them by the shaders");
 }
 
-/// Decodes the seeds of this backend's fuzz test, and inputs that once failed.
+/// Decodes the seeds of this backend's fuzz test, which include inputs that failed in the past.
 #[test]
 fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_wgpu");

@@ -1,11 +1,11 @@
 //! Kernels must count a tensor's values in workgroup memory before they add the counts to device memory. This test
-//! inspects all of the shaders' loops over values.
+//! inspects all loops over values in the shaders.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
 use naga::{AddressSpace, AtomicFunction, Block, Expression, Function, GlobalVariable, Handle, Module, Statement};
 
-/// Variables of all shaders that hold a tensor's values.
+/// The names of the variables in the shaders that contain a tensor's values.
 const VALUES: [&str; 3] = ["values", "offered", "tile"];
 
 /// The effects of a part of a shader and of the functions that it calls.
@@ -26,7 +26,7 @@ impl Doing {
     }
 }
 
-/// The module's variable to which a pointer refers.
+/// Returns the module's variable to which a pointer refers.
 fn variable<'m>(module: &'m Module, function: &Function, pointer: Handle<Expression>) -> Option<&'m GlobalVariable> {
     match function.expressions[pointer] {
         Expression::Access { base, .. } | Expression::AccessIndex { base, .. } => variable(module, function, base),
@@ -41,7 +41,7 @@ fn reads_values(module: &Module, function: &Function, expression: &Expression) -
     name.is_some_and(|name| VALUES.contains(&name))
 }
 
-/// The blocks within a statement, and the body of the function that it calls.
+/// Returns the blocks within a statement, and the body of the function that the statement calls.
 fn within<'m>(module: &'m Module, function: &'m Function, statement: &'m Statement) -> Vec<(&'m Function, &'m Block)> {
     match statement {
         Statement::Block(block) => vec![(function, block)],
@@ -78,7 +78,7 @@ fn doing(module: &Module, function: &Function, block: &Block) -> Doing {
     block.iter().map(of_statement).fold(Doing::default(), Doing::and)
 }
 
-/// The effects of each loop in a block and in the functions it calls.
+/// Returns the effects of each loop in a block and in the functions that the block calls.
 fn loops(module: &Module, function: &Function, block: &Block) -> Vec<Doing> {
     let of_statement = |statement: &Statement| {
         let blocks = within(module, function, statement);
@@ -93,7 +93,8 @@ fn loops(module: &Module, function: &Function, block: &Block) -> Vec<Doing> {
     block.iter().flat_map(of_statement).collect()
 }
 
-/// The entry points whose loops over values add to workgroup memory, and those whose loops add to storage.
+/// Returns the entry points whose loops over values add to workgroup memory, and the entry points whose loops over
+/// values add to storage.
 fn adding(source: &str) -> [Vec<String>; 2] {
     let (module, _) = valid(source, false);
     let of_entries = |adds: fn(Doing) -> bool| {
@@ -111,8 +112,8 @@ fn adding(source: &str) -> [Vec<String>; 2] {
 fn loops_over_values_count_in_workgroup_memory() {
     for shader in Shader::ALL {
         let (in_workgroup, in_storage): (&[&str], &[&str]) = match shader {
-            // In these kernels, some values are added to storage: values of a sample, and values whose place in
-            // workgroup memory is taken by another bin.
+            // These kernels add some values to storage: values of a sample, and values for whose bin workgroup memory
+            // has no free slot.
             Shader::TopK => (
                 &[
                     "histogram_1",

@@ -1,5 +1,5 @@
-//! Tests the cut of a layer, its k-th largest magnitude, for any magnitudes and any sample. Also counts the reads to
-//! find it.
+//! Tests the cut of a layer, its k-th largest magnitude, for many kinds of magnitudes and samples. Also counts the
+//! reads that are needed to find the cut.
 
 use super::bins::check_each;
 use super::is_full;
@@ -20,15 +20,15 @@ use lgreco::rng::Stream;
 
 type Case = (Vec<f32>, Setting);
 
-/// Values of both signs. `of` makes a magnitude from a value's index and a random number from 0 to 1.
+/// Returns values of both signs. `of` makes a magnitude from a value's index and a random number from 0 to 1.
 fn numbers(len: usize, of: impl Fn(usize, f32) -> f32) -> Vec<f32> {
     let word = |i: usize| Stream::default().word(i as u64);
     let one = |i: usize| (word(2 * i) >> 8) as f32 / (1 << 24) as f32;
     (0..len).map(|i| if word(2 * i + 1) & 1 == 0 { of(i, one(i)) } else { -of(i, one(i)) }).collect()
 }
 
-/// Values that resemble gradients: normal, with long tails, in 16 bits, with many zeros, clipped above, and growing
-/// from row to row.
+/// Returns lists of values that resemble gradients: normally distributed, with long tails, in 16 bits, with many zeros,
+/// clipped above, and growing from row to row.
 fn natural(len: usize) -> Vec<Vec<f32>> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
     vec![
@@ -41,8 +41,8 @@ fn natural(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// Unusual values: all equal, of two or ten magnitudes, adjacent, sorted, over the whole range, and of a thousand pairs
-/// of adjacent magnitudes.
+/// Returns lists of unusual values: all equal, of two or ten magnitudes, adjacent, sorted, over the whole range, and of
+/// a thousand pairs of adjacent magnitudes.
 fn odd(len: usize) -> Vec<Vec<f32>> {
     vec![
         numbers(len, |_, _| 0.3),
@@ -55,13 +55,14 @@ fn odd(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// One of `every` values is nonzero.
+/// Returns values of which one in `every` is nonzero.
 fn sparse(len: usize, every: usize) -> Vec<f32> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
     numbers(len, |i, x| if i % every == 7 { normal(x) } else { 0.0 })
 }
 
-/// Half of the values are small and half are large. Nearly all small values are equal; the others are close to them.
+/// Returns values of which half are small and half are large. Nearly all small values are equal, and the other small
+/// values are close to these.
 pub(super) fn apart(len: usize) -> Vec<f32> {
     let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
     numbers(len, |i, x| if i % 2 == 0 { 1e20 * (1.0 + x) } else { small(x) })
@@ -79,7 +80,7 @@ fn keeps(len: usize) -> [usize; 6] {
     [1, len / 1000, len / 100, len / 3, len - 1, len].map(|keep| keep.max(1))
 }
 
-/// Cases with every third k for each tensor, alternately in full and in few bits.
+/// Returns cases with every third k for each tensor, alternately under TopK with full values and TopK in few bits.
 fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     let of = |(number, values): (usize, Vec<f32>)| {
         let keeps = keeps(values.len()).into_iter().enumerate();
@@ -92,13 +93,13 @@ fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     all.into_iter().enumerate().flat_map(of).collect()
 }
 
-/// Lengths of layers with different sampling rates, with more workgroups than are counted together, and with few
-/// values.
+/// Lengths of layers with different sampling rates. One layer has few values, and one has more workgroups than share a
+/// sum of counts.
 const LENS: [usize; 3] = [5000, 70_001, 600_000];
-/// Lengths of layers from which no values, few values, or enough values are sampled.
+/// Lengths of small layers. The sample has no values, few values, or enough values of them.
 const SMALL_LENS: [usize; 8] = [1, 3, 64, 100, 1000, 4096, 9000, 20_000];
 
-/// Cases with layers of all these lengths, and every third k for each.
+/// Returns cases with layers of all these lengths, and with every third k for each layer.
 fn of_lens(lens: &[usize], values: fn(usize) -> Vec<Vec<f32>>) -> Vec<Case> {
     lens.iter().enumerate().flat_map(|(first, &len)| cases(values(len), first)).collect()
 }
@@ -112,7 +113,7 @@ fn natural_cases() -> Vec<Case> {
     all
 }
 
-/// Cases with so few unusual values that workgroups look through all gathered values.
+/// Returns cases with unusual values, so few that workgroups look through all gathered values.
 fn small_odd_cases() -> Vec<Case> {
     let mut all = of_lens(&SMALL_LENS, odd);
     all.extend(next_to_each_other().into_iter().flat_map(|values| [21, 22].map(|keep| (values.clone(), full(keep)))));
@@ -123,14 +124,14 @@ fn small_odd_cases() -> Vec<Case> {
         all.extend(keeps.into_iter().enumerate().map(|kept| (values.clone(), setting(kept))));
     }
     all.extend([97, 98, 99].map(|keep| (in_every_round(), full(keep))));
-    // All values would not fit, but the gathered values do.
+    // Not all values of this layer would fit, but the gathered values do.
     all.push((odd(50_000).swap_remove(3), full(500)));
     all
 }
 
-/// Many adjacent magnitudes, so that the sample says little about the k-th largest. They are alone, or with far smaller
-/// values, far larger values, or both. In some tensors nearly all other values are far larger, so that the adjacent
-/// ones may not be sampled. Some tensors are like [`apart`].
+/// Returns tensors with many adjacent magnitudes, so that the sample says little about the k-th largest. A tensor has
+/// only these, or also far smaller values, far larger values, or both. In some tensors, nearly all values are far
+/// larger, so that the sample may have none of the adjacent magnitudes. Some tensors resemble those of [`apart`].
 pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     let near = |least: u32, among: f32| move |x: f32| f32::from_bits(least + (among * x) as u32);
     let (some, many) = (near(0x3f80_0000, 300.0), near(0x3f80_0000, 5e5));
@@ -145,8 +146,8 @@ pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// Values for the case that none of the five smallest is sampled. Then the lowest part of the lowest bin has four of
-/// them, three of which are equal. The part ends at the fifth.
+/// Returns values for which the sample has none of the five smallest. The lowest part of the lowest bin then has four
+/// of the five, and three of these are equal. This part ends at the fifth.
 fn around_the_lowest_bin() -> Vec<f32> {
     let base = 1f32.to_bits() - (1 << 26);
     let bits = |i| match i {
@@ -173,14 +174,15 @@ fn in_every_round() -> Vec<f32> {
 
 fn odd_cases() -> Vec<Case> {
     let mut all = of_lens(&LENS, odd);
-    // The rank k is close to a wide gap between small and large magnitudes.
+    // The k-th largest magnitude is close to a wide gap between small and large magnitudes.
     let len = 70_001;
     all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
     all.push(too_many());
     all
 }
 
-/// A case in which more values are gathered than fit, and the k-th largest has neighbours.
+/// Returns a case in which more values are gathered than fit, and in which other magnitudes are adjacent to the k-th
+/// largest.
 fn too_many() -> Case {
     let len = 60_000;
     let small = |x: f32| f32::from_bits(0x1e3c_e508 + (2000.0 * x) as u32);
@@ -188,7 +190,7 @@ fn too_many() -> Case {
     (values, full(2 * len / 5 + 40))
 }
 
-/// Asserts that cuts equal the core's, and that the sample misses no cut in natural layers and small layers.
+/// Asserts that payloads equal the core's, and that the sample misses no cut of natural layers and small layers.
 fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     let Some(mut backend) = backend() else { return };
     check(&mut backend, &natural_cases());
@@ -198,8 +200,9 @@ fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     check(&mut backend, &odd_cases());
 }
 
-/// Tensors of two adjacent magnitudes, with 20 values far above them. The lower magnitude is even in one tensor and odd
-/// in the other. So in one of them, both magnitudes lie in the same part of a bin.
+/// Returns two tensors of two adjacent magnitudes, with 20 values far above these. The bits of the lower magnitude are
+/// an even number in one tensor and an odd number in the other. So in one tensor, both magnitudes lie in the same part
+/// of a bin.
 fn next_to_each_other() -> [Vec<f32>; 2] {
     [0x3fc0_0000, 0x3fc0_0001].map(|least| {
         numbers(5000, |i, x| match i {
@@ -219,7 +222,7 @@ fn cuts_of_tensors_are_the_cores() {
     assert_eq!(backend.gpu().lost_cuts, 0);
 }
 
-/// About as many values are kept as there are nonzero values, as for an embedding.
+/// The number of kept values is about the number of nonzero values, as for an embedding.
 #[test]
 fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     let Some(mut backend) = backend() else { return };
@@ -243,11 +246,11 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     }
 }
 
-/// Edits that count loads: a text of the shader, and its replacement that counts.
+/// Edits with which shaders count loads. Each has a text of the shader, and the replacement that counts.
 type Counts = &'static [(Shader, &'static str, &'static str)];
 
-/// Edits that count loads of values and of gathered magnitudes in the last words of the counters. Loads of written
-/// values are counted in the last bin, which settings of less than 8 bits do not use.
+/// Edits that count loads of values and of gathered magnitudes in the last words of the counters. Loads of the kernel
+/// that writes values are counted in the last bin, which settings of fewer than 8 bits do not use.
 const IN_TENSOR: Counts = &[
     (
         Shader::TopK,
@@ -283,7 +286,7 @@ fn words(backend: &mut WgpuBackend, parts: &[Part]) -> Vec<usize> {
     bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(|word| word as usize).collect()
 }
 
-/// The numbers of values and of gathered magnitudes that are loaded to encode a tensor.
+/// Returns the number of values and the number of gathered magnitudes that are loaded to encode a tensor.
 fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     let counted = |backend: &mut WgpuBackend| {
         let counters = backend.gpu().scratch(Scratch::Counters, 4).unwrap();
@@ -291,7 +294,7 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
         let last = Part { offset: counters.size() - 8, size: 8, buffer: counters };
         words(backend, &[last, Part { buffer, offset: LAST_COUNT, size: 4 }])
     };
-    // Some counts are not reset between payloads, so differences count.
+    // Some counts are not reset between payloads, so the difference of two counts is used.
     check_each(backend, std::slice::from_ref(case));
     let before = counted(backend);
     check_each(backend, std::slice::from_ref(case));
@@ -299,11 +302,11 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     [after[1] - before[1] + after[2], after[0] - before[0]]
 }
 
-/// Largest number of values of a layer that always fit when gathered.
+/// Largest number of values of a layer for which all gathered values always fit.
 const MOST_WITH_ROOM: usize = 1 << 15;
 
-/// In these layers, all values within a sixteenth of an octave are gathered, or are read again if they do not fit. Or
-/// the sample misses the cut.
+/// The numbers of the layers with many adjacent magnitudes. In these layers, all values within a sixteenth of an octave
+/// are gathered, and are read again if they do not fit. The sample may also miss the cut.
 const NEXT_TO_EACH_OTHER: [usize; 4] = [9, 10, 11, 12];
 
 #[test]
@@ -320,12 +323,12 @@ fn values_are_read_twice() {
                 let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
                 let [loads, gathered] = loads_of_tensor(&mut counting, &case);
                 let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
-                // If nothing is kept, values are not read again. The last positions may lie after the last value and
-                // are then not sampled.
+                // A workgroup that keeps no value does not read its values again. The last sampled positions may lie
+                // after the last value, so that the sample has fewer values.
                 assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
                 if len <= MOST_WITH_ROOM {
-                    // All workgroups may look through the gathered values up to six times. In natural layers no
-                    // workgroup does.
+                    // All workgroups may look through the gathered values up to six times. For natural layers, none
+                    // does.
                     let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
                     assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
                 } else {
@@ -345,7 +348,7 @@ fn values_are_read_twice() {
 /// An edit with which the sample is so misleading that it misses cuts.
 pub(super) const MISLEADING: (&str, &str) = ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
 
-/// Payloads must not depend on the sampled values, nor on the conclusions from them.
+/// Payloads must depend neither on the sampled values nor on the bounds that come from the sample.
 #[test]
 fn a_sample_that_misleads_changes_no_bit() {
     if backend().is_none() {
@@ -356,7 +359,7 @@ fn a_sample_that_misleads_changes_no_bit() {
     let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
     let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
     cases.push((apart(len), full(len / 2 + 40)));
-    // The number says how many tensors must be searched again, at the least.
+    // The number is the least number of tensors for which the cut must be missed.
     for (text, instead, lost) in [
         (MISLEADING.0, MISLEADING.1, 9),
         ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
@@ -379,14 +382,15 @@ fn a_sample_that_misleads_changes_no_bit() {
     }
 }
 
-/// After a missed cut, the error names the first kept value, even if f16 cannot hold an earlier value either.
+/// After a missed cut, the error names the first kept value that f16 cannot represent, even if an earlier value that is
+/// not kept is also too large.
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
     backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let len = 70_001;
     let mut values = apart(len);
-    // The large values, at even positions, do not fit f16. The second k keeps only some of them.
+    // The large values, at even positions, are too large for f16. The second k keeps only some of them.
     values.iter_mut().for_each(|x| *x *= 1e-12);
     values.iter_mut().skip(1).step_by(4).for_each(|x| *x = x.signum() * 1e-29);
     let gradient = Gradient::new(Values::F32(&values), Shape::new(len, 1).unwrap()).unwrap();
@@ -401,7 +405,7 @@ fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     assert!(backend.gpu().lost_cuts > 0);
 }
 
-/// Faults in the search for a cut, in all its parts, including those for misleading samples.
+/// Faults in all parts of the search for a cut, including the parts that are needed only for misleading samples.
 const FAULTS: &[(&str, &str)] = &[
     ("if (before < rank && before + count >= rank) {", "if (before <= rank && before + count > rank) {"),
     ("picked[0] = Picked(bin, rank - before);", "picked[0] = Picked(bin, rank);"),
@@ -456,7 +460,7 @@ const WHERE_IT_MISLEADS: &[(&str, &str)] = &[
     ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
 ];
 
-/// Largest number of cuts of unusual layers that are missed without a fault.
+/// Largest number of cuts of unusual layers that the sample misses without a planted fault.
 const MOST_LOST: usize = 4;
 
 #[test]
@@ -469,7 +473,8 @@ fn faults_in_the_search_for_a_cut_are_found() {
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    // Faults that miss more cuts but change no bits, and faults in the last round, which other layers do not reach.
+    // Faults that change no bits, but with which the sample misses more cuts. Also faults in the last round, which
+    // other layers do not reach.
     let costly = [
         ("round < 7u", "round < 6u"),
         ("add_to_bin_of(interval.bound, lower);", ""),

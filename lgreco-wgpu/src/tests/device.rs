@@ -60,7 +60,7 @@ fn methods_without_kernels_are_refused_by_name() {
         let refused = backend.encode(&setting[0], &full.gradients()[0], Stream::default(), &mut [], &mut [0; 2000]);
         assert!(matches!(refused, Err(lgreco::Error::Device { .. })), "{refused:?}");
         assert_eq!(backend.failure(), expected.as_ref());
-        // Searches may offer rows of such methods; the CPU measures them.
+        // Searches may ask for rows of such methods, which the CPU measures.
         for gradient in [full.gradients()[0], empty.gradients()[0]] {
             is_measured_on_the_cpu(
                 &mut backend,
@@ -89,7 +89,7 @@ fn a_lost_device_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
-/// The backend accepts the device, and the first call returns the error.
+/// The backend accepts a lost device, and the first call returns the error.
 #[test]
 fn a_device_that_is_lost_before_it_is_used_is_an_error() {
     let Some(backend) = alone() else { return };
@@ -99,7 +99,7 @@ fn a_device_that_is_lost_before_it_is_used_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
-/// Constructs errors that no driver here produces.
+/// Constructs errors that no driver on the test machines produces.
 #[test]
 fn errors_of_all_kinds_keep_their_text() {
     let of = |text: &'static str| -> Box<dyn std::error::Error + Send + Sync> { text.into() };
@@ -110,7 +110,7 @@ fn errors_of_all_kinds_keep_their_text() {
     refused("b", wgpu::Error::Internal { source: of("broken"), description: "b".into() });
 }
 
-/// A job that is too large is reported by number. The job before it is unaffected.
+/// A job that is too large is reported with its number. The job before it succeeds.
 #[test]
 fn what_is_wrong_with_a_job_comes_with_its_number() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -125,7 +125,7 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     assert_eq!((failed.job, backend.failure()), (Some(1), Some(&sides)));
 }
 
-/// The sums of error feedback do not fit. They are twice as large as a gradient in bf16.
+/// The sums of gradient and residual do not fit a buffer. They take twice as many bytes as a gradient in bf16.
 #[test]
 fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let limits =
@@ -173,7 +173,7 @@ fn a_device_that_does_nothing_accepts_every_call() {
     assert!(backend.held_bytes() > 0);
 }
 
-/// If the driver refuses a call, that call returns the error; it is not only logged.
+/// If the driver refuses a call, that call must return the error, and not only log it.
 #[test]
 fn what_the_driver_refuses_reaches_the_caller() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -184,14 +184,14 @@ fn what_the_driver_refuses_reaches_the_caller() {
     batch.copy(&small, 0, &small, 1 << 20, 16);
     let refused = batch.read(&[]);
     assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
-    // Its buffers are not used again.
+    // The buffers of the failed batch must not be used again.
     let held = backend.held_bytes();
     crate::batch::Batch::new(backend.gpu()).unwrap().read(&[]).unwrap();
     assert!(held > 0 && backend.held_bytes() == 0);
 }
 
 /// llvmpipe silently ends loops after 65,535 iterations, counted over all loops of an invocation. This test lists the
-/// largest counts of each kernel, for the largest tensor.
+/// largest number of iterations of each kernel, for the largest tensor.
 #[test]
 fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
     const CUT: u64 = 65_535;
@@ -230,8 +230,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
-        // First a norm, a rotation, and sums of all widths. Then for each width: two transforms, sums in rounds of 64
-        // lanes, and two quotients.
+        // The first terms are for a norm, a rotation, and the sums of all widths. The last term is for two transforms,
+        // sums in rounds of 64 lanes, and two quotients, for each width.
         ("eden: a block under all widths", (64 + 53 + 54) + (900 + 16 * 8 * 9) + 8 * (2 * 900 + 2 * 64 * 9 + 3 * 54)),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
@@ -243,7 +243,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         for window in [2 << 20, 128 << 20, 1 << 32] {
             let tall = Tall::new(rows, factor::height(window, rank), rank);
             if 4 * tall.inner() as u64 > window {
-                continue; // This is an error.
+                continue; // The backend refuses such a factor.
             }
             for tall in [Some(tall), tall.triangles()].into_iter().flatten() {
                 for steps in orthonormal::dispatches(&[tall]) {
@@ -261,7 +261,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
     assert!(counted == 70_000 || counted == 65_535, "{counted}");
 }
 
-/// Runs a loop of `wanted` iterations on the device, and returns how many it makes.
+/// Runs a loop of `wanted` iterations on the device. Returns how many iterations the device makes.
 fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
     let device = backend.device().clone();
     let source = format!(

@@ -1,4 +1,5 @@
-//! Devices that tests share, so that most tests do not compile kernels again. Also changes of shaders by tests.
+//! Devices that tests share, so that most tests need not compile kernels again. Also changes that tests make to
+//! shaders.
 
 use super::{poisoned, skipped};
 use crate::WgpuBackend;
@@ -7,8 +8,8 @@ use crate::kernels::{Kernel, Kernels, Shader};
 use std::collections::HashMap;
 use std::sync::{Mutex, Once};
 
-/// A kind of device: with these features as far as the adapter has them, and with the adapter's limits or [`small`]
-/// ones.
+/// A kind of device. It has those of these features that the adapter has, and either the adapter's limits or [`small`]
+/// limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Kind {
     pub(super) features: wgpu::Features,
@@ -32,23 +33,23 @@ pub(crate) fn give_back(gpu: &mut Gpu) {
     }
 }
 
-/// A backend with the adapter's limits. If there is none, reports the reason and returns `None`.
+/// Returns a backend with the adapter's limits. If no adapter can be used, reports the reason and returns `None`.
 pub(super) fn backend() -> Option<WgpuBackend> {
     with(wgpu::Features::SUBGROUP)
 }
 
-/// A backend with a device that no other test uses, before or after.
+/// Returns a backend with a device that no other test has used or will use.
 pub(super) fn alone() -> Option<WgpuBackend> {
     let (device, queue) = new_device(Kind { features: wgpu::Features::SUBGROUP, is_small: false })?;
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
 }
 
-/// A backend whose device has these features as far as the adapter has them.
+/// Returns a backend whose device has those of these features that the adapter has.
 pub(super) fn with(features: wgpu::Features) -> Option<WgpuBackend> {
     of_kind(Kind { features, is_small: false })
 }
 
-/// A backend whose device has the lowest limits, and no features.
+/// Returns a backend whose device has the lowest limits and no optional features.
 pub(super) fn small_backend() -> Option<WgpuBackend> {
     of_kind(Kind { features: wgpu::Features::empty(), is_small: true })
 }
@@ -91,7 +92,7 @@ fn new_device(kind: Kind) -> Option<(wgpu::Device, wgpu::Queue)> {
     Some(pollster::block_on(adapter.request_device(&descriptor)).expect("a device of the adapter"))
 }
 
-/// WebGPU's defaults, with the smallest buffers, bindings and dispatches that the kernels accept.
+/// Returns WebGPU's default limits, but with the smallest buffers, bindings and dispatches that the kernels accept.
 pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_buffer_size: 2 << 20,
@@ -101,7 +102,8 @@ pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     }
 }
 
-/// A device with [`small`] limits. Tensors, payloads and factors are cut as if a binding held a few thousand values.
+/// Returns a backend with [`small`] limits. It cuts tensors, payloads and factors as if a binding could have only a few
+/// thousand values.
 pub(super) fn cut() -> Option<WgpuBackend> {
     let mut backend = small_backend()?;
     backend.gpu().window = 17 << 10;
@@ -113,7 +115,7 @@ pub(super) fn cut() -> Option<WgpuBackend> {
 pub(crate) struct Changes {
     /// Whether workgroup memory is first filled with arbitrary values.
     pub(crate) poisoned: bool,
-    /// Texts of a shader and their replacements: faults that tests must find.
+    /// Shaders, texts in them, and the replacements of these texts. Most replacements are faults that tests must find.
     pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
     pub(crate) modules: HashMap<Shader, wgpu::ShaderModule>,
     pub(crate) pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
@@ -125,7 +127,7 @@ impl Changes {
         self.poisoned || self.edits.iter().any(|edit| edit.0 == shader)
     }
 
-    /// The shader's text with all changes.
+    /// Returns the shader's source with all changes.
     pub(crate) fn applied(&self, shader: Shader, source: String) -> String {
         let edited = self.edits.iter().filter(|edit| edit.0 == shader).fold(source, |source, edit| {
             assert!(source.contains(edit.1), "nothing to edit: {}", edit.1);

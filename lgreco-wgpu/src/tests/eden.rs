@@ -65,7 +65,7 @@ fn every_code_stands_for_the_same_as_in_the_core() {
     assert_eq!(backend.gpu().decoded, 2 + 4 + 8 + 52, "the core has decoded others");
 }
 
-/// Each binding has room for only one block.
+/// Each binding is large enough for only one block.
 #[test]
 fn a_block_is_a_piece_at_least() {
     let Some(mut backend) = small_backend() else { return };
@@ -74,7 +74,7 @@ fn a_block_is_a_piece_at_least() {
     check_scaled(&mut backend, 3 * 4096 + 300, 1.0, &[1, 4]);
 }
 
-/// Norms, inverse norms and some decoded values leave the range of f32.
+/// Norms, inverse norms and some decoded values exceed the range of f32.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend() else { return };
@@ -83,7 +83,8 @@ fn magnitudes_of_all_sizes_are_as_in_the_core() {
     }
 }
 
-/// Blocks whose coordinates are nearly grid points are measured by decoding. There are also blocks of zeros.
+/// If the coordinates of a block are nearly grid points, its error is measured by decoding. There are also blocks of
+/// zeros.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend() else { return };

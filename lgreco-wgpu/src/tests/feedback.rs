@@ -1,4 +1,5 @@
-//! Tests error feedback with the residual on the device: the core's suite, and errors that only this backend has.
+//! Tests error feedback with the residual on the device. Runs the core's suite, and tests errors that only this backend
+//! returns.
 
 use super::buffers::{buffer, holding};
 use super::poison::pairs;
@@ -79,8 +80,8 @@ fn residuals_are_worked_on_in_pieces() {
     check(&mut backend, (rows, cols), setting, 1.0, Storage::F32);
 }
 
-/// Other backends and files read the buffer's bytes. Here the last word has any number of codes, and a word has
-/// exponents of one workgroup or of several.
+/// Other backends read the buffer's bytes, and files contain them. The lengths are such that the last word has any
+/// number of codes, and that a word has exponents of one workgroup or of several.
 #[test]
 fn the_buffer_holds_the_cores_bytes() {
     for mut backend in [backend(), cut()].into_iter().flatten() {
@@ -109,7 +110,7 @@ fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
         backend.step(&setting, &gradient, &mut kept, 1.0, stream, &mut payload).unwrap();
     }
     let found = all_bytes(backend, &kept);
-    // Zeros pad the last word of both.
+    // Both are padded with zeros up to the end of the last word.
     let expected = &bytemuck::cast_slice::<u64, u8>(&words)[..found.len()];
     let differs = found.iter().zip(expected).position(|(a, b)| a != b);
     assert_eq!(differs, None, "{storage:?}, {elements} elements");

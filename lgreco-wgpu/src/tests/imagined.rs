@@ -1,4 +1,4 @@
-//! A device whose buffers have sizes but no memory. Tests inspect the commands that a rehearsed call would record.
+//! A device whose buffers have a size but no memory. With it, tests inspect the commands that a call would record.
 
 use super::devices::small;
 use crate::WgpuBackend;
@@ -6,12 +6,12 @@ use crate::batch::{Part, Rehearsed};
 use bytemuck::Pod;
 use wgpu::{Buffer, BufferUsages};
 
-/// Values of a piece: the largest multiple of 4096 that fits a binding of 128 MiB, minus the bytes before a tensor's
-/// start.
+/// Number of values of a piece: the largest multiple of 4096 values that fits a binding of 128 MiB, after at most 256
+/// bytes before the tensor's start.
 pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 4096 * 4096;
 
-/// A device that seems to have WebGPU's default limits, except for the size of buffers. Buffers of more than 2 MiB have
-/// no memory.
+/// Returns a backend on a device that seems to have WebGPU's default limits, except for the size of buffers. Buffers of
+/// more than 2 MiB have no memory.
 pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     let required_limits = small(wgpu::Limits::default());
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
@@ -24,14 +24,14 @@ pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {
     backend
 }
 
-/// A buffer as the embedder would make it, but without memory.
+/// Returns a buffer as a caller of the backend would make it, but without memory.
 pub(super) fn buffer(backend: &WgpuBackend, size: u64) -> Buffer {
     let _refused = backend.device().push_error_scope(wgpu::ErrorFilter::Validation);
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// The commands that a call would record.
+/// Returns the commands that a call would record.
 pub(super) fn rehearsed(backend: &mut WgpuBackend, call: impl FnOnce(&mut WgpuBackend)) -> Vec<Rehearsed> {
     backend.gpu().rehearsed.clear();
     backend.gpu().rehearsing = true;
@@ -52,7 +52,8 @@ impl<P> Told<P> {
     }
 }
 
-/// The tasks of all dispatches of an entry point. First checks that workgroups find their tasks.
+/// Returns the tasks of all dispatches of an entry point. Checks that workgroups find their tasks, and that bindings
+/// lie within their buffers.
 pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>> {
     let mut told = Vec::new();
     for recorded in recorded {
@@ -82,7 +83,7 @@ pub(super) fn tasks<P: Pod>(recorded: &[Rehearsed], kernel: &str) -> Vec<Told<P>
     told
 }
 
-/// The place of a piece of the values, and the workgroups that must read it.
+/// The position of a piece of the values, and the number of workgroups that read the piece.
 pub(super) struct Seen {
     pub(super) part: Part,
     pub(super) offset: u32,
@@ -92,7 +93,7 @@ pub(super) struct Seen {
     pub(super) most_of_each: u64,
 }
 
-/// A tensor: its first byte in its buffer, or `None` if each [`PIECE`] values have a separate buffer.
+/// A tensor. `start` is its first byte in its buffer, or `None` if each [`PIECE`] values have a separate buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Whole {
     pub(super) start: Option<u64>,
@@ -101,7 +102,8 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Asserts that the pieces follow each other and cover all values. Returns how many times they do.
+    /// Asserts that the pieces lie one after another and cover all values. Returns how many times they cover all
+    /// values.
     pub(super) fn check(&self, seen: impl IntoIterator<Item = Seen>) -> u64 {
         let (mut next, mut times) = (0, 0);
         for piece in seen {

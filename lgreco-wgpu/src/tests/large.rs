@@ -9,40 +9,41 @@ use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Number of values for one kind of values, and for all kinds in a full run.
+/// Number of values for one kind of values, and in full runs for all kinds.
 const MOST: usize = 1 << 24;
 /// Number of values for the other kinds.
 const FEWER: usize = 1 << 21;
 
-/// Relative error of an addition of nonnegative numbers.
+/// Bound on the relative error of an addition of nonnegative numbers.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
-/// Error bound of QSGD's sums: the number of additions on a value's way into the sum, times the error of one. An
-/// invocation adds 32 values and at most 32 buckets, and 64 invocations take 6 levels. Then a lane adds 64 records, and
-/// 64 lanes take 6 levels, twice. The last 10 are for the rounding of the terms.
+/// Error bound of QSGD's sums: the number of additions through which a value passes, times the error of one addition.
+/// An invocation adds 32 values and at most 32 buckets, and the sum over 64 invocations has 6 levels. Then, two times,
+/// a lane adds 64 records, and the sum over 64 lanes has 6 levels. The last 10 are for the rounding of the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
 /// Error bound of TopK's sums. The depths are: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and
-/// 16 of 16 bins of level 3. The spread inside bins adds to it.
+/// 16 of 16 bins of level 3. The differences of the values inside a bin add 2^-15.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
-/// Error bound of TopK in few bits: one more term, and seven levels of bins. The statistics are exact.
+/// Error bound of TopK in few bits. There is one more term, and the sum over the bins has seven levels. The statistics
+/// of the bins are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
 
-/// Error bound of EDEN's sums. An invocation adds 16 coordinates, and 256 invocations take 8 levels. Then records are
-/// added as for QSGD. The last 20 are for the rounding of the terms.
+/// Error bound of EDEN's sums. An invocation adds 16 coordinates, and the sum over 256 invocations has 8 levels. After
+/// that, records are added as for QSGD. The last 20 are for the rounding of the terms.
 const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
-/// A permutation of the 32-bit numbers that looks random.
+/// Returns element `i` of a permutation of the 32-bit numbers that looks random.
 fn mixed(i: usize) -> u32 {
     let x = (i as u32 ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
     (x ^ x >> 15).wrapping_mul(0x85eb_ca77)
 }
 
-/// A value in [-1, 1).
+/// Returns value `i` of pseudo-random values in [-1, 1).
 fn draw(i: usize) -> f32 {
     mixed(i) as i32 as f32 / 2_147_483_648.0
 }
 
-/// Values of k, in thousandths of the elements.
+/// Returns values of k: multiples of a thousandth of the elements, up to a tenth.
 fn keeps(elements: usize) -> Vec<u32> {
     (1..=100).map(|i| i * (elements as u32 / 1000)).collect()
 }
@@ -52,8 +53,7 @@ fn matrix(gradient: &[f32]) -> Gradient<'_> {
 }
 
 /// Measures the gradient with the values `value(i)` on the device and with the core. Asserts that their rows agree
-/// within the error bounds, or that both give the same error. Only full runs use [`MOST`] values; others use
-/// [`FEWER`].
+/// within the error bounds, or that both give the same error. Full runs use [`MOST`] values, and other runs [`FEWER`].
 fn check(value: impl Fn(usize) -> f32) {
     let Some(mut backend) = backend() else { return };
     let gradient: Vec<f32> = (0..if is_full() { MOST } else { FEWER }).map(value).collect();
@@ -106,8 +106,8 @@ fn all_equal() {
     check(|_| 0.3);
 }
 
-/// Rounding to f16 turns the kept values into zeros. Squares have nearly 2^48 units, and a bin has 500,000 values, on
-/// both levels of bins.
+/// Rounding to f16 turns the kept values into zeros. A square has nearly 2^48 units, and on both levels of bins, a bin
+/// has 500,000 values.
 #[test]
 fn kept_values_too_small_for_f16() {
     let Some(mut backend) = backend() else { return };

@@ -1,4 +1,4 @@
-//! Tests results that reach the host later. These calls do not wait, allocate or read back.
+//! Tests calls whose results the host reads later. Such calls do not wait, allocate or download.
 
 use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
@@ -13,12 +13,12 @@ use wgpu::{Buffer, BufferUsages, MapMode};
 
 const READABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);
 
-/// A gradient that begins at byte `offset` of a buffer.
+/// Returns a gradient that begins at byte `offset` of a buffer.
 fn on_device<'a>(buffer: &'a Buffer, gradient: &Gradient<'_>, offset: u64) -> BufferGradient<'a> {
     BufferGradient { buffer, offset, dtype: gradient.values().dtype(), shape: gradient.shape() }
 }
 
-/// Jobs for rows of every method, for each gradient.
+/// Returns jobs for rows of every method, for each gradient.
 fn jobs<'a>(gradients: &[BufferGradient<'a>], keeps: &'a [u32]) -> Vec<BufferJob<'a>> {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 4, 8] },
@@ -69,7 +69,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
             [gpu.memory.created, gpu.waits, gpu.reads]
         };
         let before = asked(&mut backend);
-        // Each step's gradients are written after the rows of the step before.
+        // The gradients of each step are written after the rows of the previous step have been enqueued.
         for (step, results) in steps.iter().zip(&results) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));
@@ -86,7 +86,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
         });
         assert_eq!(asked(&mut backend), before);
         assert!(is_noop || rows[0].iter().zip(&rows[1]).all(|(one, other)| one != other && *one > 0.0));
-        // The bits must equal the results of the waiting call.
+        // The bits must equal the results of `measure_buffers`, which waits.
         for (step, rows) in steps.iter().zip(&rows) {
             for layer in 0..3 {
                 backend.queue().write_buffer(&held[layer], 36, bytes(&step[layer].gradients()[layer]));
@@ -120,7 +120,8 @@ fn rows_of_what_is_not_finite_say_where() {
         let expected = backend.measure_buffers(&jobs, &mut places(&jobs));
         // The errors may contain NaN, which does not equal itself, so their texts are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
-        // The second layer's first job, or the first of its jobs that sends f16.
+        // If the value is not finite, the first job of the second layer fails. If it is finite, the first job of this
+        // layer that sends f16 fails.
         let (job, told) = (if damage.is_finite() { 7 + 3 } else { 7 }, found.unwrap_err());
         assert_eq!(told.job, Some(job), "{damage}");
         assert!(told.to_string().contains("element 77"), "{told}");
@@ -163,8 +164,9 @@ fn what_cannot_be_enqueued_is_said_at_once() {
     }
 }
 
-/// Error bound of the sums, from the depth of the additions: 4 values of a lane, 64 lanes, 64 records of each lane, and
-/// again 64 lanes. The last two count twice for a layer of more than 2^23 values. Each square adds a rounding.
+/// Error bound of the sums, from the number of additions through which a value passes. A lane adds 4 values, and the
+/// sum over 64 lanes has 6 levels. Then a lane adds 64 records, and the sum over 64 lanes has 6 levels. For a layer of
+/// more than 2^23 values, records are added twice. The last 1 is for the rounding of the square.
 const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
 
 #[test]
@@ -214,7 +216,7 @@ fn norms_take_two_dispatches_and_no_wait() {
     }
 }
 
-/// Whether all values are finite. Values too large for f16 become infinite in it.
+/// Whether all values are finite. In f16, values that are too large become infinite.
 fn is_finite(gradient: &Gradient<'_>) -> bool {
     with_elements!(gradient.values(), values => values.iter().all(|x| x.to_f32().is_finite()))
 }

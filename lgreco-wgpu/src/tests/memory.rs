@@ -1,4 +1,5 @@
-//! Tests requests to a device: memory is allocated once, and a table takes few submissions and one readback.
+//! Tests the requests to a device: memory must be allocated once, and an error table must take few submissions and one
+//! download.
 
 use super::USAGE;
 use super::backend;
@@ -20,12 +21,12 @@ fn noop() -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// A device that does nothing, and the adapter's device if there is one.
+/// Returns a backend on a device that does nothing, and a backend on the adapter if there is one.
 pub(super) fn backends() -> impl Iterator<Item = WgpuBackend> {
     [Some(noop()), backend()].into_iter().flatten()
 }
 
-/// The layers of a transformer, with sides divided by 16.
+/// Returns the layers of a transformer, with sides divided by 16.
 fn layers() -> Vec<Tensor> {
     let block = [(144, 48), (48, 48), (192, 48), (48, 192), (48, 1), (144, 1), (192, 1), (48, 1), (3, 16), (48, 3)];
     (0..15)
@@ -101,7 +102,7 @@ fn submissions_are_cut_by_bytes() {
     }
 }
 
-/// Bindings may be larger than the limit of a submission.
+/// The bindings of this device may be larger than the limit of a submission.
 #[test]
 fn no_piece_of_a_tensor_is_longer_than_a_submission() {
     let (max_buffer_size, max_storage_buffer_binding_size) = (1 << 29, 1 << 29);

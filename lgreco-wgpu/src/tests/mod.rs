@@ -1,4 +1,5 @@
-//! If there is no device, tests that need one are skipped, and say so. With `LGRECO_REQUIRE=wgpu` they fail instead.
+//! Tests of the backend. If there is no device, tests that need one report that they are skipped. With
+//! `LGRECO_REQUIRE=wgpu` they fail instead.
 
 mod beyond;
 mod bins;
@@ -41,7 +42,7 @@ pub(crate) use poison::poisoned;
 /// Relative tolerance of rows.
 const ROWS: f64 = 1e-4;
 
-/// Usages of the embedder's buffers.
+/// Usages of the caller's buffers.
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 /// Whether all cases run: `tests/run --full` sets `LGRECO_FULL`.
@@ -49,7 +50,7 @@ fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// Reports a check that is skipped. It does not use `eprintln!`, because libtest captures its output.
+/// Reports a check that is skipped. Does not use `eprintln!`, because libtest captures its output.
 fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }
@@ -61,7 +62,8 @@ fn check_payload(backend: &mut WgpuBackend, setting: &Setting, gradient: &Gradie
     assert_eq!(backend.gpu().decoded, decoded + 1, "{setting:?} was left to the core");
 }
 
-/// Asserts that PowerSGD's payload decodes to the same as Portable's, within [`ROWS`] of its norm, with either decoder.
+/// Asserts that PowerSGD's payload decodes to the same matrix as Portable's payload, up to [`ROWS`] times the norm,
+/// with both decoders.
 fn check_low_rank(backend: &mut WgpuBackend, powersgd: PowerSgd, gradient: &Gradient<'_>, stream: Stream) {
     let setting = Setting::PowerSgd(powersgd);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());

@@ -1,4 +1,4 @@
-//! Tests that columns of factors of all lengths become orthonormal, and the number of dispatches for them.
+//! Tests that the columns of factors of all lengths become orthonormal, and how many dispatches this takes.
 
 use super::buffers::buffer;
 use super::devices::small;
@@ -21,8 +21,8 @@ const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 #[test]
 fn columns_are_orthonormal_whoever_works_on_them() {
     let Some(mut backend) = backend() else { return };
-    // The cases are: one workgroup with one dispatch, one with several, and several workgroups with one dispatch or
-    // several.
+    // The cases are: one workgroup with one dispatch, one workgroup with several dispatches, and several workgroups
+    // with one dispatch or with several.
     for (rows, cols, rank, workgroups, taken) in [
         (1000, 30, 5, 1, 1),
         (300, 210, 200, 1, 2),
@@ -44,7 +44,7 @@ fn columns_are_orthonormal_whoever_works_on_them() {
     }
 }
 
-/// The columns of `P` that the device sends.
+/// Returns the columns of `P` in the device's payload.
 fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Vec<f32>> {
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -54,7 +54,7 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     factors(&payload, shape).0
 }
 
-/// The factors have several chunks of rows, with one dispatch and with several.
+/// The factors have several chunks of rows. One takes a single dispatch, and one takes several.
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
     let shapes = [(33_000, 12, 4), (781, 205, 195)];
@@ -72,8 +72,8 @@ fn no_workgroup_memory_is_read_before_it_is_written() {
 const LONG: usize = 33_000;
 const COLS: usize = 12;
 
-/// Long matrices with dependent columns, in all rows or only in some chunks of rows. Each has the number of independent
-/// columns of `P` among eight.
+/// Returns long matrices with linearly dependent columns, in all rows or only in some chunks of rows. Each comes with
+/// the number of independent columns of a `P` of eight columns.
 fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
     let noise = uniform(LONG * COLS, 8);
     let matrix = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
@@ -100,7 +100,7 @@ fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
 fn dependent_columns_of_long_factors_are_zeros() {
     let Some(mut backend) = backend() else { return };
     assert!(Tall::new(LONG, LONG, 8).chunks > 60);
-    // Every second matrix, unless the run is full.
+    // Full runs test every matrix, and other runs test every second one.
     for (what, values, independent) in dependent().into_iter().step_by(if is_full() { 1 } else { 2 }) {
         let tensor = Tensor::new(&values, LONG, COLS);
         let gradient = tensor.gradients()[0];
@@ -132,7 +132,7 @@ fn faults_in_long_factors_are_found() {
     ] {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edit(Shader::PowerSgd, text, fault);
-        // Orthonormal columns may still be the wrong ones.
+        // Columns may be orthonormal and still be wrong, so the decoded matrix is checked as well.
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check_orthonormal(&p_of(&mut backend, &gradient, 6), 6);
             check_low_rank(&mut backend, PowerSgd { rank: 6, iterations: 1 }, &gradient, STREAM);
@@ -147,7 +147,7 @@ fn noop(limits: wgpu::Limits) -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// Rows of a language model's embedding take as few dispatches as rows of short layers.
+/// The row of a language model's embedding takes no more dispatches than the row of a short layer.
 #[test]
 fn long_factors_take_few_dispatches() {
     let mut backend = noop(wgpu::Limits::default());
@@ -163,7 +163,7 @@ fn long_factors_take_few_dispatches() {
     }
 }
 
-/// Every dispatch of orthonormalisation after the first begins a submission, however few bytes it moves.
+/// Every dispatch of orthonormalisation after the first begins a submission, even if it moves few bytes.
 #[test]
 fn long_dispatches_begin_a_submission() {
     let mut backend = noop(wgpu::Limits::default());
@@ -180,13 +180,14 @@ fn long_dispatches_begin_a_submission() {
     }
 }
 
-/// Numbers of dispatches to make a factor's columns orthonormal: for its chunks, and for their triangles.
+/// Returns the numbers of dispatches that make a factor's columns orthonormal: those for its chunks, and those for the
+/// triangles of the chunks.
 fn of_steps(rows: usize, rank: usize) -> [usize; 2] {
     let tall = Tall::new(rows, rows, rank);
     [dispatches(&[tall]).len(), tall.triangles().map_or(0, |triangles| dispatches(&[triangles]).len())]
 }
 
-/// docs/src/reference/wgpu.md states this.
+/// docs/src/reference/wgpu.md states what this test asserts.
 #[test]
 fn only_ranks_above_64_take_more_dispatches() {
     for rank in 1..=64 {

@@ -1,5 +1,5 @@
-//! Uninitialised workgroup memory may have any content. This module changes shaders so that they first fill it with
-//! arbitrary values.
+//! Changes shaders so that they first fill workgroup memory with arbitrary values. Uninitialised workgroup memory may
+//! have any content, so results must not change.
 
 use super::shaders::valid;
 use super::with;
@@ -8,7 +8,7 @@ use crate::kernels::Shader;
 use naga::{AddressSpace, Statement};
 use wgpu::Features;
 
-/// The arbitrary value for a word of each type.
+/// Returns the arbitrary value for a word of each type.
 fn rubbish(of: &str) -> &'static str {
     match of {
         "u32" => "0xdeadbeefu",
@@ -25,7 +25,7 @@ fn rubbish(of: &str) -> &'static str {
     }
 }
 
-/// A shader in which every entry point first fills all workgroup memory of the module with arbitrary values.
+/// Returns a shader in which every entry point first fills all workgroup memory of the module with arbitrary values.
 pub(crate) fn poisoned(source: &str) -> String {
     let variables = source.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
     let fills = variables.map(|variable| {
@@ -60,8 +60,8 @@ pub(crate) fn poisoned(source: &str) -> String {
     text + &fill
 }
 
-/// Pairs of devices, with subgroups if the adapter has them, and without. The shaders of the first device of a pair
-/// fill workgroup memory.
+/// Returns two pairs of backends: one pair with subgroups, if the adapter has them, and one without. The shaders of the
+/// first backend of a pair fill workgroup memory.
 pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     [Features::SUBGROUP, Features::empty()].into_iter().filter_map(|features| {
         let plain = with(features)?;
@@ -69,7 +69,7 @@ pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     })
 }
 
-/// A device with these features whose shaders fill workgroup memory.
+/// Returns a backend with these features whose shaders first fill workgroup memory.
 pub(super) fn filled(features: Features) -> Option<WgpuBackend> {
     let mut backend = with(features)?;
     backend.gpu().kernels.poison();

@@ -1,4 +1,4 @@
-//! Tests for data races in shaders, and for accesses beyond memory, in all dispatches of calls of every kind.
+//! Checks shaders for data races and for accesses outside memory, in the dispatches of calls of every kind.
 
 use super::buffers::buffer;
 use super::cut::{MISLEADING, apart, close};
@@ -26,12 +26,12 @@ fn everything(backend: &mut WgpuBackend) {
     // Several workgroups share the work on `P`.
     let shape = Shape::new(33_000, 5).unwrap();
     encode(backend, Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), shape, &uniform(shape.elements(), 1));
-    // Workgroups look through the gathered values.
+    // In these calls, workgroups look through the gathered values.
     for (near, keep) in [(close(3000).swap_remove(0), 610), (close(100).swap_remove(3), 97)] {
         let setting = Setting::TopK(TopK { keep, values: Dtype::F32 });
         encode(backend, setting, Shape::new(near.len(), 1).unwrap(), &near);
     }
-    // The kernel searches for an element that is not finite.
+    // In this call, a kernel searches for an element that is not finite.
     let mut values = uniform(5000, 1);
     values[4321] = f32::NAN;
     let shape = Shape::new(50, 100).unwrap();
@@ -46,8 +46,8 @@ fn everything(backend: &mut WgpuBackend) {
     backend.enqueue_norms(&[gradient], &results, 0).unwrap();
 }
 
-/// Dispatches of all kinds, at least one for every entry point. If they cannot be recorded, reports the reason and
-/// returns `None`.
+/// Returns dispatches of all kinds, at least one for every entry point. If they cannot be recorded, reports the reason
+/// and returns `None`.
 fn dispatches() -> Option<Vec<Recorded>> {
     if !can_compile() {
         return None;
@@ -60,7 +60,7 @@ fn dispatches() -> Option<Vec<Recorded>> {
     let mut calls = recording()?;
     everything(&mut calls);
     let mut all = calls.gpu().recorded.take()?;
-    // A misleading sample misses all cuts.
+    // With a misleading sample, the cut is missed.
     let mut misled = recording()?;
     misled.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let (values, setting) = (apart(70_001), Setting::TopK(TopK { keep: 35_040, values: Dtype::F32 }));
@@ -78,7 +78,7 @@ fn dispatches() -> Option<Vec<Recorded>> {
     Some(if is_full() { all } else { some_of(all) })
 }
 
-/// The first three dispatches of each entry point and the last six, which are of the rarer kinds.
+/// Returns the first three and the last six dispatches of each entry point. The last six are of the rarer kinds.
 fn some_of(all: Vec<Recorded>) -> Vec<Recorded> {
     let mut left = HashMap::new();
     all.iter().for_each(|recorded| *left.entry(recorded.kernel).or_insert(0) += 1);
@@ -91,7 +91,7 @@ fn some_of(all: Vec<Recorded>) -> Vec<Recorded> {
     all.into_iter().filter(is_kept).collect()
 }
 
-/// The first fault that the check finds in a shader's dispatches.
+/// Returns the first fault that the check finds in a shader's dispatches.
 fn first_fault(source: &str, of: (Shader, bool), all: &[Recorded], check: Check, order: u32) -> Option<String> {
     let own: Vec<&Recorded> = all.iter().filter(|recorded| recorded.kernel.shader == of.0).collect();
     Program::new(source, of.1, check).first_fault(&own, order)
@@ -100,7 +100,7 @@ fn first_fault(source: &str, of: (Shader, bool), all: &[Recorded], check: Check,
 #[test]
 fn no_shader_has_a_data_race_or_reaches_beyond_its_memory() {
     let Some(all) = dispatches() else { return };
-    // Compiling takes longest. A full run has both checks, with subgroups and without.
+    // Compiling takes most of the time. So only full runs have both checks, each with subgroups and without.
     let mut checks = vec![(false, 2, Check::Races)];
     if is_full() {
         checks.extend([(true, 1, Check::Races), (false, 2, Check::Sanitizers), (true, 1, Check::Sanitizers)]);
@@ -134,15 +134,15 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("if (lane.index == 0u) {\n            let least", "if (true) {\n            let least"),
         ),
-        // All lanes write the same words, which is a race too.
+        // With this edit, all lanes write the same words, which is also a race.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
-        // A race between workgroups.
+        // This edit makes a race between workgroups.
         (
             Shader::TopK,
             Check::Races,
             ("if (own_block() != 0u) {\n        return;\n    }\n    if (lane.index", "if (lane.index"),
         ),
-        // There is a barrier between the accesses, but not one for the device's memory.
+        // With this edit, there is a barrier between the accesses, but not one that orders accesses to device memory.
         (
             Shader::TopK,
             Check::Races,

@@ -38,7 +38,7 @@ fn a_model_takes_a_handful_of_dispatches() {
         backend.gpu().dispatches - before
     };
     let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
-    // QSGD rows read all values twice: once for 1 bit, and once for more bits. Dispatches are divided after 128 MiB.
+    // QSGD rows read all values twice: once for 1 bit, and once for more bits. A dispatch reads at most 128 MiB.
     assert_eq!(dispatches(vec![qsgd; 161]), 7);
     let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
     assert_eq!(dispatches(topk.collect()), 8);
@@ -50,14 +50,14 @@ fn a_model_takes_a_handful_of_dispatches() {
     assert_eq!(dispatches(vec![eden; 161]), 3);
 }
 
-/// Values of k in steps of a thousandth.
+/// Returns values of k in steps of a thousandth of the elements.
 fn keeps(elements: usize, steps: usize) -> Vec<u32> {
     let mut keeps: Vec<u32> = (1..=steps).map(|step| (elements * step).div_ceil(1000) as u32).collect();
     keeps.dedup();
     keeps
 }
 
-/// Layers of all types, some larger than others or empty, each with candidates of some methods.
+/// Layers of all types and of different sizes, some of them empty. Each layer has candidates of some methods.
 struct Model {
     layers: Vec<(Tensor, usize, Vec<u32>)>,
 }
@@ -103,19 +103,20 @@ fn bits(rows: &[f64]) -> Vec<u64> {
     rows.iter().map(|row| row.to_bits()).collect()
 }
 
-/// The bits of the rows that each job has alone.
+/// Returns the bits of the rows if each job is measured alone.
 fn alone(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     jobs.iter().flat_map(|job| together(backend, std::slice::from_ref(job))).collect()
 }
 
-/// The bits of the rows that all jobs have together.
+/// Returns the bits of the rows if all jobs are measured together.
 fn together(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
     let mut rows = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
     backend.measure(jobs, &mut [], &mut rows).unwrap();
     bits(&rows)
 }
 
-/// Like [`together`], for gradients in buffers: each in a separate buffer, or all in one, one after another.
+/// Like [`together`], for gradients in buffers. Each gradient has a separate buffer or, if `in_one`, all gradients lie
+/// in one buffer, one after another.
 fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<u64> {
     let at = |job: &Job<'_>| 4 * (job.stream.layer as usize % 5);
     let mut held: Vec<(wgpu::Buffer, usize)> = Vec::new();
@@ -143,14 +144,14 @@ fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<
     bits(&rows)
 }
 
-/// The gradient's bytes, padded to words.
+/// Returns the gradient's bytes, padded to words.
 fn padded(gradient: &Gradient<'_>) -> Vec<u8> {
     let mut padded = bytes(gradient).to_vec();
     padded.resize(padded.len().next_multiple_of(4), 0xff);
     padded
 }
 
-/// Asserts that the rows of all jobs together equal the rows of each job alone.
+/// Asserts that jobs have the same rows if they are measured together as if each is measured alone.
 fn check(backend: &mut WgpuBackend, model: &Model) {
     let jobs = model.jobs();
     let alone = alone(backend, &jobs);
@@ -170,8 +171,8 @@ type Device = fn() -> Option<WgpuBackend>;
 #[test]
 fn rows_of_layers_together_are_those_of_each_alone() {
     let (model, small_model) = (Model::new(&SHAPES), Model::new(&SHAPES[..5]));
-    // The devices have bindings for all layers, for some layers, and for parts of a layer. Memory has the content of
-    // earlier calls.
+    // A binding can hold all layers (`backend`), some layers (`small_backend`), or only a part of a layer (`cut`).
+    // Memory has the content of earlier calls.
     let devices: &[(Device, &Model)] = if is_full() {
         &[(backend, &model), (small_backend, &model), (cut, &model)]
     } else {
@@ -211,8 +212,8 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
     }
 }
 
-/// The bytes of a submission are limited, because the watchdogs of desktops limit its time. A buffer that a call reads
-/// several times counts each time.
+/// The bytes that a submission reads are limited, because the watchdogs of desktops limit its time. If a call reads a
+/// buffer several times, its bytes are counted each time.
 #[test]
 fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -253,7 +254,7 @@ fn the_first_job_that_fails_is_told() {
     assert_eq!(failed(&[sound, wrong, too_many]), Some(1));
 }
 
-/// A device that does nothing, with the lowest limits.
+/// Returns a backend on a device that does nothing, with the lowest limits.
 fn cut_noop() -> WgpuBackend {
     let required_limits = small(wgpu::Limits::default());
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
@@ -278,7 +279,8 @@ fn rows_of_qsgd_fit_any_binding() {
 #[ignore = "slow"]
 fn faults_in_what_layers_share_are_found() {
     let Some(mut good) = backend() else { return };
-    // Several workgroups orthonormalise the long layers' columns; work of other layers lies between their dispatches.
+    // Several workgroups orthonormalise the columns of the long layers. Work of other layers lies between their
+    // dispatches.
     let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
     let jobs = model.jobs();
     let alone = alone(&mut good, &jobs);
@@ -307,7 +309,7 @@ fn faults_in_what_layers_share_are_found() {
     }
 }
 
-/// The counts of 256 workgroups are added. A layer with more workgroups has separate sums.
+/// The counts of every 256 workgroups share a sum. Each layer must have its own sums, also if it has more workgroups.
 #[test]
 fn long_layers_in_few_bits_have_their_own_sums() {
     let Some(mut good) = backend() else { return };

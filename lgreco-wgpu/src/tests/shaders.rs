@@ -12,11 +12,11 @@ fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::Module
     valid(&shader.source(subgroups), subgroups)
 }
 
-/// The module of a valid source.
+/// Parses and validates a source. Returns its module, and information about the module.
 pub(super) fn valid(source: &str, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
     let module =
         naga::front::wgsl::parse_str(source).unwrap_or_else(|error| panic!("{}", error.emit_to_string(source)));
-    // Shaders without subgroups may use only WebGPU without optional features.
+    // Shaders without subgroups must not use optional features of WebGPU.
     let capabilities = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     if subgroups {
@@ -39,7 +39,7 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
     for (shader, subgroups) in Shader::ALL.into_iter().flat_map(|shader| [(shader, false), (shader, true)]) {
         let (module, info) = module(shader, subgroups);
         assert!(!module.entry_points.is_empty());
-        // Subgroups came with Vulkan 1.1 and Metal 2.1.
+        // Subgroups require Vulkan 1.1 or Metal 2.1.
         let vulkan =
             naga::back::spv::Options { lang_version: (1, if subgroups { 3 } else { 0 }), ..Default::default() };
         naga::back::spv::write_vec(&module, &info, &vulkan, None).unwrap();
@@ -52,8 +52,8 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
     }
 }
 
-/// The kernel that distinguishes FXC from DXC has the same construct as `tasks.wgsl`. The compiler's error includes the
-/// remedy.
+/// The kernel that distinguishes FXC from DXC must have the same construct as `tasks.wgsl`. The error about the
+/// compiler must include the remedy.
 #[test]
 fn a_compiler_that_refuses_kernels_is_an_error() {
     let (module, info) = valid(PROBE, false);

@@ -1,6 +1,6 @@
-//! Runs shaders on the CPU. naga translates them to Metal's language. They are then compiled as C++ against the shim
-//! for CUDA's kernels, with its check for data races or with sanitizers. Their inputs are recorded from dispatches on a
-//! device.
+//! Runs shaders on the CPU. naga translates a shader to Metal's language. g++ then compiles the result as C++ against
+//! the shim for CUDA's kernels, with the shim's check for data races or with sanitizers. The inputs of the shaders are
+//! recorded from dispatches on a device.
 
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
@@ -23,8 +23,8 @@ pub(crate) struct Recorded {
     pub(crate) after: Vec<Vec<u8>>,
 }
 
-/// Whether an entry point leaves the same bits on every device. Rows, norms and PowerSGD's products do not: they are
-/// sums in f32, which drivers may round differently. Gathered values may lie in any order.
+/// Whether an entry point leaves the same bits on every device. Kernels of rows, norms and PowerSGD's products do not,
+/// because they compute sums in f32, which drivers may round differently. Gathered values may lie in any order.
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
         Shader::PowerSgd | Shader::Sums => false,
@@ -34,7 +34,7 @@ fn has_bits(kernel: Kernel) -> bool {
 }
 
 impl Recorded {
-    /// The first difference from the bytes that the device left, if any.
+    /// Returns the first difference from the bytes that the device left, if any.
     fn differs(&self, after: &[Vec<u8>]) -> Option<String> {
         let mut bindings = self.bindings.iter().zip(after.iter().zip(&self.after));
         let ((binding, _), _) = bindings.find(|(_, (found, expected))| found != expected)?;
@@ -43,7 +43,7 @@ impl Recorded {
 }
 
 impl Batch<'_> {
-    /// The content of these bindings after all recorded work. `None` unless dispatches are being recorded.
+    /// Returns the content of these bindings after all recorded work. `None` unless dispatches are being recorded.
     pub(crate) fn contents(&mut self, bindings: &[(u32, Part)]) -> Option<Vec<Vec<u8>>> {
         self.gpu.recorded.as_ref()?;
         self.submit();
@@ -78,16 +78,16 @@ impl Batch<'_> {
     }
 }
 
-/// How a shader is compiled.
+/// The check with which a shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// The check for data races: between invocations without a barrier between them, and between workgroups.
+    /// The check for data races between invocations whose accesses no barrier separates, and between workgroups.
     Races,
-    /// The address and undefined-behaviour sanitizers: accesses beyond a binding or an array.
+    /// The address and undefined-behaviour sanitizers, which find accesses outside a binding or an array.
     Sanitizers,
 }
 
-/// The binding with the lengths of arrays without a fixed length.
+/// Number of the binding with the lengths of arrays that have no fixed length.
 const LENGTHS: u32 = 31;
 
 /// A shader as a program that runs dispatches.
@@ -96,12 +96,12 @@ pub(crate) struct Program {
     entries: Vec<String>,
 }
 
-/// The shim that runs kernels on the processor.
+/// Returns the folder of the shim that runs kernels on the CPU.
 fn cuda_simt() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../lgreco-cuda/simt")
 }
 
-/// Whether shaders can be compiled here; reports the reason if not.
+/// Whether shaders can be compiled on this machine. Reports the reason if not.
 pub(crate) fn can_compile() -> bool {
     let found = Command::new("g++").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let missing = match found {
@@ -119,7 +119,7 @@ pub(crate) fn can_compile() -> bool {
     false
 }
 
-/// Calls g++. An error is what it has printed.
+/// Calls g++. If it fails, returns its messages as `Err`.
 fn gcc(options: &[&str], files: &[&Path]) -> Result<(), String> {
     let options = options.iter().flat_map(|text| text.split(' '));
     let output = Command::new("g++")
@@ -134,7 +134,7 @@ fn gcc(options: &[&str], files: &[&Path]) -> Result<(), String> {
     output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The check for races, which replaces the sanitizer's own library: an object file that all shaders are linked with.
+/// Returns the object file of the check for races, which is linked to all shaders in place of the sanitizer's library.
 fn race_check(folder: &Path) -> &'static Path {
     static OBJECT: OnceLock<PathBuf> = OnceLock::new();
     OBJECT.get_or_init(|| {
@@ -176,8 +176,9 @@ impl Program {
         Program { path, entries }
     }
 
-    /// Runs dispatches one by one, each on its recorded input. Invocations and workgroups run forwards (0), backwards
-    /// (1) or at random. Returns the first error, or the first difference from the device's bytes.
+    /// Runs dispatches one by one, each on its recorded input. `order` says whether invocations and workgroups run
+    /// forwards (0), backwards (1) or at random (other numbers). Returns the first error, or the first difference from
+    /// the device's bytes.
     pub(crate) fn first_fault(&self, dispatches: &[&Recorded], order: u32) -> Option<String> {
         let (input, output, errors) = (Stdio::piped(), Stdio::piped(), Stdio::piped());
         let mut child = Command::new(&self.path).stdin(input).stdout(output).stderr(errors).spawn().unwrap();
@@ -209,7 +210,7 @@ impl Program {
         fault
     }
 
-    /// A dispatch in the format that `serve` of the header reads.
+    /// Returns a dispatch in the format that the header's function `serve` reads.
     fn request(&self, recorded: &Recorded, order: u32) -> Vec<u8> {
         let entry = self.entries.iter().position(|entry| entry == recorded.kernel.entry).expect("an entry point");
         let uniform = (0, recorded.parameters.clone());
@@ -226,12 +227,12 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // No other code knows the file.
+        // No other code uses the file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// A program in C++, and the names of its entry points.
+/// Returns a program in C++, and the names of its entry points.
 fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
     let (module, info) = super::shaders::valid(source, subgroups);
     let bindings: Vec<(usize, u32)> = module
@@ -266,7 +267,8 @@ fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
         if unsized_array { line.replace("[1];", "[1 << 28];") } else { line.to_owned() }
     });
     let mut lines: Vec<String> = lines.collect();
-    // naga writes this function once per kind of memory; here all kinds are the same.
+    // naga writes this function once per kind of memory. In C++, there is only one kind, so one of these functions is
+    // removed.
     if let Some(at) = lines.iter().position(|line| line.ends_with("threadgroup A *atomic_ptr,")) {
         let end = lines[at..].iter().position(|line| line == "}").expect("the function's end");
         lines.drain(at - 2..=at + end);
@@ -303,7 +305,7 @@ fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
     (program, module.entry_points.into_iter().map(|entry| entry.name).collect())
 }
 
-/// The argument for a parameter of an entry point. All entry points share the variables of the workgroup.
+/// Returns the argument for a parameter of an entry point. All entry points share the workgroup variables.
 fn argument(parameter: &str, shared: &mut Vec<(String, String)>) -> String {
     if let Some(attribute) = parameter.split_once("[[").map(|(_, attribute)| attribute.trim_end_matches("]]")) {
         let number = attribute.strip_prefix("buffer(").map(|number| number.trim_end_matches(')'));

@@ -1,4 +1,4 @@
-//! Tests tensors larger than a binding or a dispatch, at small limits.
+//! Tests tensors that exceed a binding or a dispatch, with small limits.
 
 use super::is_full;
 use super::{ROWS, check_payload, cut, small_backend};
@@ -33,7 +33,7 @@ fn three_pieces_do_as_one() {
     let pieces = (ROWS_OF * COLS).div_ceil(backend.gpu().piece_len());
     assert!(pieces > 3, "{pieces} pieces");
     for gradient in tensor.gradients() {
-        // A bucket may span the whole tensor or several pieces, or there are more buckets than a dispatch has room for.
+        // There are buckets that span the whole tensor or several pieces, and more buckets than fit one dispatch.
         for bucket in [u32::MAX, 100_000, 512, 96, 3, 1] {
             for scale in [Scale::MaxNorm, Scale::MinMax] {
                 let base = Qsgd { bits: 5, bucket, scale, rounding: Rounding::Stochastic };
@@ -64,8 +64,8 @@ fn matrices_are_cut_along_both_sides() {
     let Some(mut backend) = small_backend() else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(3 * 134_582, 5);
-    // Rows are longer than a dispatch is wide, there are more rows than it is high, rows are longer than a piece, and
-    // several workgroups orthonormalise the factors.
+    // Together, these shapes have rows longer than the width of a dispatch, more rows than the height of a dispatch,
+    // rows longer than a piece, and factors that several workgroups orthonormalise.
     let sides = [(1571, 90), (3, 134_582), (90, 1571), (33_000, 3)];
     for &(rows, cols) in if is_full() { &sides[..] } else { &sides[..2] } {
         assert!(rows.max(cols) > SIDE * backend.gpu().most_groups());
@@ -96,12 +96,12 @@ fn payloads_beyond_a_buffer_are_written_and_read_in_windows() {
 fn positions_of_every_kind_are_read_in_stretches() {
     let Some(mut backend) = cut() else { return };
     let elements = 40_000;
-    // The kept values are few among many, or many and adjacent.
+    // The kept values are spread over the tensor, or many of them are adjacent.
     let spread = uniform(elements, 8);
     let dense = (0..elements).map(|i| if i < 15_000 { 0.5 } else { 0.01 } * (1.0 + (i % 97) as f32)).collect();
     for values in [spread, dense] {
         let tensor = Tensor::new(&values, 200, 200);
-        // Positions are Elias-Fano codes, bitmaps, or absent.
+        // For these values of k, positions are sent as Elias-Fano codes, as bitmaps, or not at all.
         for keep in [1, 500, 3000, 9000, 20_000, 39_999, 40_000] {
             for values in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
                 let setting = Setting::TopK(TopK { keep, values });
@@ -115,7 +115,7 @@ fn positions_of_every_kind_are_read_in_stretches() {
     }
 }
 
-/// Positions must also ascend from the last one of a stretch to the first one of the next.
+/// Positions must also ascend from the last position of a stretch to the first position of the next stretch.
 #[test]
 fn equal_positions_on_both_sides_of_a_cut_are_refused() {
     const LOW_BITS: usize = 5;
@@ -131,7 +131,8 @@ fn equal_positions_on_both_sides_of_a_cut_are_refused() {
     let low_at = HEADER_LEN + 4 * keep;
     let high_at = low_at + keep * LOW_BITS / 8;
     assert_eq!(payload.len(), high_at + (keep + ((elements - 1) >> LOW_BITS)).div_ceil(8));
-    // The index of the first value of the third block. This block does not fit into one stretch with the two before it.
+    // The index of the first value of the third block. This block does not fit into one stretch with the first two
+    // blocks.
     let first: u32 = payload[high_at..high_at + 512].iter().map(|byte| byte.count_ones()).sum();
     assert!(keep > backend.gpu().piece_len() && (first as usize) < keep);
     let bit = |i: usize, payload: &[u8]| payload[low_at + i / 8] >> (i % 8) & 1;
@@ -154,7 +155,8 @@ fn factors_beyond_a_buffer_are_cut_into_bands() {
         check_bands(&mut backend, (17, long), rank, 1);
     }
     let Some(mut backend) = cut() else { return };
-    // There are many bands of both factors, bands that end inside a tile, and rows that are longer than a piece.
+    // Together, these cases have many bands of both factors, bands that end inside a tile, and rows that are longer
+    // than a piece.
     for (sides, rank) in [((300, 70), 65), ((301, 290), 20), ((3, 5000), 2), ((5000, 3), 1)] {
         check_bands(&mut backend, sides, rank, if is_full() { 2 } else { 1 });
     }

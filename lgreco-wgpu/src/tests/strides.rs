@@ -1,5 +1,5 @@
-//! Lanes of a workgroup must read adjacent values of device memory. This test computes how the read index differs
-//! between neighbouring lanes.
+//! Adjacent lanes of a workgroup must read adjacent values of device memory. This test computes how the read index
+//! differs between adjacent lanes.
 
 use super::shaders::valid;
 use crate::kernels::Shader;
@@ -9,11 +9,11 @@ use naga::{
 };
 use std::collections::HashMap;
 
-/// Variables of all shaders that hold a tensor's values.
+/// The names of the variables in the shaders that contain a tensor's values.
 const VALUES: [&str; 2] = ["values", "offered"];
 
-/// The difference of a number between neighbouring lanes, if it is known. It is known only for sums of lane numbers
-/// times constants. For 16-bit values, which lie two to a word, it is a half.
+/// The difference of a number between adjacent lanes, if it is known. The difference is known only for sums of lane
+/// numbers times constants. For indices of 16-bit values, two of which share a word, it is 1/2.
 type Slope = Option<f64>;
 
 /// The arguments of a function, and the known slopes of its variables.
@@ -24,11 +24,11 @@ struct Frame<'m> {
     variables: HashMap<Handle<LocalVariable>, Slope>,
     results: HashMap<Handle<Expression>, Slope>,
     returned: Slope,
-    /// The slope of each read word of values.
+    /// The slope of the index of each read word of values.
     read: Vec<Slope>,
 }
 
-/// The slope at a point that two paths reach.
+/// Returns the slope at a point that two paths reach.
 fn joined(one: Slope, other: Slope) -> Slope {
     if one == other { one } else { None }
 }
@@ -66,7 +66,7 @@ impl<'m> Frame<'m> {
             Expression::Swizzle { vector: base, .. } | Expression::As { expr: base, .. } => self.slope(base),
             Expression::Access { base, index } => joined(self.slope(base), self.slope(index)),
             Expression::LocalVariable(variable) => self.variables.get(&variable).copied().unwrap_or(Some(0.0)),
-            // A lane's local variable has the slope of its value.
+            // The load of a local variable has the slope of the variable's value.
             Expression::Load { pointer }
                 if matches!(self.function.expressions[pointer], Expression::LocalVariable(_)) =>
             {
@@ -143,7 +143,7 @@ impl<'m> Frame<'m> {
     }
 }
 
-/// Runs a function's body twice. In the second pass the effects of loops on variables are known.
+/// Analyses a function's body twice, because the effects of loops on variables are known only in the second pass.
 fn called<'m>(module: &'m Module, function: &'m Function, arguments: Vec<Slope>) -> Frame<'m> {
     let mut frame = Frame::new(module, function, arguments);
     frame.run(&function.body);
@@ -152,7 +152,7 @@ fn called<'m>(module: &'m Module, function: &'m Function, arguments: Vec<Slope>)
     frame
 }
 
-/// The slopes of the reads of each entry point that reads values, without repetition.
+/// Returns the slopes of the reads of each entry point that reads values, without repetitions.
 fn slopes(source: &str) -> HashMap<String, Vec<Slope>> {
     let (module, _) = valid(source, false);
     let is_lane = |binding: &Option<Binding>| *binding == Some(Binding::BuiltIn(BuiltIn::LocalInvocationIndex));
@@ -172,7 +172,7 @@ fn slopes(source: &str) -> HashMap<String, Vec<Slope>> {
     entries.filter(|(_, read)| !read.is_empty()).collect()
 }
 
-/// The steepest slope of an entry point; `None` if one is unknown.
+/// Returns the steepest slope of an entry point, or `None` if a slope is unknown.
 fn steepest(slopes: &[Slope]) -> Slope {
     slopes.iter().try_fold(0.0, |steepest: f64, slope| slope.map(|slope| steepest.max(slope.abs())))
 }

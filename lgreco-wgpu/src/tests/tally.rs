@@ -1,4 +1,5 @@
-//! Tests data in workgroup memory: histograms whose bins share places, and tiles of values. Also plants faults.
+//! Tests data in workgroup memory: histograms in which several bins share a slot, and tiles of values. Also plants
+//! faults.
 
 use super::{ROWS, backend, check_payload, skipped};
 use crate::WgpuBackend;
@@ -10,8 +11,8 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Values with magnitudes twelve binades apart, whose bins share a place. The magnitudes alternate in runs of different
-/// lengths.
+/// Returns values with magnitudes twelve binades apart, whose bins share a slot. The magnitudes alternate in runs of
+/// different lengths.
 fn sharing(elements: usize) -> Vec<f32> {
     let values = uniform(elements, 21).into_iter().enumerate();
     let shared = |(i, x): (usize, f32)| {
@@ -29,7 +30,7 @@ fn bins_that_share_a_place_lose_nothing() {
 
 fn check(backend: &mut WgpuBackend) {
     let (rows, cols) = (250, 200);
-    // Equal magnitudes fill one bin of every level. Above the cut their rounding errors add up beyond 32 bits.
+    // Equal magnitudes fill one bin of every level. Above the cut, the sum of their rounding errors exceeds 32 bits.
     let mut equal = vec![0.3; rows * cols];
     let same = equal.clone();
     equal.iter_mut().step_by(10).zip(uniform(rows * cols, 22)).for_each(|(x, small)| *x = 0.01 * small);
@@ -95,8 +96,9 @@ fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'st
     assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
 }
 
-/// The fault would stay hidden if wgpu cleared workgroup memory first. (On Metal a single lane clears it.) llvmpipe
-/// leaves the content of another workgroup; other drivers may leave zeros.
+/// The fault would stay hidden if wgpu cleared workgroup memory first. wgpu is told not to, because on Metal a single
+/// lane would clear the memory. On llvmpipe, the memory has the content of another workgroup; with other drivers, it
+/// may be zeros.
 #[test]
 #[ignore = "slow"]
 fn a_histogram_that_is_not_cleared_is_found() {
