@@ -194,8 +194,8 @@ impl CudaBackend {
 
     /// Enqueued: decodes a payload in host memory into f32 values at `address`, a multiple of 4. If the device decodes
     /// a payload of TopK, EDEN or PowerSGD, the call waits until it has checked the payload. After an error, none of
-    /// the values may be used. The payload is read before the call returns. If the device has not yet read more than 4
-    /// MiB of uploads, the call waits until it has read 2 MiB of them.
+    /// the values may be used. The payload is read before the call returns. If more than 4 MiB of uploads would be
+    /// pending, the call waits until the device has read 2 MiB of them.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};

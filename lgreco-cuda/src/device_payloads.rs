@@ -1,4 +1,4 @@
-//! Payloads that never leave the device, for collectives such as NCCL's.
+//! Encodes and decodes payloads that never leave the device, for collectives such as NCCL's.
 //!
 //! After each encoding, a kernel checks the status. If the gradient cannot be compressed, the kernel records the
 //! position and the value at fault. The later check does not read the gradient, so work that is enqueued next may
@@ -117,8 +117,8 @@ impl CudaBackend {
     /// of 4. If payloads of several workers lie one after another, most do not begin at a multiple of 4. Such payloads
     /// are first copied to the workspace. The payload must come from
     /// [`encode_to_device`](CudaBackend::encode_to_device), on any worker, for a gradient of this shape under this
-    /// setting. Other bytes decode to arbitrary values, or [`check`](CudaBackend::check) reports them. The header is
-    /// not read.
+    /// setting. If the payload has other bytes, the values are arbitrary, or [`check`](CudaBackend::check) reports an
+    /// error. The header is not read.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for a wrong parameter of the setting. [`Error::Memory`] if an address is

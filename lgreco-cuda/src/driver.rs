@@ -1,5 +1,5 @@
-//! The device over the CUDA driver: a context, a stream and modules. Every call makes the context current, and
-//! afterwards restores the previous one.
+//! Implements [`Device`] with the CUDA driver: a context, a stream and modules. Every call makes the context current,
+//! and afterwards restores the previous one.
 
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;

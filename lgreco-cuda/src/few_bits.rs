@@ -112,7 +112,7 @@ fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, res
         let [program, squares, cuts, bins] = state.split(sizes);
         let of_spans = gpu.scratch(Scratch::Records, KEPT * spans)?;
         let params = Params::of_rows([layers, spans].map(|count| count as u32));
-        // There are no residuals, and nothing is gathered or sent.
+        // There are no residuals, no gathered values and no payloads, so other parts fill these arguments.
         find_cuts(gpu, params, [tops, top_of, program, message, message, cuts], [bins, of_spans, tops, tops])?;
         selection::measure_kept(gpu, params, [tops, top_of, message, cuts, squares, results])?;
     }

@@ -1,5 +1,5 @@
-//! Modules that are loaded into a context. All backends of a context share them, because loading takes long: a driver
-//! links the code, and a sanitizer patches it.
+//! Modules that are loaded into a context. Loading takes long, because the driver links the code and NVIDIA's
+//! sanitizer, if used, patches it. So all backends of a context share the modules.
 
 use crate::Result;
 use crate::kernels::Module;
@@ -61,8 +61,8 @@ impl Modules {
         }
     }
 
-    /// Leaves the modules loaded for the lifetime of the context. No later backend gets them, because that lifetime is
-    /// unknown.
+    /// Leaves the modules loaded for the lifetime of the context. No later backend gets them, because it is unknown how
+    /// long the context exists.
     pub(crate) fn leave(self: Arc<Self>) {
         locked(&OF_CONTEXTS).retain(|(_, modules)| modules.as_ptr() != Arc::as_ptr(&self));
         std::mem::forget(self);

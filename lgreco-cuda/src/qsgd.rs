@@ -11,7 +11,8 @@
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.
 //!
-//! Layers with the same candidates share a launch, each with its own blocks, up to a limit on the number of blocks.
+//! Layers with the same candidates share a launch, up to a limit on the number of blocks. Each block processes values
+//! of a single layer.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, blocks, looping_blocks, summing_blocks};
@@ -145,8 +146,8 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// Selects one of two kernels. `closed` is for random rounding under max norm, where zero always lies within the
-    /// grid.
+    /// Selects one of two kernels. `closed` is for random rounding under max norm, because a grid under max norm always
+    /// contains zero. `residuals` is for all other settings.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })
@@ -253,7 +254,7 @@ pub(crate) fn encode(
     gpu.launch(kernel(entry), params, &[tensor.part, scales, codes, result], blocks)
 }
 
-/// Enqueued: decodes a payload that the core has checked into `target`.
+/// Enqueued: decodes a payload into `target`. The core must have checked the payload.
 pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<()> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
     let blocks = blocks(u64::from(target.elements).div_ceil(PER_DECODER));

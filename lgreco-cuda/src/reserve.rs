@@ -1,5 +1,5 @@
-//! Allocates memory and loads kernels before there is work. To find the needs of calls, it rehearses them on a device
-//! that only records requests.
+//! Allocates memory and loads kernels before the first calls. To find out what calls need, this module rehearses them
+//! on a device that only records requests.
 //!
 //! A rehearsal makes the real calls, so the sizes need no separate computation.
 

@@ -1,4 +1,4 @@
-//! Batches of rows of the error table, which are enqueued and read back together.
+//! Measures batches of rows of the error table. The rows of a batch are enqueued and downloaded together.
 
 use crate::codec::encode;
 use crate::device::Part;
@@ -93,7 +93,7 @@ fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     places
 }
 
-/// Enqueued, or done for host gradients: measures all jobs into `results`.
+/// Enqueued for gradients on the device, done for gradients on the host: measures all jobs, and writes to `results`.
 pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result<(), DeviceJobError> {
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;

@@ -103,7 +103,8 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     // The kernels write zeros up to a multiple of 16 bytes.
     let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // A single layer has no table of spans and no residuals, so other parts stand in.
+    // A single layer has no table of spans, so the table of layers fills this argument. It has no residuals, and the
+    // kernels write the largest magnitude to the status instead.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
     gpu.are_zeros_again(Scratch::Selected);
@@ -173,7 +174,7 @@ impl Tops {
         gpu.launch_capturable(kernel("check_kept"), params, &parts, looping_pieces(chunks))
     }
 
-    /// Enqueued: makes the means. It also ends the step if no layer is under QSGD.
+    /// Enqueued: makes the means. It also ends the step if this rank averages no layer under QSGD.
     pub(crate) fn average(
         &self,
         gpu: &mut Gpu,

@@ -168,7 +168,8 @@ impl Sparse {
     /// Returns the pages of a part that take physical memory. All other pages are zeros.
     pub(crate) fn touched(part: Part) -> impl Iterator<Item = Part> {
         let (start, end) = (part.address / PAGE * PAGE, part.address + part.bytes);
-        // A word per page. Its two highest bits say whether the page is present or swapped out.
+        // The map has a word of 8 bytes per page. The two highest bits of a word say whether the page is present or
+        // swapped out.
         let mut pages = vec![0; 8 * (end - start).div_ceil(PAGE) as usize];
         let map = std::fs::File::open("/proc/self/pagemap").expect("Linux");
         std::os::unix::fs::FileExt::read_exact_at(&map, &mut pages, start / PAGE * 8).expect("a map of pages");
@@ -179,7 +180,7 @@ impl Sparse {
         })
     }
 
-    /// Sets whole pages of a part to zeros. Returns the bytes before and after them.
+    /// Sets whole pages of a part to zeros. Returns the parts before and after these pages, which it does not change.
     fn forget(part: Part) -> [Part; 2] {
         let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
         let pages = (part.bytes - start) / PAGE * PAGE;

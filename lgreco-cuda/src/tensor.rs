@@ -131,7 +131,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether both are the same values in the same place.
+    /// Whether both are the same memory, with values of the same type.
     pub(crate) fn is(&self, other: &Input<'_>) -> bool {
         let same_place = match (self, other) {
             (Input::Host(a), Input::Host(b)) => std::ptr::eq(bytes_of(a), bytes_of(b)),

@@ -9,7 +9,7 @@ use crate::simt::{Flavour, Simt};
 /// Returns a backend that runs the kernels on the CPU. g++ compiles the kernels on first use.
 ///
 /// # Panics
-/// At its first call, if there is no g++.
+/// If there is no g++.
 pub fn on_the_processor() -> CudaBackend {
     CudaBackend::on(Box::new(Simt::new(Flavour::Plain, 0, None).expect("g++")))
 }

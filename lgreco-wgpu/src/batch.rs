@@ -1,8 +1,8 @@
 //! Batches of work for a device. The commands of a batch are recorded and submitted together, and all their errors are
 //! captured.
 //!
-//! A batch can also be rehearsed. Recording it then allocates buffers and compiles kernels, and leaves out everything
-//! else. `reserve` uses rehearsals, so the sizes need no separate computation.
+//! A batch can also be rehearsed. The recording of its commands then only allocates buffers and compiles kernels.
+//! `reserve` uses rehearsals, so the sizes need no separate computation.
 
 use crate::Error;
 use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};

@@ -1,4 +1,5 @@
-//! The cut of a layer, its k-th largest magnitude: the parameters of `topk_cut.wgsl`, and the memory that it needs.
+//! The parameters of `topk_cut.wgsl`, which finds the cut of a layer (its k-th largest magnitude), and the memory that
+//! this shader needs.
 
 use crate::gpu::PER_GROUP;
 
@@ -11,7 +12,7 @@ pub(crate) const COUNTERS: usize = 4512;
 pub(crate) const LEVELS: u32 = 3;
 /// Number of words of a block's record.
 pub(crate) const RECORD: usize = 4;
-/// Number of blocks whose counts share a sum, which takes two words.
+/// Number of blocks whose counts share a sum. A sum takes two words.
 const TOGETHER: usize = 256;
 
 /// The sample from which the k-th largest magnitude of a layer is estimated.

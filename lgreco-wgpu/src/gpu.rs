@@ -47,7 +47,7 @@ pub(crate) struct Gpu {
     pub(crate) window: u64,
     /// Bytes after which a batch is submitted.
     pub(crate) submission: u64,
-    /// Whether the last batch has not ended successfully.
+    /// Whether the last batch has failed or has not ended.
     pub(crate) unfinished: bool,
     /// Whether batches are only rehearsed: they allocate the memory and compile the kernels that they would use.
     pub(crate) rehearsing: bool,

@@ -93,7 +93,7 @@ impl Input<'_> {
         }
     }
 
-    /// Whether both are the same values in the same place.
+    /// Whether both are the same memory, with the same number and type of values.
     pub(crate) fn is(&self, other: &Input<'_>) -> bool {
         let place = |input: &Input<'_>| match input {
             Input::Host(gradient) => match gradient.values() {

@@ -47,7 +47,7 @@ const NORM: f64 = 1e-4;
 const SENT: f32 = 1.0 / 256.0;
 /// Number of ranks of an exchange.
 const RANKS: usize = 8;
-/// With fewer values than this, times mean nothing.
+/// With fewer values than this, times are not meaningful.
 const FEW: usize = 1 << 20;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -60,12 +60,12 @@ fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
     }
 }
 
-/// Number of values in the figures.
+/// Number of values with which figures are measured.
 fn elements() -> Outcome<usize> {
     number("LGRECO_BENCH_ELEMENTS", 1 << 26)
 }
 
-/// Whether there are so few values that times mean nothing.
+/// Whether there are so few values that times are not meaningful.
 fn is_few() -> Outcome<bool> {
     Ok(elements()? < FEW)
 }
@@ -86,7 +86,7 @@ fn host_seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     Ok(least)
 }
 
-/// The function of a section.
+/// The function that runs a section, by the kind of the section.
 #[derive(Clone, Copy)]
 enum Section {
     Suite(fn(bool) -> Outcome<()>),
@@ -204,7 +204,7 @@ fn opened(bench: &mut Option<Bench>, dtype: Dtype) -> Outcome<&mut Bench> {
     Ok(bench)
 }
 
-/// Gradients on the device, and a backend on the stream in which everything here is enqueued.
+/// Gradients on the device, and a backend that uses the clock's stream.
 struct Bench {
     clock: Clock,
     backend: CudaBackend,

@@ -29,7 +29,7 @@ pub(super) fn conformance(_: bool) -> Outcome<()> {
 pub(super) fn exchanges(_: bool) -> Outcome<()> {
     for dtype in DTYPES {
         let of_narrow = dtype == Dtype::Bf16;
-        // If sums are bf16 too, the rounding errors of PowerSGD's factors and means may together exceed the suite's
+        // If sums are also bf16, the rounding errors of PowerSGD's factors and means may together exceed the suite's
         // tolerance.
         check_space(&all_members_of(dtype), !of_narrow, open::<false>);
         if of_narrow {

@@ -240,8 +240,8 @@ impl DeviceBucket {
     }
 
     /// Enqueued: continues up to the next collective. The previously requested collective must already be enqueued.
-    /// Returns `None` when the means are enqueued. All ranks get requests for the same collectives. All ranks must
-    /// start the collectives of different buckets in the same order.
+    /// Returns `None` when the work that replaces the gradients by the means is enqueued. All ranks get requests for
+    /// the same collectives. All ranks must start the collectives of different buckets in the same order.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.

@@ -1,4 +1,4 @@
-//! The tables that kernels read in an exchange: its program, which changes from step to step, and its layers.
+//! The tables that kernels read in an exchange: the program, which changes from step to step, and the layers.
 
 use crate::qsgd::holds;
 use crate::{Error, Result, eden};

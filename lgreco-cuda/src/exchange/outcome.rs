@@ -51,8 +51,8 @@ pub struct ExchangeOutcome {
     pub failed: u32,
     /// Whether the last step failed on any rank.
     pub has_failed: bool,
-    /// The first rank at fault in the last step, if any. Its values were not finite, it was at another step, it had
-    /// another program, or it sent a payload that no encoder wrote.
+    /// The first rank at fault in the last step, if any. This rank had values that were not finite, was at another
+    /// step, had another program, or sent a payload that no encoder wrote.
     pub rank: Option<u32>,
     /// The fault on this rank in the last step, if any: the first layer and element at fault. If no encoder wrote a
     /// payload, all ranks report the same fault. With shards, only the rank that received the payload reports it.

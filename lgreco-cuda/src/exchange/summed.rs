@@ -93,7 +93,7 @@ pub(super) fn slip_values(dtype: Dtype) -> u64 {
     if dtype == Dtype::F32 { 1 } else { 3 }
 }
 
-/// The layers of a bucket that are summed by collectives: uncompressed layers and those under PowerSGD.
+/// The layers of a bucket that are summed by collectives: uncompressed layers and layers under PowerSGD.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
@@ -169,7 +169,8 @@ impl Summed {
         [self.values, self.matrices.totals.q]
     }
 
-    /// Changes launch parameters for all values that this rank sends into parameters for the values that it averages.
+    /// Returns `params`, which is for all pieces that this rank sends, with the numbers of the pieces that this rank
+    /// averages.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =
             self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));
@@ -210,7 +211,7 @@ impl Summed {
         [dense, matrices, 4 * u64::from(counters), 4 * p, 4 * q, 2 * 4 * q, 4 * partial, 8 * gram, 8 * triangle]
     }
 
-    /// Bytes in a program's memory.
+    /// Bytes that summed layers take in a program's memory.
     pub(super) fn bytes(&self) -> u64 {
         self.parts().map(|bytes| bytes.next_multiple_of(16)).iter().sum()
     }

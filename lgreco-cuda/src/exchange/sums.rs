@@ -123,8 +123,8 @@ impl CudaBackend {
     /// [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once, and writes their sum once. O(rows · cols · rank) operations, for four
-    /// columns at a time. From rank 17 on, it reads the matrices again for every 16 columns.
+    /// It reads gradients and residuals once, and writes their sum once. It takes O(rows · cols · rank) operations, for
+    /// four columns at a time. From rank 17 on, it reads the matrices again for every 16 columns.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and `sums` of
@@ -172,8 +172,8 @@ impl CudaBackend {
     /// The errors of [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
-    /// It reads the matrices twice and writes them once. O(rows · cols · rank), and O((rows + rank) · rank²) in f64.
-    /// From rank 17 on, it reads matrices again for every 16 columns.
+    /// It reads the matrices twice and writes them once. It takes O(rows · cols · rank) operations, and O((rows + rank)
+    /// · rank²) operations in f64. From rank 17 on, it reads the matrices again for every 16 columns.
     ///
     /// # Safety
     /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers.
@@ -222,7 +222,7 @@ impl CudaBackend {
     /// PowerSGD.
     ///
     /// # Complexity
-    /// It writes the means once. O(rows · cols · rank).
+    /// It writes the means once, and takes O(rows · cols · rank) operations.
     ///
     /// # Safety
     /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers. They hold the results

@@ -130,7 +130,7 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
         make(&unfinished);
         match std::fs::hard_link(&unfinished, &path) {
-            // Some file systems have no links.
+            // Some file systems have no hard links.
             Err(_) if !path.exists() => std::fs::rename(&unfinished, &path).expect("a file that was made"),
             _ => std::fs::remove_file(&unfinished).expect("a file that was made"),
         }

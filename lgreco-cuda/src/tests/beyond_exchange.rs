@@ -31,7 +31,8 @@ fn layers() -> Vec<(Shape, Setting)> {
     ]
 }
 
-/// Results of one rank's step for the last layers: their messages, and the means and residuals of the last values.
+/// Results of a step of a single rank: the message's part for the last layers, the means and residuals of the last
+/// values, and the first layer's payload.
 struct Step {
     message: Vec<u8>,
     means: Vec<u8>,
@@ -213,7 +214,7 @@ fn first_layers_of_every_method_in_every_type() {
     let matrix = [1 << 21, 64].map(|rows| Shape::new(rows, 1040).unwrap());
     let nearest = Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..FIRST });
     let Some(mut backend) = sparse(None) else { return };
-    // A loop that covers one matrix in other tests covers two here.
+    // Kernels loop over two matrices here, and over one in other tests. So there must be twice as many blocks.
     MOST.set(1 << 21);
     for (setting, shapes, dtype, reduce_dtype) in [
         (Setting::Dense, column, Dtype::Bf16, Dtype::Bf16),

@@ -152,13 +152,13 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     }
 }
 
-/// Runs a step of all ranks; returns the number of collectives.
+/// Runs a step on all ranks. Returns the number of collectives.
 fn step(cuda: &mut CudaBackend, ranks: &mut [Rank], gradients: &[Vec<f32>]) -> usize {
     ranks.iter_mut().zip(gradients).for_each(|(rank, values)| rank.submit(cuda, values));
     finish(cuda, ranks)
 }
 
-/// Finishes a step whose gradients have been submitted; returns the number of collectives.
+/// Finishes a step whose gradients have been submitted. Returns the number of collectives.
 fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> usize {
     let world = ranks.len();
     for collectives in 0.. {

@@ -20,7 +20,7 @@ fn two_threads_use_two_devices_at_once() {
     with_two_devices("two_threads");
 }
 
-/// Uses a new backend on a device, in turns with the backend of another thread.
+/// Uses a new backend on a device. `together` makes another thread use its backend at the same time.
 fn encode_and_decode(device: usize, together: &Barrier) {
     let mut backend = CudaBackend::new(device).unwrap();
     let tensor = tensor();

@@ -114,8 +114,8 @@ fn environment() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(super) struct State {
-    /// Allocations, retained contexts, streams, modules, contexts on the stack, page-locked blocks and events that
-    /// still exist.
+    /// Numbers of objects that still exist: allocations, retained contexts, streams, modules, contexts on the stack,
+    /// and page-locked blocks plus events.
     pub(super) left: [i32; 6],
     pub(super) waits: i32,
     pub(super) launches: i32,

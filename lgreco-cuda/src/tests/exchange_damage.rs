@@ -40,7 +40,8 @@ pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
 }
 
 fn of_qsgd() -> Vec<Damage> {
-    // Places: the scale of the second span, then a bucket's smallest value, which may be negative, and its largest.
+    // The positions of the scales of both spans of layer 0, of the smallest and the largest value of a bucket of layer
+    // 1, and of a scale of layer 3. A smallest value may be negative.
     let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));

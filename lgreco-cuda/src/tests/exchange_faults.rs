@@ -148,7 +148,7 @@ fn a_sum_that_leaves_f32_fails_on_all() {
         });
         assert_eq!(wells.count(), WORLD, "{after:?}");
         if after == After::Project {
-            // The next sum adds this to each rank's buffer.
+            // The part that each rank contributes to the sum is still finite.
             assert!(ranks.iter().all(|rank| floats(&rank.sums).iter().all(|x| x.is_finite())));
         }
     });

@@ -211,7 +211,8 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         let culprit = random.word(0) as usize % 2;
         let number = random.word(2) as usize % layers.len();
         for flip in 0..1 + random.word(1) as u64 % 3 {
-            // Changes stay within one payload, so that bits that move positions are tested too.
+            // All changes are in one payload. So two of them can move a 1 bit of the positions, which keeps the number
+            // of positions.
             let within = random.word(3 + flip) as usize;
             let (at, len) = place_of(&layers, number);
             bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);
@@ -251,7 +252,8 @@ pub(super) fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, us
     (16 + before.sum::<usize>(), len(&layers[number]))
 }
 
-/// The means of two messages, if the core decodes all their payloads with the original headers.
+/// Returns the means of two messages. Returns `None` if the core refuses a payload, a header has changed, or a mean is
+/// not finite.
 pub(super) fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: usize) -> Option<Vec<f32>> {
     let mut means = Vec::new();
     for (number, &(shape, _)) in layers.iter().enumerate() {

@@ -23,7 +23,8 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// The value of every byte that is read from the device.
     pub(super) content: AtomicU8,
-    /// If not 0: the number of 1 bits in TopK's own payload, which is read as words of `content`.
+    /// If not 0, this is the second word of every downloaded status of 8 bytes: the number of positions that the
+    /// decoding of a TopK payload seems to have found.
     pub(super) ones: AtomicU32,
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
@@ -192,7 +193,7 @@ fn topks_layers_share_three_launches() {
     {
         let keeps: Vec<u32> = (1..=keeps).collect();
         let [launches, others, waits] = calls(Candidates::TopK { values, keeps: &keeps });
-        // Bins are filled with zeros once, and results each time.
+        // The bins are filled with zeros once, and the results once per call.
         assert_eq!((launches, others, waits), (3 * groups, groups + 2, 1));
     }
 }

@@ -55,7 +55,7 @@ fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[Device
     }
     for job in jobs {
         for setting in (0..job.candidates.len()).map(|index| job.candidates.setting(index).unwrap()) {
-            // The device answers that TopK's own payload could be decoded.
+            // With this number of positions, the decoding of TopK's payload seems to succeed.
             let kept = match setting {
                 Setting::TopK(top) => top.keep,
                 Setting::QuantisedTopK(top) => top.keep,

@@ -43,10 +43,10 @@ fn large_tensors() {
         check(&mut backend, &gradient, gradient.values().dtype());
     }
     check(&mut backend, &smooth.gradients()[0], Dtype::F16);
-    // Few different values, half of them zeros. The values at the end of the row are near f16's smallest.
+    // Few different values, half of them zeros. The nonzero values are near the smallest f16.
     let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
     let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
-    // Magnitudes that do not fit any window of exponents.
+    // Magnitudes that differ too much for any window of exponents.
     let wide = |i: usize| bell(i) * 2f32.powi(i as i32 % 200 - 100);
     let wide = Tensor::new(&(0..LARGE / 8).map(wide).collect::<Vec<_>>(), LARGE / 8, 1);
     for (tensor, values) in [(&coarse, Dtype::F16), (&coarse, Dtype::F32), (&wide, Dtype::Bf16), (&wide, Dtype::F32)] {

@@ -159,7 +159,8 @@ fn around_the_lowest_bin() -> Vec<f32> {
     numbers(100, |i, _| f32::from_bits(bits(i)))
 }
 
-/// Like [`around_the_lowest_bin`], but the smallest values differ only in their last bits, in a part of all magnitudes.
+/// Like [`around_the_lowest_bin`], but the part spans a large range of magnitudes, and three of the smallest values
+/// differ only in their last bits.
 fn in_every_round() -> Vec<f32> {
     let bits = |i| match i {
         7 => 1,

@@ -1,4 +1,4 @@
-//! Tests devices that fail, devices that do nothing, and guarantees for good devices.
+//! Tests devices that fail and devices that do nothing. Also tests limits that kernels must respect on all devices.
 
 use super::backend;
 use super::buffers::buffer;

@@ -221,7 +221,7 @@ fn what_is_too_long_is_an_error() {
     let expected =
         Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values");
     assert_eq!(too_many, Ok(Err(expected)));
-    // Triangles of 1,000 columns take 4 MB each.
+    // A triangle of 1,000 columns takes 4 MB.
     let mut backend = noop(small(wgpu::Limits::default()));
     let shape = Shape::new(4100, 1000).unwrap();
     let tensor = Tensor::new(&uniform(shape.elements(), 1), shape.rows(), shape.cols());

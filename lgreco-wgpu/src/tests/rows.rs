@@ -261,8 +261,8 @@ fn cut_noop() -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// Tests a bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within pieces of host
-/// slices.
+/// Tests a bucket as long as the tensor, and buckets that end within pieces of host slices. The sums of all rows do not
+/// fit one binding.
 #[test]
 fn rows_of_qsgd_fit_any_binding() {
     let Some(mut backend) = cut() else { return };

@@ -188,7 +188,7 @@ fn lanes_read_side_by_side() {
                 (Shader::TopK, "sample") => None,
                 // A lane reads 16 consecutive values, or all values of a short block.
                 (Shader::Eden, _) => None,
-                // These kernels read tiles of 16 by 16 values, or places that a payload determines.
+                // These kernels read tiles of 16 by 16 values.
                 (Shader::PowerSgd, "multiply_chunk" | "residuals") => None,
                 _ => Some(1.0),
             };
