@@ -20,8 +20,9 @@ const ADDITION: f64 = 1.0 / (1 << 23) as f64;
 /// An invocation adds 32 values and at most 32 buckets, and the sum over 64 invocations has 6 levels. Then, two times,
 /// a lane adds 64 records, and the sum over 64 lanes has 6 levels. The last 10 are for the rounding of the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Error bound of TopK's sums. The depths are: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, and
-/// 16 of 16 bins of level 3. The differences of the values inside a bin add 2^-15.
+/// Error bound of TopK's sums. The terms count additions: 70 for the bins of a share, which occurs twice; 32 for 16
+/// groups of 16 shares; 48 for 16 groups of 32 bins of level 2; and 32 for 16 groups of 16 bins of level 3. The last 10
+/// are for the rounding of the terms. The differences of the values inside a bin add 2^-15.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
 /// Error bound of TopK in few bits. There is one more term, and the sum over the bins has seven levels. The statistics
