@@ -294,8 +294,8 @@ fn levels(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Parses the number of points of a frontier. Each point takes two runs of the solver, or four if the frontier has more
-/// points.
+/// Parses the largest number of points of a frontier. Each point takes two runs of the solver, or four if the frontier
+/// has more points than this number.
 fn points(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(points @ 2..=10_000) => Ok(points),

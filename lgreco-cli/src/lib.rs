@@ -29,7 +29,7 @@ use std::io::{self, Write};
 
 /// Prepares a table for planning with constraints in the text form of `--group` and `--fix`.
 ///
-/// The layers of each group share a setting. `fixed` has entries `LAYER=SETTING`.
+/// The layers of each entry of `groups` share a setting. `fixed` has entries `LAYER=SETTING`.
 ///
 /// # Errors
 /// [`failure::Failure`], with the layer or setting that the table lacks.

@@ -111,7 +111,7 @@ fn one_of_anything_is_no_plural() {
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
 
-/// A plan file returns the chosen settings for the sample's layers, also in another order. Payloads have the stated
+/// A plan file returns the chosen settings for the sample's layers in another order. Their payloads have the stated
 /// sizes.
 #[test]
 fn plans_have_settings_for_the_model() {

@@ -7,9 +7,9 @@
 //! number and the version. Without the checksum, most states with a flipped bit would load, for example with a wrong
 //! step number for the next decision.
 //!
-//! Only the outermost state has a checksum: the error-feedback memory in a controller's state has none, for example. If
-//! a controller is saved layer by layer, each layer's part has a checksum. After a test has changed a state,
-//! `lgreco_testing::reseal` writes the matching checksum into the last eight bytes.
+//! A state inside another state has no separate checksum, for example the error-feedback memory in a controller's
+//! state. There is one exception: if a controller is saved layer by layer, each layer's part has a checksum. After a
+//! test has changed a state, `lgreco_testing::reseal` writes the matching checksum into the last eight bytes.
 
 use crate::{Error, Result};
 

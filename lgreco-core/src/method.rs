@@ -25,8 +25,8 @@ pub const MAX_NAME: usize = 32;
 /// A compression method from outside lgreco, without its parameters.
 ///
 /// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. This covers measurements,
-/// plans, plan files, exchanges with error feedback, agreements between ranks, and saved states. All calls that convert
-/// bytes or text to settings take the program's list of outside methods ([`Methods`]).
+/// plans, plan files, exchanges with error feedback, agreements between ranks, and saved states. Calls that convert
+/// bytes or text to settings of outside methods take the program's list of these methods ([`Methods`]).
 ///
 /// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the
 /// parameters. Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on

@@ -189,7 +189,7 @@ impl Codec {
         }
     }
 
-    /// Number of bytes of the longest body of a batch with at most this many samples.
+    /// Number of bytes that suffice for the body of every batch with at most this many samples.
     pub(super) fn longest_body(&self, samples: usize, features: usize) -> Result<usize, Error> {
         match *self {
             Codec::Eden { bits } => rotated::longest_body(bits, samples, features),

@@ -94,7 +94,7 @@ impl<S: Side> End<S> {
         self.forward.workspace_len().max(self.backward.workspace_len())
     }
 
-    /// Number of bytes of the longest message that this end writes.
+    /// Number of bytes that suffice for every message that this end writes.
     pub fn message_len(&self) -> usize {
         match S::SENDS {
             Direction::Forward => self.forward.message_len(),

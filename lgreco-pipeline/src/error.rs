@@ -20,7 +20,7 @@ pub enum Error {
     /// An error of `lgreco-train`, from error feedback.
     #[error(transparent)]
     Train(lgreco_train::Error),
-    /// A memory or a codec does not fit the other parts of the setting, or the call.
+    /// A memory or a codec does not fit the other parts of the setting, or a call does not work with this memory.
     #[error("feedback by {rule} needs {needs}")]
     FeedbackRule {
         /// The rule.

@@ -121,7 +121,7 @@ pub struct Header {
     pub cut: u32,
     /// Samples × features.
     pub shape: Shape,
-    /// Generation of the cut. A run that resumes without saved ends uses a new generation.
+    /// Generation of the cut. A run that resumes without saved ends must use a new generation.
     pub generation: u32,
     /// Number of earlier messages in this direction.
     pub sequence: u64,

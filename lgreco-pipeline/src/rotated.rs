@@ -16,9 +16,9 @@ pub(super) fn body_len(bits: u8, samples: usize, features: usize) -> Result<usiz
     Ok(if samples == 0 { 0 } else { len })
 }
 
-/// Bytes of the longest body of a batch with at most this many samples. A smaller batch can have a longer body. The
-/// last elements of a batch are rotated in blocks whose lengths are powers of two. Each block has a scale, and a
-/// smaller batch may have more of these blocks.
+/// Bytes that suffice for the body of every batch with at most this many samples. A smaller batch can have a longer
+/// body, because the last elements of a batch are rotated in blocks whose lengths are powers of two. Each block has a
+/// scale, and a smaller batch may have more of these blocks.
 pub(super) fn longest_body(bits: u8, samples: usize, features: usize) -> Result<usize, Error> {
     let elements = Shape::new(samples, features)?.elements();
     let small_blocks = eden::BLOCK.min(elements + 1).ilog2() - (elements % eden::BLOCK).count_ones();

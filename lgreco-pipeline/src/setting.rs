@@ -41,8 +41,9 @@ pub enum RowStorage {
 }
 
 /// The memory that the two ends keep between messages of one direction. According to [Rudakov et
-/// al.](https://arxiv.org/abs/2401.07788), models trained with error feedback or EF21 at a cut are not better than with
-/// plain compression. But these memories reduce the difference between evaluation with and without compression.
+/// al.](https://arxiv.org/abs/2401.07788), models trained with error feedback or EF21 at a cut are not better than
+/// models trained with plain compression. But these memories reduce the difference between evaluation with and without
+/// compression.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory};
@@ -59,10 +60,10 @@ pub enum LinkMemory {
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
     /// EF-mixed on each sample, for TopK only. It is error feedback with another choice of the `k` entries. Let x be
-    /// the new values and e the residuals. The sender chooses the ⌈k/2⌉ entries with the largest abs x and the ⌊k/2⌋
-    /// entries with the largest abs e. If these sets share entries, it fills up to `k` entries with the largest abs (x
-    /// + e) among the remaining ones. It sends x + e of the chosen entries. So large new values cannot suppress old
-    /// residuals, and old residuals cannot suppress new values.
+    /// the new values, e the residuals, and p = x + e. The sender chooses the ⌈k/2⌉ entries with the largest abs x and
+    /// the ⌊k/2⌋ entries with the largest abs e. If these sets share entries, it fills up to `k` entries with the
+    /// largest abs p among the remaining ones. It sends p of the chosen entries. So large new values cannot suppress
+    /// old residuals, and old residuals cannot suppress new values.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Each message corrects the estimate.
     Ef21,

@@ -34,7 +34,7 @@ pub enum Error {
     Json {
         /// Layer and option, as far as they are known. Empty at the top level.
         place: String,
-        /// The parser's message. Line and column are counted from the start of this layer or option.
+        /// The parser's message. Line and column are counted from the start of this layer or option, or of the file.
         what: String,
     },
     /// This library does not read the file's version.

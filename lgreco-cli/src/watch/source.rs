@@ -64,7 +64,7 @@ impl Source {
     }
 
     /// Reads the next complete line. If the source is a pipe, waits for the line for at most `wait`. If `wait` is
-    /// `None`, waits until the pipe is closed.
+    /// `None`, waits until there is a line or the pipe is closed.
     pub fn next(&mut self, wait: Option<Duration>) -> Result<Next, Failure> {
         let failed = |error: io::Error| Failure::bad_input(format_args!("{}: {error}", self.name));
         match &mut self.input {

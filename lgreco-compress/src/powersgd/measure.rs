@@ -26,9 +26,9 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 ///
 /// The first r columns of that run are the factors of rank r. The error of the largest rank R is summed over all
 /// elements, from the values that decoding yields. Smaller ranks lack some columns, and their errors are larger by
-/// those columns' squared norms: `e²(r) = e²(R) + Σ_{r<i≤R} ‖qᵢ‖²`, because the columns of `P̂` are orthonormal. (`‖M‖²
-/// − Σ_{i≤r} ‖qᵢ‖²` is equal, but suffers from cancellation.) Errors below 1/1024 of `‖M‖²` are always summed element
-/// by element.
+/// those columns' squared norms: `e²(r) = e²(R) + Σ_{r<i≤R} ‖qᵢ‖²`, because the columns of `P̂` are orthonormal.
+/// (`‖M‖² − Σ_{i≤r} ‖qᵢ‖²` is equal, but suffers from cancellation.) Errors below 1/1024 of `‖M‖²` are always summed
+/// element by element.
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a rank is 0 or `iterations` is out of

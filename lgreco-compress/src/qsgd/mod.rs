@@ -6,9 +6,9 @@
 //! # Numerics
 //! The encoder rounds with integers, so that every instruction set and every backend sends the same bits:
 //!
-//! 1. `p` is a power of two that scales the bucket's largest magnitude `M` into [1, 2). Its exponent field is `max(254
-//!    − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below 1.)
-//!    Products with `p` are exact, unless they are too small to change `Y`. So buckets of any magnitude work.
+//! 1. `p` is a power of two that scales the bucket's largest magnitude `M` into [1, 2). Its exponent field is
+//!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below
+//!    1.) Products with `p` are exact, unless they are too small to change `Y`. So buckets of any magnitude work.
 //! 2. `y = (x·p − origin)·c`, where `origin` is the lowest level times `p`, and `c` is the correctly rounded reciprocal
 //!    of `p` times the grid's length. If that product is 0, `c` is 0. `Y = bits(y + 1.0) − bits(1.0)` is `y` in 23-bit
 //!    fixed point. The two ends of the grid give exactly `Y = 0` and `Y = 2^23`.

@@ -66,8 +66,9 @@ pub enum Fit {
 /// Sends about a fraction `density` of the elements: those above an estimated threshold.
 ///
 /// # Complexity
-/// Encoding takes two passes and one more per stage. If the number of elements is outside its range, it also takes a
-/// selection. It needs half a word of workspace per element.
+/// Encoding takes two passes and one more per stage. It also takes a selection if no distribution is fitted, or if the
+/// fit gives a number of elements outside the allowed range (see the [module](self)). It needs half a word of workspace
+/// per element.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, sidco::{Fit, Sidco}, wire::Payload};

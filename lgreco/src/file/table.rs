@@ -109,8 +109,8 @@ impl TableFile {
         Ok(TableFile { table, budget })
     }
 
-    /// The file's budget. Without a budget, the size of the default options is the limit. `None` if a layer has no
-    /// default option either.
+    /// The file's budget. Without a budget, the size of the default options is the limit. `None` if there is no budget
+    /// and a layer has no default option.
     ///
     /// ```
     /// # use lgreco::{file::TableFile, plan::Limit};

@@ -143,7 +143,8 @@ impl FromStr for Width {
     }
 }
 
-/// The widths in which TopK's densities are offered. The default density is always offered with full values, too.
+/// The widths in which TopK's densities are offered. If TopK is the first method of a search, its default density is
+/// always offered with full values, too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Widths {
     full: bool,
@@ -177,7 +178,7 @@ impl Widths {
         Ok(found)
     }
 
-    /// Whether every density is offered with full values. If not, only the default density is.
+    /// Whether every density is offered with full values. If not, at most the default density is.
     pub(super) fn full(self) -> bool {
         self.full
     }

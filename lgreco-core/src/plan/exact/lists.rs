@@ -152,8 +152,8 @@ impl<'w> Arena<'w> {
     ///
     /// `first` is the item index of the first option. The new list has at most `cap` states, and at most the arena's
     /// free states. If it grows longer and `thinning` is set, states close to others are dropped. Returns the new list,
-    /// and whether thinning dropped no state. Returns `None` when the list grows longer without `thinning`, or when the
-    /// effort is used up.
+    /// and whether thinning dropped no state. Returns `None` when the list grows longer and cannot be thinned, or when
+    /// the effort is used up.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.

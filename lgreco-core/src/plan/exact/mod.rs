@@ -40,7 +40,7 @@
 //! If two options of a layer have equal size, the solver takes the one with less error. If they have equal error, it
 //! takes the smaller one. If they are equal in both, it takes the one with the lower index. If several plans have the
 //! same objective, the solver takes the one that the steps above find first. Under a size limit, however, it takes the
-//! plan with the least error before rounding. The same input gives the same plan, bit for bit.
+//! one of the plans found that has the least error before rounding. The same input gives the same plan, bit for bit.
 //!
 //! # Source
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time once the hulls are known. Core and reduced-cost
@@ -105,9 +105,9 @@ impl Default for Limits {
 /// 8-byte words of workspace that [`solve`] needs.
 ///
 /// # Complexity
-/// O(options) time. The result is 9 words per option, 4 per option of the largest layer, 2 1/2 per layer, 4 per state,
-/// and 3 for each of the first 2^10 options. If `limits.states` is not 0, the result is at least the workspace of
-/// [`dp`] plus half a word per layer.
+/// O(options) time. The result is 9 words per option, 4 per option of the largest layer, 2 1/2 per layer, and 4 per
+/// state. If `limits.states` is not 0, 3 words for each of the first 2^10 options are added, and the result is at least
+/// the workspace of [`dp`] plus half a word per layer.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
     attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))

@@ -58,7 +58,7 @@ impl Core<'_> {
 
     /// Finds the plan of least objective, if this objective is at most `target`, and writes its items to `plan`.
     ///
-    /// The search extends two Pareto lists of partial plans in turn. Each step adds one of the layers with several
+    /// The search extends two Pareto lists of partial plans. Each step adds one of the layers with several
     /// options to the shorter list. The last of these layers is added to neither list: each of its options is combined
     /// with the best pair of states from the two lists. A partial plan is dropped when the least values of its missing
     /// layers prove that all its completions exceed the target.
