@@ -79,7 +79,7 @@ pub(crate) fn enqueue(
 
 /// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape; its header is not read. `status`
 /// must be zeros before. Returns the status that a valid payload leaves, which [`check_decoded`] expects. Returns
-/// `None` if all bytes are valid payloads.
+/// `None` if any bytes of the right length are a valid payload.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,

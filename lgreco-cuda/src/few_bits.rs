@@ -1,9 +1,9 @@
 //! Measures rows of TopK in few bits, by launches of `kept_errors.cu`.
 //!
 //! The error of dropped values is measured as for TopK with full values. Five launches write the values that the
-//! largest k keeps, as in a payload. Four more launches measure each k. They first find the cut, which is the k-th
-//! largest magnitude, among these values. They then sort the values that this k keeps into the bins of its codes. All
-//! layers and all their k share these launches, up to a limit on the workspace.
+//! largest k keeps, as in a payload. Four more launches measure all k. For each k, they first find the cut, which is
+//! the k-th largest magnitude, among these values. They then sort the values that this k keeps into the bins of its
+//! codes. All layers and all their k share these launches, up to a limit on the workspace.
 //!
 //! The bins of TopK with full values cannot replace these launches. They would require the assumption that the values
 //! within a bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the plan for
@@ -26,7 +26,7 @@ const MOST_BITS: usize = 8;
 const SQUARES: u64 = 128 * (3 * 8 + 4);
 /// Bytes of the two words for the largest magnitudes. Rows ignore these words.
 const TOLD: u64 = 8;
-/// Limit on the bytes of workspace that the layers and values of k in one set of launches need.
+/// Bytes of workspace from which on no further layer or value of k is added to a set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 /// Number of result words of a row: the words of TopK with full values, and then, for each k, one error for each number
@@ -58,8 +58,8 @@ impl Layer<'_> {
 }
 
 /// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. The results of a
-/// layer lie after the words of its row of TopK with full values. Layers share launches while these need at most
-/// `together` bytes of workspace.
+/// layer lie after the words of its row of TopK with full values. Layers and values of k share launches until these
+/// need `together` bytes of workspace or more.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {

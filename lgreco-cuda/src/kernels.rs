@@ -56,7 +56,7 @@ impl Module {
         }
     }
 
-    /// Returns the module's source: the files that it shares with other modules, and then its own file.
+    /// Returns the module's source: the files that it shares with other modules, and its own files.
     pub(crate) fn source(self) -> String {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");

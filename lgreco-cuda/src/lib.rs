@@ -15,7 +15,7 @@
 //! returns the error. *Done* means that the call has waited for the stream, because it returns a result. A call also
 //! waits if it must enlarge the workspace or load a kernel; [`reserve`](CudaBackend::reserve) does both beforehand.
 //! Host bytes are read before a call returns. Most calls refuse a stream that is being captured into a graph
-//! ([`Error::Captured`]). The exceptions are the calls of which the steps of an exchange consist:
+//! ([`Error::Captured`]). The exceptions are the calls that make up the steps of an exchange:
 //! [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and the calls
 //! for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
 //!
@@ -60,7 +60,7 @@
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | simulated driver and NCCL for tests |
 //!
-//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: they find that no
+//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: they check that no
 //! registers spill, that the number of registers is within bounds, and that rounding and fences are as in the sources.
 //! The conformance suite makes the same launches on the CPU, with the same files compiled by g++ against a shim, in
 //! several orders of threads and blocks. The shim's race check and the sanitizers watch these runs. A simulated driver
@@ -83,8 +83,8 @@
 //!   The first result word has the bits of the largest magnitude, at least if this magnitude is not finite. `codec.rs`:
 //!   `header`, `enqueue`, `check` and `decode`.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The test device allocates
-//!   memory anew for every part, with exactly the part's size and random content, so that the sanitizers find accesses
-//!   outside a part.
+//!   memory anew for every part, with exactly the part's size, so that the sanitizers find accesses outside a part. It
+//!   fills the memory with arbitrary content, so that reads of undefined memory are visible in results.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 

@@ -12,7 +12,8 @@ const MOST: usize = 4096;
 /// An enqueued call.
 pub(crate) enum Enqueued {
     Encoding(Setting),
-    /// A decoding, with the status that a valid payload leaves, or `None` if all bytes are valid payloads.
+    /// A decoding, with the status that a valid payload leaves, or `None` if any bytes of the right length are a valid
+    /// payload.
     Decoding(Option<[u32; 2]>),
 }
 

@@ -32,7 +32,7 @@ impl Params {
         &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Number of bytes that a block scans. They belong to the bitmap of the high bits of the positions.
+/// Number of bytes that a block scans, in the bitmap of the positions' high bits.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
 const RECORD: u64 = 4;

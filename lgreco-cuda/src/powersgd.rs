@@ -106,9 +106,9 @@ const RANKS: usize = 8;
 const RUN: u64 = 8;
 /// The largest rank. The limit exists because one block factors the whole Gram matrix.
 const LARGEST_RANK: usize = 1024;
-/// The largest side. The limit exists because threads number rows in 32 bits.
+/// The largest side. The limit exists because threads step from row to row in 32-bit numbers, which must not overflow.
 const LARGEST_SIDE: u64 = 1 << 31;
-/// Limit on the bytes of workspace that the matrices in one set of launches need.
+/// Bytes of workspace from which on no further matrix is added to a set of launches.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -293,7 +293,7 @@ pub(crate) const fn result_words(ranks: usize) -> usize {
 }
 
 /// Enqueued: measures the squared errors of all layers at `ranks`, which is not empty. All layers must have the same
-/// seed. Layers share launches while these need at most `together` bytes of workspace. The results of the layers lie
+/// seed. Layers share launches until these need `together` bytes of workspace or more. The results of the layers lie
 /// one after another, and must be zeros before.
 pub(crate) fn measure(
     gpu: &mut Gpu,

@@ -75,7 +75,7 @@ impl Params {
     ];
 }
 
-/// Number of values per block that measures, up to the limit on the number of blocks.
+/// Number of values per measuring block, unless this would take more blocks than the limit allows.
 const PER_READER: u64 = 4 * SPAN;
 /// Number of values per thread of an encoder.
 const PER_ENCODER: u64 = 16;

@@ -180,7 +180,7 @@ impl Sparse {
         })
     }
 
-    /// Sets whole pages of a part to zeros. Returns the parts before and after these pages, which it does not change.
+    /// Sets whole pages of a part to zeros. Returns the parts before and after these pages, whose content stays.
     fn forget(part: Part) -> [Part; 2] {
         let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
         let pages = (part.bytes - start) / PAGE * PAGE;

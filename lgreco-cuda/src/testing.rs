@@ -30,8 +30,8 @@ pub struct KernelSource {
     pub shipped: Option<&'static [u8]>,
 }
 
-/// Returns all modules for all architectures, in the groups that are compressed together. Each group has its name in
-/// `compiled/kernels`.
+/// Returns all modules for all architectures, in the groups that are compressed together. Each group comes with its
+/// name in `compiled/kernels`.
 pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     let group = |together: &[Architecture]| {
         let of_architecture = |&architecture| Module::ALL.map(|module| source(module, architecture));

@@ -51,7 +51,7 @@ impl Observed {
     ];
 }
 
-/// Number of values per block, up to the limit on the number of blocks.
+/// Number of values per block, unless this would take more blocks than the limit allows.
 const PER_BLOCK: u64 = 16384;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
@@ -194,8 +194,8 @@ impl CudaBackend {
     }
 
     /// Enqueued, in one launch: adds the `steps`-th gradients of the window to the means. `gradients` has pairs of a
-    /// layer's number and the address of its gradient, in the layer's type. A mean becomes `mean · (steps - 1) / steps
-    /// + gradient / steps`. A layer that is not observed in a step keeps its mean.
+    /// layer's number and the address of its gradient, in the layer's type. A mean becomes
+    /// `mean · (steps - 1) / steps + gradient / steps`. A layer that is not observed in a step keeps its mean.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for an unknown or repeated layer, and if `steps` is 0.

@@ -8,7 +8,7 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Number of rows of a tile, and also of columns. The number of rows of a band is a multiple of this number.
+/// Number of rows of a tile, and number of its columns. The number of rows of a band is a multiple of this number.
 pub(crate) const SIDE: usize = 16;
 
 /// A factor of `rank` columns, cut into bands of rows that fit a binding. A band holds its columns one after the other.

@@ -20,8 +20,8 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    /// Returns the module's source: the files that it shares with other modules, and then its own file. If `subgroups`
-    /// is true, the module requires a device that supports subgroups.
+    /// Returns the module's source: the files that it shares with other modules, and its own files. If `subgroups` is
+    /// true, the module requires a device that supports subgroups.
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");

@@ -5,7 +5,7 @@ use crate::tensor::Tensor;
 use lgreco::gradient::Shape;
 use std::ops::Range;
 
-/// Cuts a side at multiples of `band`, and into parts of at most `most` rows or columns.
+/// Says where a side is cut: at multiples of `band`, and so that no part has more than `most` rows or columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cuts {
     pub(crate) band: usize,

@@ -71,11 +71,11 @@ pub struct DeviceLayer<'a> {
 /// graph together with its collectives, and replayed. The device counts the steps, which select the random words. Steps
 /// of different buckets may run at the same time, on one backend or on several backends with separate streams.
 ///
-/// Each rank's device finds values that are not finite and reports them in the rank's message. Every rank then sets the
-/// means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. All ranks also notice a mean
-/// that exceeds the range of its type. In that case the ranks keep their residuals and the step has failed, but only
-/// that mean is infinite or NaN; the other means are valid. [`outcome`](DeviceBucket::outcome) reports failures to the
-/// host at any time.
+/// Each rank's device finds values that cannot be compressed, such as NaN, and reports them in the rank's message.
+/// Every rank then sets the means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. All
+/// ranks also notice a mean that exceeds the range of its type. In that case the ranks keep their residuals and the
+/// step has failed, but only that mean is infinite or NaN; the other means are valid.
+/// [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
 /// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean

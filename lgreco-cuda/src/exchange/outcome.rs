@@ -33,8 +33,8 @@ pub enum ExchangeFault {
         /// Index of the layer in the program.
         layer: usize,
     },
-    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header belongs to
-    /// another layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
+    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header is not that
+    /// of the layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
     /// sender is not a valid rank of this exchange.
     Payload {
         /// Index of the layer in the program.

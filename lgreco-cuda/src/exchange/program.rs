@@ -152,9 +152,9 @@ impl ExchangeProgram {
         Self::of_pieces(&[pieces], elements, config)
     }
 
-    /// Like [`new`](Self::new), but for the pieces of each owner. `owners` has one list of pieces per rank, for the
-    /// shards of this rank. If every rank averages all pieces, `owners` has a single list. `elements` is the number of
-    /// elements of all layers.
+    /// Like [`new`](Self::new), but for the pieces of each owner. With shards, `owners` has one list per rank,
+    /// with the pieces of that rank's shards. If every rank averages all pieces, `owners` has a single list. `elements`
+    /// is the number of elements of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {

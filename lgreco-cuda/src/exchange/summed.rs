@@ -169,7 +169,7 @@ impl Summed {
         [self.values, self.matrices.totals.q]
     }
 
-    /// Returns `params`, which is for all pieces that this rank sends, with the numbers of the pieces that this rank
+    /// Changes `params`, which counts all pieces that this rank sends, so that it counts only the pieces that this rank
     /// averages.
     pub(super) fn own(&self, params: Params) -> Params {
         let [dense, dense_spans] =

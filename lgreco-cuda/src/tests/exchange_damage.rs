@@ -33,7 +33,7 @@ fn float(x: f32) -> Vec<u8> {
     x.to_le_bytes().to_vec()
 }
 
-/// Returns changes of scales. `places` has a layer and the position of a scale in its payload.
+/// Returns changes of scales. Each element of `places` is a layer and the position of a scale in its payload.
 pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
     let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
     scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()

@@ -273,8 +273,7 @@ fn planted_faults_in_rows_are_found() {
     }
 }
 
-/// Returns the result words of the rows of these layers. `together` is the limit in bytes on the workspace that layers
-/// share.
+/// Returns the result words of the rows of these layers. `together` is the argument of [`measure`]: bytes of workspace.
 fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Vec<u64>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 2, edit)?));
     let mut word = 0;

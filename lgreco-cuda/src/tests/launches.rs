@@ -218,7 +218,8 @@ fn transformer() -> Vec<Shape> {
     shapes.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).collect()
 }
 
-/// All densities of a plan, from 1/1000 to 1/10, are measured in two groups of launches with 512 MiB of workspace each.
+/// All densities of a plan, from 1/1000 to 1/10, are measured in two groups of four launches, because a group ends when
+/// it needs 512 MiB of workspace.
 #[test]
 fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     let (shapes, bits) = (transformer(), &[2, 4, 8]);
@@ -229,7 +230,7 @@ fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     assert_eq!((shapes.len(), calls_by(&shapes, of_layer)[0]), (150, 3 + 5 + 2 * 4));
 }
 
-/// Layers share launches while they need at most 512 MiB of workspace in all.
+/// Layers share launches until they need 512 MiB of workspace in all.
 #[test]
 fn powersgds_layers_share_launches() {
     let to_64 = &[1, 2, 4, 8, 16, 32, 64];

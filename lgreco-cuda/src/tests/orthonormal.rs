@@ -75,8 +75,8 @@ proptest! {
     }
 }
 
-/// Even if the Gram matrix does not fit into shared memory, the columns must be the same. Also, the same columns must
-/// be zeros as in the core.
+/// Even if the Gram matrix does not fit into shared memory, the first columns must be the same as if there were no
+/// others. Also, the same columns must be zeros as in the core.
 #[test]
 fn more_columns_than_shared_memory_holds() {
     let mut columns = fading(300, 100, 0.03, 1);

@@ -38,7 +38,8 @@ fn a_model_takes_a_handful_of_dispatches() {
         backend.gpu().dispatches - before
     };
     let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
-    // QSGD rows read all values twice: once for 1 bit, and once for more bits. A dispatch reads at most 128 MiB.
+    // QSGD rows read all values twice: once for 1 bit, and once for more bits. Tasks share a dispatch up to
+    // 128 MiB.
     assert_eq!(dispatches(vec![qsgd; 161]), 7);
     let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
     assert_eq!(dispatches(topk.collect()), 8);
