@@ -1,6 +1,6 @@
 //! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass
-//! over the values. Its payloads have at most as many bytes as those of TopK that sends 1, 3 and 5 % of the values as
-//! f32.
+//! over the values. Payloads of TopK in few bits have at most as many bytes as those of TopK that sends 1, 3 and 5 % of
+//! the values as f32.
 //!
 //! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation
 //! runs, without timing, to count instructions. Without a name, the bench prints a row per setting, with times relative

@@ -1,4 +1,4 @@
-//! The conformance suite. It checks that every [`Backend`] gives the results of [`Portable`].
+//! The conformance suite. It checks that a [`Backend`] gives the results of [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
 //! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] for all of them.
@@ -191,7 +191,8 @@ pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     }
 }
 
-/// Bound on the absolute difference of QSGD's rows. The backend may ignore rounding to subnormal numbers.
+/// The absolute part of the bound on the difference of QSGD's rows. It allows for a backend that ignores rounding to
+/// subnormal numbers.
 fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
     let values: Vec<f32> = with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect());
     2.0 * squared_error(&values, qsgd).1 + subnormal_rounding(&values, qsgd)

@@ -26,8 +26,8 @@ pub const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound"
     {"name":"fc1","option":1,"label":"topk 1%","setting":"topk 5 bf16","size":300,"error":0.125},
     {"name":"fc2","option":0,"label":"a","size":200,"error":0.375}]}"#;
 
-/// Replacements for tokens: the smallest and largest numbers of their types, literals, keys of both kinds of files,
-/// text with escapes, text that is not JSON, and settings.
+/// Replacements for tokens: numbers at the limits of their types and just beyond them, literals, keys of both kinds of
+/// files, text with escapes, text that is not JSON, and settings.
 const TOKENS: [&str; 63] = [
     "0",
     "1",

@@ -114,9 +114,9 @@ pub fn topk(bytes: &[u8]) {
 }
 
 /// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. After the last byte,
-/// values are zeros, so columns may be zero or dependent. The bytes choose one of four checks. The measured row equals
-/// the errors of encoded payloads. A smaller rank's factors are the first ones of a larger rank. The public steps give
-/// the values of the payload. Only a matrix of zeros decodes to zeros.
+/// values are zeros, so columns may be zero or dependent. The bytes choose one of these four checks. The measured row
+/// equals the errors of encoded payloads. A smaller rank's factors are the first ones of a larger rank. The public
+/// steps give the values of the payload. Only a matrix of zeros decodes to zeros.
 ///
 /// # Panics
 /// If the check fails.

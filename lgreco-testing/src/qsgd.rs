@@ -256,7 +256,7 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
 }
 
 /// Checks averages over `trials` random streams. The average squared error of encoding and decoding must be the
-/// measured one, and the average error must be zero. Both hold within five standard deviations.
+/// measured one, and the average error must be zero, both within five standard deviations.
 ///
 /// # Panics
 /// If a check fails.

@@ -108,7 +108,8 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
 }
 
 /// Asserts that [`topk::measure`] gives, for each of `keeps`, the squared error that results if exactly the elements
-/// that a full sort selects are sent. If a value is not finite, it must name the first one.
+/// that a full sort selects are sent. If a value is not finite, the error must name the first one. If the largest value
+/// is too large for `dtype`, the error must name that value.
 ///
 /// # Panics
 /// If a check fails.

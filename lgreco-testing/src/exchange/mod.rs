@@ -108,7 +108,7 @@ pub fn check(case: &Case) {
 }
 
 /// Bound on the rounding of sums over workers. The additions, the division and the work before them each have an error
-/// of 2^-24 of the summed magnitudes, or of 2^-9 if values are summed as bf16.
+/// of at most 2^-24 of the summed magnitudes, or at most 2^-9 if values are summed as bf16.
 fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     let world = case.world() as f64;
     let summed = matches!(case.layers[layer].0, Setting::Dense | Setting::PowerSgd(_) | Setting::CltK(_));

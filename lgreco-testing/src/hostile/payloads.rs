@@ -73,8 +73,8 @@ pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Product
     for _ in 0..choices.byte() % 4 {
         choices.damage_any(&mut payload);
     }
-    // The number of values that the damaged header states, or that of the valid payload if the header states more than
-    // 4096.
+    // The number of values that the damaged header states, or that of the valid payload if the header is invalid or
+    // states more than 4096.
     let stated = Payload::parse(&payload).map(|payload| payload.header.shape.elements());
     let elements = stated.ok().filter(|&elements| elements <= 1 << 12).unwrap_or(shape.elements());
     let [mut expected, mut found] = [(); 2].map(|()| vec![-1.0f32; elements]);

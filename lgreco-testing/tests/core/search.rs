@@ -194,8 +194,8 @@ fn expectations() -> Vec<(Search, Expected)> {
                 labels: &["topk 5%", "topk 10%", "dense"],
                 default: 1,
                 settings: [topk(128), topk(256), Setting::Dense].to_vec(),
-                // Elias-Fano coding. k = 128: 4 lower bits per position, and 128 + 2559 / 16 upper bits in total. k =
-                // 256: 3 lower bits per position, and 256 + 2559 / 8 upper bits in total.
+                // Elias-Fano coding. k = 128: 4 lower bits per position, and 128 + 2559 / 16 upper bits in total.
+                // k = 256: 3 lower bits per position, and 256 + 2559 / 8 upper bits in total.
                 sizes: &[16 + 512 + 64 + 36, 16 + 1024 + 96 + 72, 16 + 10240],
             },
         ),

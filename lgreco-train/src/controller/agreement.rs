@@ -125,8 +125,8 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Number of words in the message with a rank's fields. All versions of lgreco have the same number, so that they can compare their
-/// fields, although they may have different numbers of fields.
+/// Number of words in the message with a rank's fields. It is the same in all versions of lgreco, so that ranks with
+/// different versions can exchange these messages, although their numbers of fields may differ.
 const FIELDS: usize = 1024;
 
 /// A buffer for the versions and fields of `world` ranks, which already has this rank's version and fields.

@@ -101,8 +101,8 @@ pub enum NonFinite {
     Skip,
     /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay
     /// unchanged. If the trainer exchanges the buckets itself, the gradients of buckets with NaN or infinity become NaN, and the
-    /// other buckets are exchanged. A bucket also becomes NaN if values of 16 bits overflow, either when residuals are added to the
-    /// gradients or when means replace the gradients.
+    /// other buckets are exchanged. A bucket also becomes NaN if a value is too large for the type in which it is
+    /// sent, for instance the sum of gradient and residual as f16, or if a mean is too large for its layer's type.
     PassThrough,
 }
 

@@ -75,9 +75,10 @@
 //! then, they switch at the first step after it is handed in. No rank waits for the thread.
 //!
 //! # A step
-//! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes and are
-//!    finite, and that all ranks have the same step and options. If a check fails, every rank gets an error. If options differ, the
-//!    error names the difference ([`Error::PeerOption`](crate::Error)). If the trainer exchanges the buckets itself, a step begins
+//! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes
+//!    and are finite, and that all ranks have the same step and options. If a check fails, every rank gets an error. If
+//!    options differ, the error names the difference ([`Error::PeerOption`](crate::Error)). Gradients that are not
+//!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, a step begins
 //!    with this agreement only when a decision is due, at the first step, and after a state was loaded.
 //! 2. At step `warmup`, and every `period` steps after it, the measuring rank plans. It uses the mean of its own gradients in a
 //!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before they compress
@@ -90,8 +91,8 @@
 //! contains no compression error. It is one worker's sample of the true gradient, and a longer window makes this sample more exact.
 //!
 //! # Around a step
-//! * Add weight decay that is part of the gradient *before* the step, so that it is compressed with the gradient and the residual
-//!   keeps its error. Apply decoupled weight decay after the step.
+//! * Add weight decay that is part of the gradient *before* the step, so that it is compressed with the gradient, and
+//!   the residual keeps its compression error. Apply decoupled weight decay after the step.
 //! * Clip by the global norm *after* the step, on the means: they are the same on all ranks. Clip each worker's own gradient before
 //!   the step. Never clip the sum of gradient and residual: that would lose gradient mass.
 //! * Apply momentum and learning rate after the step. Residuals are in units of the gradient, so learning rates may change.

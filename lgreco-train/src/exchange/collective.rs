@@ -43,8 +43,8 @@ impl From<CollectiveError> for Error {
 /// The blocking collective calls of one worker in a group: NCCL, MPI, Gloo, sockets, or
 /// [`threads`](crate::exchange::threads).
 ///
-/// All workers make the same calls in the same order with the same lengths. The order of calls depends only on settings
-/// and shapes, never on values. Lengths may depend on values only in an [all-gather with a length per
+/// All workers make the same calls in the same order with the same lengths. The calls and their order depend only on
+/// settings and shapes, never on values. Lengths may depend on values only in an [all-gather with a length per
 /// worker](Collective::all_gather_each), and every worker knows all lengths before the call. If a worker cannot
 /// continue, the calls of the others must fail instead of waiting for ever.
 ///

@@ -86,8 +86,8 @@ pub(crate) const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
 const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
 const ADACOMP: fn(u32) -> Setting = |_| Setting::AdaComp(AdaComp { bin: 500 });
 
-/// The limits are multiples of the size of the gradients. They include scratch memory for the huge layer, which has 30
-/// % of the elements.
+/// The limits are multiples of the size of the gradients. They include scratch memory for the huge layer, which has
+/// 30 % of the elements.
 #[test]
 fn memory_is_small_linear_and_known() {
     for (setting, storage, in_flight, target, route) in [

@@ -399,8 +399,8 @@ fn states_that_differ_are_named() {
     assert_eq!(results, [Err(differ(1, "step", Whole(3), Whole(1))); 2]);
 }
 
-/// Takes `steps` steps on two ranks, and loads the saved states. Before, `change` changes the 8-byte word `place` of
-/// rank 1's state. Returns the first error of each rank in the next steps.
+/// Takes `steps` steps on two ranks, saves their states, and loads them. In rank 1's state, `change` changes the 8-byte
+/// word `place` before it is loaded. Returns the first error of each rank in the next steps.
 fn with_other_state(config: &Config, steps: u64, place: usize, change: impl Fn(f64) -> f64 + Sync) -> Vec<Error> {
     threads::run(2, |mut worker| {
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
@@ -467,8 +467,9 @@ fn ranks_that_differ_in_who_measures_seconds_are_told_before_a_probe() {
     assert_eq!(results, [differ(1, "seconds measured by the caller", Name("yes"), Name("no")); 2]);
 }
 
-/// After a skipped step, means and residuals are the same as after a skipped blocking step. The means of all buckets
-/// are finite, so a trainer that only checks for [`Outcome::Skipped`] never applies NaN.
+/// After a skipped step, the gradients of the bucket with NaN and the residuals of all layers are the same as after a
+/// skipped blocking step. The gradients of all buckets are finite, so a trainer that only checks for
+/// [`Outcome::Skipped`] never applies NaN.
 #[test]
 fn a_skipped_step_is_the_same_in_buckets() {
     on_all(2, |mut worker| {

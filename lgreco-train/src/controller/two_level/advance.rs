@@ -197,7 +197,7 @@ impl Bucket {
         self.stage = Stage::Telling;
     }
 
-    /// Replaces this rank's fault by that of the first peer that reports one.
+    /// Replaces this rank's fault by the first of the most serious faults that peers report.
     fn hear_peers(&mut self) {
         let faults = || self.words.as_chunks::<FAULT>().0.iter().map(|words| Fault::read(words));
         if let Err(Error::Peer { rank, .. }) = judge(None, faults().map(Fault::slip)) {

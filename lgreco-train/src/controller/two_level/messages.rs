@@ -53,7 +53,8 @@ impl Fault {
     }
 }
 
-/// `Err` if some rank has a fault: this rank's `own` error, or [`Error::Peer`] with the rank that the first fault names.
+/// `Err` if some rank has a fault: this rank's `own` error, or [`Error::Peer`] with the rank that the first of the most
+/// serious faults names.
 pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = Fault> + Clone) -> Result<(), Error> {
     match judge(own, faults.clone().map(Fault::slip)) {
         Err(Error::Peer { rank, code }) => {

@@ -60,8 +60,9 @@ proptest! {
     }
 }
 
-/// The size limit is the size of the best plan for an error budget. Then the best plan for the size limit has at most
-/// this error, and if one of the two plans is proven, the other must be consistent with it.
+/// The size limit is the size of the best plan for an error budget. If the plan for the size limit is proven, its error
+/// must be at most that of the first plan, up to the solver's resolution. If the first plan is proven, and the second
+/// one is within the error budget, both must have the same size.
 #[test]
 fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
     let (mut improved, mut proved) = (0, 0);
